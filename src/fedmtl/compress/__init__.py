@@ -1,0 +1,1 @@
+"""Take a trained run, give back something to ship."""

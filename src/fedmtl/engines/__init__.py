@@ -1,0 +1,1 @@
+"""Carry Jobs to clients and Updates back."""

@@ -1,0 +1,1 @@
+"""Jobs out, updates back, averages between: the server loop and its client."""

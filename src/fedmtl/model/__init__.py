@@ -1,0 +1,1 @@
+"""The shared encoder with its heads, the sharing plan, and slices of both."""

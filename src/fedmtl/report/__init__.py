@@ -1,0 +1,1 @@
+"""One run folder -> report.html."""

@@ -1,0 +1,1 @@
+"""The local loop: objectives, optimizers, schedules, evaluation."""
