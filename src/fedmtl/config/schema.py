@@ -1,6 +1,6 @@
 """Every setting, with its default and one sentence on what it does. Nothing else defines a default.
 
-Only shapes and types live here, and checks that need no file. `config_file` reads and writes YAML;
+Only shapes and types live here, and checks that need no file. `file` reads and writes YAML;
 a task's defaults come from the table of built-in tasks.
 """
 
@@ -19,6 +19,8 @@ Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 
 def _number(value: Any) -> Any:
     # PyYAML follows YAML 1.1, where `2e-5` is a string; everybody who writes it means a number.
+    if isinstance(value, bool):
+        raise ValueError("a number, not true or false")
     if isinstance(value, str):
         try:
             return float(value)
@@ -27,11 +29,30 @@ def _number(value: Any) -> Any:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    # Text goes to pydantic as it is where it can: a float would round a long seed.
+    return int(number) if isinstance(number, float) and number.is_integer() and not _digits(value) else value
+
+
+def _digits(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lstrip("+-").isdigit()
+
+
+def _section(value: Any) -> Any:
+    # `sst2:` with nothing behind it is null in YAML and means that every default holds.
+    return {} if value is None else value
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+Decay = Annotated[Number, Field(ge=0, lt=1)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+Empty = BeforeValidator(_section)
 
 
 class Section(BaseModel):
@@ -39,25 +60,33 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _all_defaults(cls, value: Any) -> Any:
+        return _section(value)
+
 
 class ModelConfig(Section):
     server_model: str = Field(
         "random-2x128",
-        description="The shared encoder: a folder, a hub name, or random-LxH for a fresh BERT of L layers, H wide.",
+        description="The shared encoder: a folder, a hub name, or random-LxH: a new BERT, L layers, H wide.",
     )
     client_model: str | None = Field(
-        None, description="The guide's key; must equal server_model, since encoders that are averaged must be equal."
+        None,
+        description="The guide's key; must equal server_model: encoders that are averaged must be equal.",
     )
     initial: Literal["pretrained", "random"] = Field(
-        "pretrained", description="Start from the encoder's own weights, or from random ones of the same shape."
+        "pretrained",
+        description="Start from the encoder's own weights, or from random ones of the same shape.",
     )
     pool: Pool = Field(
         "auto",
-        description="How tokens become one vector: the encoder's pooler, the first position (cls), the mean of all;"
+        description="How tokens become one vector: the encoder's pooler, the first position (cls), the mean;"
         " auto takes the pooler where the encoder has one, the mean otherwise.",
     )
     pair: Pair = Field(
-        "cross", description="Two texts in one pass, A [SEP] B (cross), or each alone and then compared (dual)."
+        "cross",
+        description="Two texts in one pass, A [SEP] B (cross), or each alone and then compared (dual).",
     )
     max_length: Count = Field(128, description="Tokens per text (both texts of a cross pair together); longer is cut.")
     head_dropout: Fraction = Field(0.1, description="Dropout in front of every head.")
@@ -90,8 +119,10 @@ class TaskConfig(Section):
     source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
     text: list[str] | None = Field(None, description="One or two text columns.", min_length=1, max_length=2)
     label: str | None = Field(None, description="The column with the label or the score.")
-    labels: list[str] | None = Field(
-        None, description="The label values in order; without it, those found in the training data, sorted.", min_length=2
+    labels: list[Name] | None = Field(
+        None,
+        description="The label values in order; without it, those found in the training data, sorted.",
+        min_length=2,
     )
     score_range: tuple[Number, Number] | None = Field(None, description="Lowest and highest score of a regression.")
     metric: Metric | None = Field(None, description="The task's main metric: early stopping and averages use it.")
@@ -101,15 +132,19 @@ class TaskConfig(Section):
         None, description="Two classes as two outputs with cross-entropy (2) or one output with BCE (1)."
     )
     class_weights: Literal["none", "balanced"] | list[Positive] = Field(
-        "none", description="Loss weights against imbalance: balanced by each client's own counts, or one per label."
+        "none",
+        description="Loss weights against imbalance: balanced by each client's own counts, or one per label.",
     )
-    train_samples: Count | None = Field(None, description="Use this many training examples, drawn by seed, then partition.")
+    train_samples: Count | None = Field(
+        None, description="Use this many training examples, drawn by seed, then partition."
+    )
     val_samples: Count | None = Field(None, description="Use this many validation examples, drawn by seed.")
     weight: Positive = Field(1.0, description="How much the task counts; training.task_weight_in says where.")
     learning_rate: Positive | None = Field(None, description="As training.learning_rate, for steps on this task.")
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
     patience: Count | None = Field(
-        None, description="Evaluations without a better score before the task's head is fixed at its best round."
+        None,
+        description="Evaluations without a better score before the task's head is fixed at its best round.",
     )
     auxiliary: bool = Field(False, description="Trains the encoder but does not count in the overall score.")
     from_round: Count = Field(1, description="First round in which the task is trained.")
@@ -117,13 +152,14 @@ class TaskConfig(Section):
 
 
 class ClientConfig(Section):
-    tasks: list[str] = Field(description="The tasks this client has examples of.", min_length=1)
-    source: dict[str, SourceConfig | str] = Field(
-        default_factory=dict, description="The client's own files per task; tasks without one are partitioned."
+    tasks: list[Name] = Field(description="The tasks this client has examples of.", min_length=1)
+    source: Annotated[dict[Name, SourceConfig | str], Empty] = Field(
+        default_factory=dict,
+        description="The client's own files per task; tasks without one are partitioned.",
     )
     from_round: Count = Field(1, description="First round the client takes part in.")
     until_round: Count | None = Field(None, description="Last round the client takes part in.")
-    tasks_from_round: dict[int, list[str]] = Field(
+    tasks_from_round: Annotated[dict[Count, list[Name]], Empty] = Field(
         default_factory=dict, description="Which tasks it trains from a given round on, such as {5: [qqp]}."
     )
 
@@ -146,7 +182,8 @@ class PartitionConfig(Section):
         "iid", description="How a task's examples are dealt to its clients."
     )
     alpha: Positive = Field(
-        0.5, description="Dirichlet concentration, of labels (dirichlet) or of sizes (quantity); small is skewed."
+        0.5,
+        description="Dirichlet concentration, of labels (dirichlet) or of sizes (quantity); small is skewed.",
     )
     column: str | None = Field(None, description="With `column`: each value of this column goes to one client.")
     min_examples: Count = Field(1, description="Fewer examples than this at a client is an error.")
@@ -155,24 +192,26 @@ class PartitionConfig(Section):
 class SharingConfig(Section):
     rules: list[dict[str, str]] = Field(
         default_factory=lambda: [{"heads.*": "task"}, {"*": "all"}],
-        description="Ordered `pattern: level` rules over parameter names; levels: all, group, task, client, fixed.",
+        description="Ordered `pattern: level` rules over parameter names; levels: all, group, group.N, task,"
+        " client, fixed.",
     )
-    groups: dict[str, Any] = Field(
+    groups: Annotated[dict[Name, Any], Empty] = Field(
         default_factory=dict,
-        description="Groups of tasks, as a tree: {pair: [qqp, stsb]} or {nlu: {pair: [qqp, stsb], single: [sst2]}};"
-        " level `group` is the outermost depth, `group.2` the next.",
+        description="Groups of tasks, as a tree: {pair: [qqp, stsb]} or"
+        " {nlu: {pair: [qqp, stsb], single: [sst2]}}; level `group` is the outermost depth,"
+        " `group.2` the next.",
     )
 
 
 class TrainingConfig(Section):
-    num_rounds: Annotated[int, Field(ge=0)] = Field(10, description="Rounds of the federation.")
+    num_rounds: Whole = Field(10, description="Rounds of the federation.")
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
     local_steps: Count | None = Field(None, description="Batches per client and round, instead of local_epochs.")
     batch_size: Count = Field(32, description="Examples per step.")
     learning_rate: Positive = Field(5e-5, description="Step size of the clients' optimizer.")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="The clients' optimizer.")
     momentum: Fraction = Field(0.0, description="Momentum of sgd.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Moment decays of adamw.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Moment decays of adamw.")
     epsilon: Positive = Field(1e-8, description="Denominator guard of adamw.")
     weight_decay: NonNegative = Field(0.01, description="On matrices only; never on token tables, norms and biases.")
     max_grad_norm: NonNegative = Field(1.0, description="Gradients are clipped to this norm; 0 is off.")
@@ -183,9 +222,12 @@ class TrainingConfig(Section):
     step_rounds: Count = Field(10, description="With `step`: rounds between two drops.")
     step_factor: Fraction = Field(0.1, description="With `step`: what each drop multiplies by.")
     task_weight_in: Literal["averaging", "loss"] = Field(
-        "averaging", description="Where tasks.<name>.weight counts: in the server's mean, or in the client's loss."
+        "averaging",
+        description="Where tasks.<name>.weight counts: in the server's mean, or in the client's loss.",
     )
-    proximal: NonNegative = Field(0.0, description="FedProx's mu: how hard a client is held near the weights it received.")
+    proximal: NonNegative = Field(
+        0.0, description="FedProx's mu: how hard a client is held near the weights it received."
+    )
     keep_optimizer: bool | None = Field(
         None,
         description="Keep a client's optimizer state between rounds; empty is yes where nothing is averaged"
@@ -208,7 +250,7 @@ class FederationConfig(Section):
     average: Literal["weighted", "uniform"] = Field(
         "weighted", description="Clients count by their examples, or all the same."
     )
-    server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)  # type: ignore[arg-type]
+    server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)
     clients_per_round: Count | None = Field(None, description="Clients sampled for a round; empty is all of them.")
     min_clients: Count = Field(1, description="Fewer accepted updates than this in a round ends the run.")
     max_update_norm: Positive | None = Field(None, description="An update longer than this is refused.")
@@ -219,23 +261,26 @@ class FederationConfig(Section):
 class EvaluationConfig(Section):
     every: Count = Field(1, description="Evaluate after every n-th round (and the last one).")
     where: Literal["auto", "server", "clients"] = Field(
-        "auto", description="Score on the server's validation data, or at the clients; auto is the server unless"
-        " a parameter stays at its client."
+        "auto",
+        description="Score on the server's validation data, or at the clients; auto is the server unless"
+        " a parameter stays at its client.",
     )
     batch_size: Count = Field(64, description="Examples per forward pass when scoring.")
     share_pairs: bool = Field(
-        False, description="Let clients return predictions with labels, which Spearman needs, instead of sums."
+        False,
+        description="Let clients return predictions with labels, which Spearman needs, instead of sums.",
     )
 
 
 class CheckpointConfig(Section):
-    every: Annotated[int, Field(ge=0)] = Field(0, description="Keep every n-th round besides the last and the best.")
+    every: Whole = Field(0, description="Keep every n-th round besides the last and the best.")
 
 
 class ComputeConfig(Section):
     device: str = Field("auto", description="cpu, cuda, or auto: a GPU where there is one.")
-    workers: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Worker processes, one thread each; empty is one per core (0 with a GPU: in this process)."
+    workers: Whole | None = Field(
+        None,
+        description="Worker processes, one thread each; empty is one per core (with a GPU 0: no workers).",
     )
 
 
@@ -243,16 +288,18 @@ class Config(Section):
     """A whole run. `fedmtl config` prints it with every default filled in."""
 
     mode: Mode = Field("federated", description="federated, or a baseline on the same data and budget.")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="All randomness derives from it.")
-    model: ModelConfig = Field(default_factory=ModelConfig)  # type: ignore[arg-type]
-    data: DataConfig = Field(default_factory=DataConfig)  # type: ignore[arg-type]
-    tasks: dict[str, TaskConfig] = Field(description="The tasks, by name.", min_length=1)
-    clients: dict[str, ClientConfig] = Field(default_factory=dict, description="The clients, by name; optional.")
-    partition: PartitionConfig = Field(default_factory=PartitionConfig)  # type: ignore[arg-type]
+    seed: Whole = Field(0, description="All randomness derives from it.")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    tasks: Annotated[dict[Name, TaskConfig], Empty] = Field(description="The tasks, by name.", min_length=1)
+    clients: Annotated[dict[Name, ClientConfig], Empty] = Field(
+        default_factory=dict, description="The clients, by name; optional."
+    )
+    partition: PartitionConfig = Field(default_factory=PartitionConfig)
     sharing: SharingConfig = Field(default_factory=SharingConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)  # type: ignore[arg-type]
-    federation: FederationConfig = Field(default_factory=FederationConfig)  # type: ignore[arg-type]
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)  # type: ignore[arg-type]
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)  # type: ignore[arg-type]
-    compute: ComputeConfig = Field(default_factory=ComputeConfig)  # type: ignore[arg-type]
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    compute: ComputeConfig = Field(default_factory=ComputeConfig)
     output: str = Field("runs", description="Folder that holds the run folders.")

@@ -1,0 +1,3 @@
+from fedmtl.cli import main
+
+main()

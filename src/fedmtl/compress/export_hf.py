@@ -1,0 +1,158 @@
+"""One folder per task that plain transformers loads, with the same predictions.
+
+`AutoModelForSequenceClassification` puts its own layers between the encoder and the last linear one. What
+our model does instead is written into those layers:
+
+* `pooler`: BERT and ALBERT have it; their head is then ours as it stands.
+* `cls`: the layer in between (dense, then tanh, ReLU or GELU) is made the identity within float32. tanh is
+  linear near 0, so it gets a small multiple of its input and the head takes it back; ReLU and GELU are
+  linear far above 0, so their input is shifted there and the head's bias takes it back.
+* `mean`, `pair: dual` and heads behind a normalisation have no place there and are refused.
+
+A head of one output becomes one of two, (0, z): their softmax is the sigmoid of z. A regression's head is
+rescaled from 0..1 to the score's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+
+from fedmtl.errors import ModelError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.saved import SavedModel
+from fedmtl.tasks.task import Task
+
+# tanh(x) is x within one rounding of float32 for |x| under 3e-4; hidden states stay under 30.
+SMALL = 1e-5
+# Above any hidden state of these encoders, where ReLU and GELU are the identity.
+SHIFT = 32.0
+
+Linear = tuple[Tensor, Tensor]
+
+
+def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
+    """Write every task that can be; the folder of each, or the reason why it has none."""
+    written: dict[str, Path | str] = {}
+    for name, task in saved.tasks.items():
+        try:
+            written[name] = _export_task(saved, bound, task, folder / name)
+        except ModelError as error:
+            written[name] = str(error)
+    return written
+
+
+def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path) -> Path:
+    kind = saved.encoder.module.config.model_type
+    pool = saved.model.pools[task.name]
+    if task.is_dual:
+        raise ModelError(f"{task.name}: pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
+    if pool == "mean":
+        raise ModelError(f"{task.name}: pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
+    build = LAYOUTS.get((kind, pool))
+    if build is None:
+        raise ModelError(f"{task.name}: {kind} with `pool: {pool}` has no equal in plain transformers")
+    model = bound.use(task.name)
+    head = _plain_head(task, model.heads[task.name])
+    config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
+    _describe(config, task, len(head[1]))
+    classifier = AutoModelForSequenceClassification.from_config(config).eval()
+    with torch.no_grad():
+        _copy_encoder(classifier, model.encoder)
+        build(classifier, head)
+    classifier.save_pretrained(folder)
+    saved.encoder.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _plain_head(task: Task, head: Any) -> Linear:
+    """The head in double precision: two outputs for two labels, a score in its own range."""
+    weight, bias = head.weight.detach().double(), head.bias.detach().double()
+    if task.is_regression:
+        low, high = task.score_range
+        return weight * (high - low), bias * (high - low) + low
+    if task.outputs == 1:
+        return torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
+    return weight, bias
+
+
+def _describe(config: Any, task: Task, num_outputs: int) -> None:
+    config.num_labels = num_outputs
+    if task.is_regression:
+        config.problem_type = "regression"
+        config.id2label, config.label2id = {0: "score"}, {"score": 0}
+    else:
+        config.problem_type = "single_label_classification"
+        config.id2label = dict(enumerate(task.labels))
+        config.label2id = {label: index for index, label in enumerate(task.labels)}
+
+
+def _copy_encoder(classifier: Any, encoder: nn.Module) -> None:
+    inner = classifier.base_model
+    own = dict(encoder.named_parameters())
+    for name, parameter in inner.named_parameters():
+        if name in own:
+            parameter.copy_(own[name])
+        elif "pooler" not in name:
+            raise ModelError(f"the exported model has a parameter {name} that ours lacks")
+
+
+def _set(layer: Any, weight: Tensor, bias: Tensor) -> None:
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+
+
+def _set_small_identity(layer: Any) -> None:
+    width = layer.weight.shape[0]
+    _set(layer, SMALL * torch.eye(width), torch.zeros(width))
+
+
+def _set_shifted_identity(layer: Any) -> None:
+    width = layer.weight.shape[0]
+    _set(layer, torch.eye(width), torch.full((width,), SHIFT))
+
+
+def _through_pooler(model: Any, head: Linear) -> None:
+    _set(model.classifier, *head)
+
+
+def _bert_cls(model: Any, head: Linear) -> None:
+    _set_small_identity(model.base_model.pooler.dense)
+    _set(model.classifier, head[0] / SMALL, head[1])
+
+
+def _albert_cls(model: Any, head: Linear) -> None:
+    _set_small_identity(model.base_model.pooler)
+    _set(model.classifier, head[0] / SMALL, head[1])
+
+
+def _tanh_head_cls(model: Any, head: Linear) -> None:
+    _set_small_identity(model.classifier.dense)
+    _set(model.classifier.out_proj, head[0] / SMALL, head[1])
+
+
+def _gelu_head_cls(model: Any, head: Linear) -> None:
+    _set_shifted_identity(model.classifier.dense)
+    _set(model.classifier.out_proj, head[0], head[1] - SHIFT * head[0].sum(1))
+
+
+def _relu_head_cls(model: Any, head: Linear) -> None:
+    _set_shifted_identity(model.pre_classifier)
+    _set(model.classifier, head[0], head[1] - SHIFT * head[0].sum(1))
+
+
+LAYOUTS: dict[tuple[str, str], Callable[[Any, Linear], None]] = {
+    ("bert", "pooler"): _through_pooler,
+    ("albert", "pooler"): _through_pooler,
+    ("bert", "cls"): _bert_cls,
+    ("albert", "cls"): _albert_cls,
+    ("roberta", "cls"): _tanh_head_cls,
+    ("mpnet", "cls"): _tanh_head_cls,
+    ("electra", "cls"): _gelu_head_cls,
+    ("distilbert", "cls"): _relu_head_cls,
+}

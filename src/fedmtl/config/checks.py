@@ -1,0 +1,123 @@
+"""Settings that are fine alone and impossible together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedmtl.config import Config
+from fedmtl.config.errors import did_you_mean, shown
+from fedmtl.errors import ConfigError
+
+_LEVEL = re.compile(r"all|group(\.[1-9][0-9]*)?|task|client|fixed")
+
+
+def check_config(config: Config) -> None:
+    """Raise a ConfigError that names the key where two settings contradict each other."""
+    _check_model(config)
+    _check_rounds(config)
+    _check_tasks(config)
+    if config.partition.kind == "column" and config.partition.column is None:
+        raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
+    depth = _check_groups(config.sharing.groups, config.tasks)
+    _check_rules(config.sharing.rules, depth)
+
+
+def _check_model(config: Config) -> None:
+    client, server = config.model.client_model, config.model.server_model
+    if client is not None and client != server:
+        raise ConfigError(
+            f"model.client_model: found {shown(client)}, model.server_model is {shown(server)};"
+            " encoders that are averaged must be equal, so give both the same value or leave client_model out"
+        )
+
+
+def _check_rounds(config: Config) -> None:
+    training, federation = config.training, config.federation
+    if training.warmup_rounds > training.num_rounds:
+        raise ConfigError(
+            f"training.warmup_rounds: found {training.warmup_rounds:g}, it must be at most"
+            f" training.num_rounds, which is {training.num_rounds}"
+        )
+    sampled = federation.clients_per_round
+    if sampled is not None and sampled < federation.min_clients:
+        raise ConfigError(
+            f"federation.clients_per_round: found {sampled}, it must be at least"
+            f" federation.min_clients, which is {federation.min_clients}"
+        )
+    spans = {f"tasks.{name}": task for name, task in config.tasks.items()}
+    for path, span in (spans | {f"clients.{name}": client for name, client in config.clients.items()}).items():
+        if span.until_round is not None and span.until_round < span.from_round:
+            raise ConfigError(
+                f"{path}.until_round: found {span.until_round}, it must be at least"
+                f" {path}.from_round, which is {span.from_round}"
+            )
+
+
+def _check_tasks(config: Config) -> None:
+    for name, task in config.tasks.items():
+        if task.score_range is not None and task.score_range[0] >= task.score_range[1]:
+            low, high = task.score_range
+            raise ConfigError(
+                f"tasks.{name}.score_range: found [{low:g}, {high:g}], the first must be less than the second"
+            )
+        twice = _first_repeated(task.labels or [])
+        if twice is not None:
+            raise ConfigError(f"tasks.{name}.labels: {shown(twice)} stands there twice; keep one")
+
+
+def _check_rules(rules: list[dict[str, str]], depth: int) -> None:
+    for number, rule in enumerate(rules):
+        path = f"sharing.rules.{number}"
+        if len(rule) != 1:
+            raise ConfigError(f"{path}: has {len(rule)} patterns, a rule is one; write `- pattern: level`")
+        ((pattern, level),) = rule.items()
+        if not _LEVEL.fullmatch(level):
+            levels = ["all", "group", "group.N", "task", "client", "fixed"]
+            raise ConfigError(f"{path}.{pattern}: found {shown(level)}; {did_you_mean(level, levels)}")
+        if level.startswith("group"):
+            _check_group_level(f"{path}.{pattern}", level, depth)
+
+
+def _check_group_level(path: str, level: str, depth: int) -> None:
+    if depth == 0:
+        raise ConfigError(
+            f"{path}: level `{level}` needs groups; name them, such as `sharing.groups: {{pair: [a, b]}}`"
+        )
+    wanted = int(level.partition(".")[2] or 1)
+    if wanted > depth:
+        raise ConfigError(f"{path}: found `{level}`, sharing.groups is {depth} deep; use at most `group.{depth}`")
+
+
+def _check_groups(groups: Mapping[str, Any], tasks: Mapping[str, Any]) -> int:
+    """The depth of the tree of groups; 0 is no groups."""
+    found: dict[str, str] = {}
+    deepest = 0
+    for names, members in _walk(groups, ()):
+        path = ".".join(("sharing.groups", *names))
+        deepest = max(deepest, len(names))
+        for task in members:
+            if task not in tasks:
+                raise ConfigError(f"{path}: unknown task {shown(task)}; {did_you_mean(task, list(tasks))}")
+            if task in found:
+                raise ConfigError(f"{path}: {task} is in {found[task]} too; a task is in one group of a depth")
+            found[task] = path
+    return deepest
+
+
+def _walk(groups: Mapping[str, Any], outer: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Every group that lists tasks: its name after those of the groups around it, and the tasks."""
+    for name, members in groups.items():
+        names = (*outer, str(name))
+        if isinstance(members, Mapping) and members:
+            yield from _walk(members, names)
+        elif isinstance(members, list) and members:
+            yield names, [str(member) for member in members]
+        else:
+            path = ".".join(("sharing.groups", *names))
+            raise ConfigError(f"{path}: found {shown(members)}, it must be a list of tasks or groups of them")
+
+
+def _first_repeated(words: list[str]) -> str | None:
+    return next((word for index, word in enumerate(words) if word in words[:index]), None)

@@ -1,0 +1,174 @@
+"""What is wrong with a config, as one line: the key's full path, what was found and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from fedmtl.config.schema import Config, Section
+from fedmtl.errors import ConfigError
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "string": "a text (put quotes around it)",
+    "bool": "true or false",
+    "dict": "a section of `key: value` lines",
+    "model": "a section of `key: value` lines",
+    "list": "a list, such as [a, b]",
+    "tuple": "a list, such as [a, b]",
+}
+_LIMITS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def to_config_error(error: ValidationError, raw: Mapping[str, Any]) -> ConfigError:
+    """The first mistake in `raw`, with how many more there are."""
+    mistakes: dict[tuple[Any, ...], list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        mistakes.setdefault(_path(details, raw), []).append(details)
+    # A value that fits no member of a union is reported once per member; the deepest says most.
+    paths = [p for p in mistakes if not any(q != p and q[: len(p)] == p for q in mistakes)]
+    # A mistyped key is why another one is missing.
+    paths.sort(key=lambda p: mistakes[p][0]["type"] != "extra_forbidden")
+    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    return ConfigError(f"{dotted(paths[0])}: {_explain(paths[0], mistakes[paths[0]])}{more}")
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """A key's full path as the user writes it after `--set`."""
+    return ".".join(" ".join(str(part).split()) for part in path) or "the config"
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a one-line message."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def did_you_mean(word: Any, known: Sequence[str]) -> str:
+    """A sentence with the known word that is nearest, or with all of them where none is near."""
+    near = difflib.get_close_matches(str(word), known, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"it is one of {', '.join(known)}"
+
+
+def _path(details: ErrorDetails, raw: Any) -> tuple[Any, ...]:
+    """The keys of an error's location, without the union members pydantic puts between them."""
+    path: list[Any] = []
+    here = raw
+    location = details["loc"]
+    for depth, part in enumerate(location):
+        is_missing_key = details["type"] == "missing" and depth == len(location) - 1
+        if isinstance(here, Mapping) and part in here:
+            here = here[part]
+        elif isinstance(here, Mapping) and (key := _same_text(part, here)) is not None:
+            here = here[key]
+        elif isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        elif not is_missing_key:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _same_text(part: Any, mapping: Mapping[Any, Any]) -> Any:
+    return next((key for key in mapping if str(key) == str(part)), None)
+
+
+def _explain(path: tuple[Any, ...], mistakes: Sequence[ErrorDetails]) -> str:
+    kind, found = mistakes[0]["type"], mistakes[0]["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key; {_near_key(path)}"
+    if kind == "missing" or (path == ("tasks",) and not found):
+        return _missing(path)
+    if kind == "value_error" and isinstance(found, Mapping):
+        return str(mistakes[0]["ctx"]["error"])
+    wanted = ", or ".join(dict.fromkeys(map(_wanted, mistakes)))
+    near = difflib.get_close_matches(str(found), _quoted(wanted), n=1)
+    return f"found {shown(found)}, it must be {wanted}" + (f"; did you mean `{near[0]}`?" if near else "")
+
+
+def _wanted(mistake: ErrorDetails) -> str:
+    kind, context = mistake["type"], mistake.get("ctx", {})
+    if kind in _LIMITS:
+        key, words = _LIMITS[kind]
+        return f"{words} {context[key]:g}"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "too_short":
+        return f"a list of at least {context['min_length']}"
+    if kind == "too_long":
+        return f"a list of at most {context['max_length']}"
+    if kind == "value_error":
+        return str(context["error"])
+    return _KINDS.get(kind.split("_")[0], mistake["msg"])
+
+
+def _quoted(words: str) -> list[str]:
+    return words.split("'")[1::2]
+
+
+def _missing(path: tuple[Any, ...]) -> str:
+    if path == ("tasks",):
+        return "missing; name at least one task, such as `tasks: {sst2: {}}`"
+    if isinstance(path[-1], int):
+        return "missing; write two values, such as [0, 5]"
+    section = _annotation(path[:-1])
+    words = section.model_fields[path[-1]].description if _is_section(section) else None
+    return f"missing; {words}" if words else "missing"
+
+
+def _near_key(path: tuple[Any, ...]) -> str:
+    section = _annotation(path[:-1])
+    known = list(section.model_fields) if _is_section(section) else []
+    if not difflib.get_close_matches(str(path[-1]), known, n=1):
+        elsewhere = [f"{name}.{path[-1]}" for name in _sections_with(path[-1])]
+        if elsewhere:
+            return f"did you mean `{elsewhere[0]}`?"
+    return did_you_mean(path[-1], known)
+
+
+def _sections_with(key: Any) -> list[str]:
+    fields = {name: _annotation((name,)) for name in Config.model_fields}
+    return [name for name, kind in fields.items() if _is_section(kind) and key in kind.model_fields]
+
+
+def _annotation(path: Sequence[Any]) -> Any:
+    """The type the config declares at a path, or None."""
+    here: Any = Config
+    for part in path:
+        if _is_section(here):
+            field = here.model_fields.get(part)
+            here = field.annotation if field else None
+        elif typing.get_origin(here) is dict:
+            here = typing.get_args(here)[1]
+        else:
+            return None
+        here = _of_union(here)
+    return here
+
+
+def _of_union(kind: Any) -> Any:
+    members = [m for m in typing.get_args(kind) if m is not type(None)]
+    sections = [m for m in members if _is_section(m)]
+    if typing.get_origin(kind) is dict or not sections:
+        return kind
+    return sections[0]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)

@@ -1,0 +1,88 @@
+"""A config as YAML: read a file with `--set` overrides, write the resolved one, describe every key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedmtl.config import Config
+from fedmtl.config.checks import check_config
+from fedmtl.config.errors import dotted, shown, to_config_error
+from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.yaml_text import parse_yaml, write_yaml
+from fedmtl.errors import ConfigError
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The checked config of a file (None: an empty one) with `path.to.key=value` overrides on top.
+
+    Paths in the file become absolute relative to it, those in overrides relative to the working
+    directory; `output` stays relative to the working directory.
+    """
+    raw = {} if path is None else _read(path)
+    for override in overrides:
+        _set(raw, override)
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise to_config_error(error, raw) from error
+    check_config(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The whole config as YAML, every default filled in; `load_config` gives an equal one back."""
+    return write_yaml(config.model_dump())
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of a config file, with every key's description and default."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a config in YAML") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
+    raw = parse_yaml(text, where=str(path))
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: found {shown(raw)}, a config is sections of `key: value` lines")
+    return with_absolute_paths(raw, path.parent.absolute())
+
+
+def _set(raw: dict[str, Any], override: str) -> None:
+    """Put one `path.to.key=value` into the mapping; sections on the way are made where missing."""
+    name, equals, text = override.partition("=")
+    parts = name.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: write `--set path.to.key=value`, such as training.num_rounds=3")
+    value = parse_yaml(text, where=f"--set {override}")
+    for part in reversed(parts):
+        value = {part: value}
+    value = with_absolute_paths(value, Path.cwd())
+    section = raw
+    for depth, part in enumerate(parts[:-1], start=1):
+        key = _key_in(section, part)
+        if section.get(key) is None:
+            section[key] = {}
+        section, value = section[key], value[part]
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"--set {override}: {dotted(parts[:depth])} is {shown(section)}, without keys; set all of it"
+            )
+    section[_key_in(section, parts[-1])] = value[parts[-1]]
+
+
+def _key_in(section: dict[Any, Any], part: str) -> Any:
+    # A client called 1 is a number in YAML and a text in `--set`.
+    return next((key for key in section if str(key) == part), part)

@@ -1,0 +1,144 @@
+"""The engine on one machine: clients take turns in worker processes.
+
+All that would cross a network is encoded and decoded here too, so bytes are true and the weights are the
+same as with any other engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.engines.worker import Answer, Handler, WorkerPool
+from fedmtl.errors import CannotContinue, WireError
+from fedmtl.federation.client import Site, run_job
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
+from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.plan import SharingPlan
+from fedmtl.tasks.batches import Shard, sorted_batches
+from fedmtl.training.predict import predict
+
+# Examples per scoring call: fixed, so that what is computed together does not depend on the workers.
+CHUNK = 256
+UNLIMITED = 1e9
+
+
+@dataclass(frozen=True)
+class PredictCall:
+    """Score some examples of a task with the weights in a file."""
+
+    weights: Path
+    plan: SharingPlan
+    task: str
+    indices: np.ndarray
+    batch_size: int
+
+
+class LocalEngine:
+    """Clients on this machine, in `num_workers` processes, or in this one where that is 0."""
+
+    def __init__(self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], num_workers: int) -> None:
+        self._setup = setup
+        self._clients = clients
+        setup.spool.mkdir(parents=True, exist_ok=True)
+        self._pool = WorkerPool(start_worker, setup, num_workers)
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]:
+        return self._clients
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        open_jobs: list[tuple[int, ClientId, int]] = []
+
+        def calls() -> Iterator[bytearray]:
+            for job in jobs:
+                encoded = encode_job(job)
+                open_jobs.append((job.round, job.client, len(encoded)))
+                yield encoded
+
+        for answer in self._pool.map(calls(), deadline):
+            yield self._decode(answer, *open_jobs[answer.ticket])
+
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+        """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
+        shards = self._setup.shared_validation
+        weights = self._setup.spool / f"weights-{state.round:04d}"
+        weights.write_bytes(pack({}, state.weights))
+        calls = [
+            PredictCall(weights, state.plan, task, chunk, batch_size)
+            for task, shard in shards.items()
+            for chunk in _chunks(shard)
+        ]
+        results: dict[int, tuple[np.ndarray, float]] = {}
+        for answer in self._pool.map(calls, seconds=UNLIMITED):
+            if answer.error is not None:
+                raise CannotContinue(f"evaluation failed: {answer.error}")
+            results[answer.ticket] = answer.result
+        weights.unlink()
+        outputs: dict[str, tuple[np.ndarray, float]] = {}
+        for task in shards:
+            own = [(call, results[ticket]) for ticket, call in enumerate(calls) if call.task == task]
+            order = np.argsort(np.concatenate([call.indices for call, _ in own]), kind="stable")
+            joined = np.concatenate([part for _, (part, _) in own])[order]
+            outputs[task] = joined, float(sum(loss for _, (_, loss) in own))
+        return outputs
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _decode(self, answer: Answer, round_number: int, client: ClientId, bytes_down: int) -> Update | Failure:
+        if answer.error is not None:
+            return Failure(round_number, client, answer.error, Traffic(bytes_down))
+        path = Path(answer.result)
+        try:
+            # Copy-on-write maps: the pages stay the file's, so waiting updates cost no memory of their own.
+            data = np.memmap(path, dtype=np.uint8, mode="c")
+            update, seconds = decode_update(data)
+        except (WireError, OSError, ValueError) as error:
+            return Failure(round_number, client, str(error), Traffic(bytes_down))
+        finally:
+            path.unlink(missing_ok=True)
+        return replace(update, traffic=Traffic(bytes_down, len(data), seconds))
+
+
+def start_worker(setup: SiteSetup) -> Handler:
+    """What a worker does with its calls: bytes are Jobs, the other kind is scoring for the server."""
+    site = open_site(setup)
+    bound: dict[Path, BoundModel] = {}
+
+    def handle(call: Any) -> Any:
+        if isinstance(call, PredictCall):
+            if call.weights not in bound:
+                bound.clear()
+                bound[call.weights] = _bind(call, site)
+            shard = replace(setup.shared_validation[call.task], indices=call.indices)
+            return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
+        bound.clear()
+        job = decode_job(call)
+        path = setup.spool / f"{job.kind}-{job.round:04d}-{job.client}"
+        path.write_bytes(encode_update(run_job(job, site)))
+        return str(path)
+
+    return handle
+
+
+def _bind(call: PredictCall, site: Site) -> BoundModel:
+    weights = unpack(np.memmap(call.weights, dtype=np.uint8, mode="c"))[1]
+    return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device)
+
+
+def _chunks(shard: Shard) -> list[np.ndarray]:
+    """The examples in calls of one size, longest first."""
+    order = np.concatenate(sorted_batches(shard, CHUNK)) if len(shard) else shard.indices
+    return [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
+
+
+def pick_device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -1,0 +1,49 @@
+"""What a worker process knows: how to build its model and open its clients' examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedmtl.config import ModelConfig
+from fedmtl.federation.client import Site
+from fedmtl.model.encoder import load_encoder
+from fedmtl.model.keys import Key
+from fedmtl.model.multitask import build_model, wants_pooler
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class SiteSetup:
+    """Everything from which a worker makes its `Site`; small enough to hand to every worker."""
+
+    model: ModelConfig
+    seed: int
+    tasks: Mapping[str, Task]
+    train: Mapping[str, Mapping[str, Shard]]
+    validation: Mapping[str, Mapping[str, Shard]]
+    shared_validation: Mapping[str, Shard]
+    folder: Path
+    spool: Path
+    device: str
+
+
+def open_site(setup: SiteSetup) -> Site:
+    """Build the model and open the data; done once per worker."""
+    encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks))
+    model = build_model(encoder, setup.tasks, setup.seed)
+    device = torch.device(setup.device)
+    model.to(device)
+    initial = {
+        Key("", name): getattr(module, leaf).detach().cpu() for name, (module, leaf) in model.canonical().items()
+    }
+
+    def validation(client: str, task: str) -> Shard:
+        own = setup.validation.get(client, {})
+        return own[task] if task in own else setup.shared_validation[task]
+
+    return Site(model, initial, lambda client, task: setup.train[client][task], validation, setup.folder, device)

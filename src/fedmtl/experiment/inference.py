@@ -1,0 +1,180 @@
+"""A finished run's model on new texts, and on labelled files."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmtl.config.file import load_config
+from fedmtl.errors import FedmtlError
+from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.federation.client_state import load_state
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.saved import SavedModel, load_model
+from fedmtl.runs import RunFolder
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.examples import Examples, examples_from
+from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.sources import read_table
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import tokenize
+from fedmtl.training.predict import predict
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One head's answer: a label with its probabilities, or a score."""
+
+    task: str
+    label: str | None
+    score: float | None
+    probabilities: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        if self.label is None:
+            return {"task": self.task, "score": self.score}
+        return {"task": self.task, "label": self.label, "probabilities": dict(self.probabilities)}
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run's model with its values in place, ready to answer."""
+
+    saved: SavedModel
+    bound: BoundModel
+    run: RunFolder
+
+
+def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
+    """The final model; where values stay at clients, that of the client named."""
+    saved = load_model(run.model)
+    own = _own_values(run, client) if client else {}
+    needed = {
+        key
+        for view in saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "").values()
+        for key in view.values()
+    }
+    missing = [key for key in needed if key not in saved.weights and key not in own]
+    if missing:
+        kept = (
+            ", ".join(sorted(path.name for path in run.clients.iterdir() if path.name != "fixed"))
+            if run.clients.is_dir()
+            else "none"
+        )
+        raise FedmtlError(f"{run.name}: `{missing[0].name}` stays at the clients; name one with --client: {kept}")
+    return LoadedRun(saved, saved.bind(client or "", own), run)
+
+
+def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
+    """Score one task on a labelled file that has the task's columns."""
+    known = _task(loaded, task)
+    return _score(loaded, known, examples_from(read_table(path), known))
+
+
+def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
+    """Score on the run's own validation examples again."""
+    wanted = [_task(loaded, task).name] if task else list(loaded.saved.tasks)
+    data = load_tasks(load_config(loaded.run.config))
+    return {name: _score(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
+
+
+def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
+    """The tasks that take this many texts, in the run's order."""
+    if task is not None:
+        known = _task(loaded, task)
+        if len(known.text) != num_texts:
+            raise FedmtlError(f"task {task} takes {len(known.text)} texts ({', '.join(known.text)}); {num_texts} given")
+        return [task]
+    names = [name for name, known in loaded.saved.tasks.items() if len(known.text) == num_texts]
+    if not names:
+        raise FedmtlError(
+            f"no task of {loaded.run.name} takes {num_texts} texts; its tasks: {', '.join(loaded.saved.tasks)}"
+        )
+    return names
+
+
+@torch.inference_mode()
+def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
+    """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
+    answers: dict[str, np.ndarray] = {}
+    for group in _same_pass(loaded, tasks):
+        first = loaded.saved.tasks[group[0]]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        for start in range(0, len(rows), 64):
+            inputs = _inputs(loaded, first, [column[start : start + 64] for column in columns])
+            encoded = loaded.bound.use(group[0]).encode(inputs)
+            for task in group:
+                model = loaded.bound.use(task)
+                outputs = model.head(task, model.pool(task, *encoded)).numpy()
+                answers[task] = np.concatenate([answers[task], outputs]) if start else outputs
+    return [[_prediction(loaded.saved.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+
+
+def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
+    """Tasks whose encoder values and way of encoding are the same."""
+    groups: dict[Any, list[str]] = {}
+    for task in tasks:
+        view = loaded.bound.views[task]
+        encoder = tuple(key for name, key in view.items() if not name.startswith("heads."))
+        groups.setdefault((encoder, loaded.saved.tasks[task].is_dual), []).append(task)
+    return list(groups.values())
+
+
+def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
+    from fedmtl.model.multitask import Inputs
+
+    tokenizer = loaded.saved.encoder.tokenizer
+    texts = [columns[0] + columns[1]] if task.is_dual else columns
+    encoded = tokenizer(
+        *texts,
+        padding="longest",
+        truncation=True,
+        max_length=loaded.saved.max_length,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
+
+
+def _prediction(task: Task, outputs: np.ndarray) -> Prediction:
+    if task.is_regression:
+        low, high = task.score_range
+        return Prediction(task.name, None, low + (high - low) * float(outputs[0]), {})
+    logits = [0.0, float(outputs[0])] if task.outputs == 1 else [float(value) for value in outputs]
+    top = max(logits)
+    exponents = [math.exp(value - top) for value in logits]
+    shares = {label: value / sum(exponents) for label, value in zip(task.labels, exponents, strict=True)}
+    return Prediction(task.name, max(shares, key=lambda label: shares[label]), None, shares)
+
+
+def _score(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
+    with tempfile.TemporaryDirectory() as cache:
+        tokenizer = loaded.saved.encoder.tokenizer
+        folder, _ = tokenize(task, examples.texts, tokenizer, loaded.saved.max_length, Path(cache))
+        shard = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
+        outputs, loss = predict(loaded.bound, task.name, shard, 64, CPU)
+    return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+
+
+def _task(loaded: LoadedRun, name: str) -> Task:
+    if name not in loaded.saved.tasks:
+        raise FedmtlError(f"{loaded.run.name} has no task {name}; it has {', '.join(loaded.saved.tasks)}")
+    return loaded.saved.tasks[name]
+
+
+def _own_values(run: RunFolder, client: str) -> Any:
+    state = load_checkpoint(run.checkpoints)
+    accepted = state.accepted.get(client, 0) if state else 0
+    if not accepted:
+        raise FedmtlError(f"{run.name}: {client} never took part, so it kept nothing")
+    return load_state(run.clients / client, accepted).get("values", {})

@@ -1,0 +1,68 @@
+"""The baselines: the same data, budget and loop, with other clients or another plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedmtl.config import Config
+from fedmtl.model.plan import SharingPlan, plan_from_config
+from fedmtl.tasks.examples import join_examples
+from fedmtl.tasks.load import TaskData
+from fedmtl.tasks.membership import active_tasks, task_clients
+
+CENTRAL = "central"
+
+
+def mode_plan(config: Config) -> SharingPlan:
+    """Who shares what: one task's clients only, nobody, or what the config says."""
+    plan = plan_from_config(config.sharing)
+    fixed = tuple(rule for rule in plan.rules if rule[1] == "fixed")
+    if config.mode in ("federated_single_task", "centralized_single_task"):
+        return replace(plan, rules=(*fixed, ("*", "task")))
+    if config.mode == "local":
+        return replace(plan, rules=(*fixed, ("*", "client")))
+    if config.mode == "centralized" and any(level == "client" for _, level in plan.rules):
+        return replace(plan, rules=(*fixed, ("heads.*", "task"), ("*", "all")))
+    return plan
+
+
+def mode_clients(config: Config) -> dict[str, list[str]]:
+    """For each task, the clients its examples are dealt to."""
+    if config.mode == "centralized":
+        return {task: [CENTRAL] for task in config.tasks}
+    if config.mode == "centralized_single_task":
+        return {task: [f"{CENTRAL}_{task}"] for task in config.tasks}
+    return task_clients(config)
+
+
+def mode_active_tasks(config: Config, client: str, round_number: int) -> tuple[str, ...]:
+    """What a client trains in a round; a central one holds what any client of the config holds then."""
+    if not config.mode.startswith("centralized"):
+        return active_tasks(config, client, round_number)
+    own = [task for task, holders in mode_clients(config).items() if client in holders]
+    everybody = {name for names in task_clients(config).values() for name in names}
+    somebody = {task for name in everybody for task in active_tasks(config, name, round_number)}
+    return tuple(task for task in own if task in somebody)
+
+
+def mode_data(config: Config, data: Mapping[str, TaskData]) -> dict[str, TaskData]:
+    """The examples; centralized ones are brought together, also those of clients with their own files."""
+    if not config.mode.startswith("centralized"):
+        return dict(data)
+    return {
+        name: replace(
+            part,
+            train=join_examples(part.task, [part.train, *part.client_train.values()]),
+            client_train={},
+            client_validation={},
+        )
+        for name, part in data.items()
+    }
+
+
+def keeps_optimizer(config: Config) -> bool:
+    """Where nothing is averaged, an optimizer that forgets every round would be a straw man."""
+    if config.training.keep_optimizer is not None:
+        return config.training.keep_optimizer
+    return config.mode.startswith("centralized") or config.mode == "local"

@@ -1,0 +1,135 @@
+"""One config -> everything a run needs before its first round."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from fedmtl.config import Config
+from fedmtl.engines.local import LocalEngine, pick_device
+from fedmtl.engines.site import SiteSetup
+from fedmtl.errors import ConfigError
+from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_data, mode_plan
+from fedmtl.experiment.population import Population, build_population, client_infos
+from fedmtl.federation.messages import ClientInfo, State
+from fedmtl.federation.strategy import Strategy
+from fedmtl.model.encoder import Encoder, load_encoder
+from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.plan import check_plan
+from fedmtl.model.values import initial_weights
+from fedmtl.runs import RunFolder
+from fedmtl.tasks.load import TaskData, load_tasks
+from fedmtl.tasks.task import Task
+from fedmtl.training.settings import local_settings
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can start: its data, model, strategy and first state."""
+
+    config: Config
+    data: dict[str, TaskData]
+    population: Population
+    clients: dict[str, ClientInfo]
+    encoder: Encoder
+    model: MultiTaskModel
+    strategy: Strategy
+    state: State
+    device: str
+    num_workers: int
+    evaluates_at_clients: bool
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        return {name: part.task for name, part in self.data.items()}
+
+
+def prepare(config: Config) -> Prepared:
+    """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
+    device = _device(config)
+    data = mode_data(config, load_tasks(config))
+    tasks = {name: part.task for name, part in data.items()}
+    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
+    model = build_model(encoder, tasks, config.seed)
+    plan = mode_plan(config)
+    check_plan(plan, list(model.canonical()))
+    at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
+    population = build_population(config, data, encoder.tokenizer)
+    in_averaging = config.training.task_weight_in == "averaging"
+    strategy = Strategy(
+        tasks=tasks,
+        names=tuple(model.canonical()),
+        table=model.table,
+        active_tasks=partial(mode_active_tasks, config),
+        federation=config.federation,
+        evaluation=config.evaluation,
+        settings=local_settings(
+            config.training,
+            {name: task.learning_rate for name, task in tasks.items()},
+            {name: task.weight for name, task in tasks.items()},
+            keep_optimizer=keeps_optimizer(config),
+        ),
+        task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
+        seed=config.seed,
+    )
+    return Prepared(
+        config=config,
+        data=data,
+        population=population,
+        clients=client_infos(population, model.pad_id, evaluated=at_clients),
+        encoder=encoder,
+        model=model,
+        strategy=strategy,
+        state=State(0, initial_weights(model, plan), plan),
+        device=device,
+        num_workers=_num_workers(config, device, len(population.train)),
+        evaluates_at_clients=at_clients,
+    )
+
+
+def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
+    """The engine of a prepared run, with its workers started."""
+    setup = SiteSetup(
+        model=prepared.config.model,
+        seed=prepared.config.seed,
+        tasks=prepared.tasks,
+        train=prepared.population.train,
+        validation=prepared.population.validation,
+        shared_validation=prepared.population.shared_validation,
+        folder=run.clients,
+        spool=run.spool,
+        device=prepared.device,
+    )
+    return LocalEngine(setup, prepared.clients, prepared.num_workers)
+
+
+def _device(config: Config) -> str:
+    device = pick_device(config.compute.device)
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"compute.device: {device} cannot be used here; write `cpu` or `auto`. [{str(error).splitlines()[0]}]"
+        ) from error
+    return device
+
+
+def _num_workers(config: Config, device: str, num_clients: int) -> int:
+    if config.compute.workers is not None:
+        return config.compute.workers
+    if device != "cpu":
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, max(num_clients, 2)))
+
+
+def _evaluates_at_clients(config: Config, levels: list[str]) -> bool:
+    personal = "client" in levels
+    if config.evaluation.where == "server" and personal:
+        raise ConfigError(
+            "evaluation.where: found server, but the sharing plan keeps values at the clients; write `clients`"
+        )
+    return personal or config.evaluation.where == "clients"

@@ -1,0 +1,210 @@
+"""Drives the server loop: every round becomes events, a row of results and a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedmtl.config import Config
+from fedmtl.config.file import dump_config, load_config
+from fedmtl.engines.local import LocalEngine
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment.events import (
+    early_stop_events,
+    evaluation_events,
+    failure_event,
+    opening_events,
+    round_event,
+    update_event,
+)
+from fedmtl.experiment.prepare import Prepared, open_engine, prepare
+from fedmtl.experiment.server_evaluation import evaluate_at_server
+from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
+from fedmtl.federation.client_evaluation import evaluate_at_clients
+from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.model.keys import weights_sha256
+from fedmtl.model.saved import save_model
+from fedmtl.report.page import write_report
+from fedmtl.runs import (
+    RunFolder,
+    append_event,
+    append_results,
+    create_run,
+    cut_back,
+    read_events,
+    write_atomic,
+)
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+class Interrupted(FedmtlError):
+    """The user asked the run to end; its last whole round is saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class _Stop(BaseException):
+    """A signal arrived; not an Exception, so that nothing on the way takes it for a failed client."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def start_run(config: Config, name: str, observe: Observer = lambda event: None) -> RunFolder:
+    """Run a config from its start into a new folder."""
+    prepared = prepare(config)
+    run = create_run(Path(config.output), name)
+    write_atomic(run.config, dump_config(config).encode())
+    log = _Log(run, observe)
+    for event in opening_events(prepared):
+        log(event)
+    return _drive(prepared, prepared.state, run, log)
+
+
+def resume_run(run: RunFolder, observe: Observer = lambda event: None) -> RunFolder:
+    """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
+    config = load_config(run.config)
+    prepared = prepare(config)
+    state = load_checkpoint(run.checkpoints) or prepared.state
+    cut_back(run, state.round if state.progress else -1)
+    log = _Log(run, observe)
+    known = read_events(run)
+    if not any(event["event"] == "plan" for event in known):
+        # Killed before the opening was whole.
+        run.events.unlink(missing_ok=True)
+        known = opening_events(prepared)
+        for event in known:
+            append_event(run, event)
+    for event in known:
+        observe(event)
+    return _drive(prepared, state, run, log)
+
+
+class _Log:
+    """Events go to the run's file first, then to whoever watches."""
+
+    def __init__(self, run: RunFolder, observe: Observer) -> None:
+        self._run, self._observe = run, observe
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        append_event(self._run, event)
+        self._observe(event)
+
+
+class _Watched:
+    """An engine whose answers are logged as they come."""
+
+    def __init__(self, engine: LocalEngine, observe: Observer) -> None:
+        self._engine, self._observe = engine, observe
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]:
+        return self._engine.clients()
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        for answer in self._engine.run(jobs, deadline):
+            self._observe({"event": "answer", "round": answer.round, "client": answer.client})
+            yield answer
+
+
+def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log) -> RunFolder:
+    """Turn the loop to its end, and leave a whole folder behind however it ends."""
+    status, reason = "done", None
+    error: FedmtlError | None = None
+    engine = open_engine(prepared, run)
+    try:
+        with _signals():
+            last = time.perf_counter()
+            for turn in rounds(state, prepared.strategy, _Watched(engine, log._observe), _evaluator(prepared, engine)):
+                now = time.perf_counter()
+                _record(turn, now - last, run, log, prepared)
+                state, last = turn.state, now
+    except RoundFailed as failed:
+        status, reason, error = "failed", str(failed), failed
+        for failure in failed.failures:
+            log(failure_event(failure))
+    except _Stop as stop:
+        cut_back(run, state.round if state.progress else -1)
+        reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
+        status = "interrupted"
+        error = Interrupted(f"{reason}; go on with `fedmtl run --resume {run.name}`", stop.number)
+    finally:
+        engine.close()
+        shutil.rmtree(run.spool, ignore_errors=True)
+    _finish(prepared, state, run, log, status, reason)
+    if error is not None:
+        raise error
+    return run
+
+
+def _evaluator(prepared: Prepared, engine: LocalEngine) -> Callable[[State], Evaluation]:
+    if prepared.evaluates_at_clients:
+        return lambda state: evaluate_at_clients(state, prepared.strategy, engine)
+    shards = prepared.population.shared_validation
+    return lambda state: evaluate_at_server(state, prepared.strategy, engine, shards)
+
+
+def _record(turn: Round, seconds: float, run: RunFolder, log: _Log, prepared: Prepared) -> None:
+    own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
+    if turn.evaluation is not None:
+        own += map(failure_event, turn.evaluation.failures)
+        own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
+    own += [*early_stop_events(turn), round_event(turn, seconds)]
+    for event in own:
+        log(event)
+    append_results(run, own)
+    save_checkpoint(run.checkpoints, turn.state, keep_every=prepared.config.checkpoint.every)
+
+
+def _finish(prepared: Prepared, state: State, run: RunFolder, log: _Log, status: str, reason: str | None) -> None:
+    save_model(
+        run.model,
+        prepared.encoder,
+        prepared.tasks,
+        state.plan,
+        state.weights,
+        prepared.config.model.max_length,
+    )
+    seconds = sum(event["seconds"] for event in read_events(run) if event["event"] == "round")
+    log(
+        {
+            "event": "end",
+            "status": status,
+            "reason": reason,
+            "rounds": state.round,
+            "seconds": seconds,
+            "weights_sha256": weights_sha256(state.weights),
+        }
+    )
+    write_report(run.path)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the loop between two instructions; a second one is the system's to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, before[each])
+        raise _Stop(number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

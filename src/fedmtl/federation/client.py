@@ -1,0 +1,110 @@
+"""The client: a Job in, an Update out. The text never leaves it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedmtl.errors import FedmtlError
+from fedmtl.federation.client_state import load_state, remember_fixed, save_state
+from fedmtl.federation.messages import Job, Traffic, Update
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.keys import Key, Weights
+from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.metrics import sum_predictions
+from fedmtl.training.local import TrainingFailed, train
+from fedmtl.training.predict import predict
+from fedmtl.training.settings import LocalSettings
+
+Shards = Callable[[str, str], Shard]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where clients live: a model to bind values into, their examples, and a folder for what they keep."""
+
+    model: MultiTaskModel
+    initial: Weights
+    train_shard: Shards
+    validation_shard: Shards
+    folder: Path
+    device: torch.device
+
+
+def run_job(job: Job, site: Site) -> Update:
+    """Do what the job says; everything that can go wrong at a client is a FedmtlError with its reason."""
+    started = time.perf_counter()
+    try:
+        update = _train(job, site) if job.kind == "train" else _evaluate(job, site)
+    except torch.OutOfMemoryError as error:
+        raise TrainingFailed(_out_of_memory(job)) from error
+    except RuntimeError as error:
+        if "not enough memory" in str(error) or "can't allocate memory" in str(error):
+            raise TrainingFailed(_out_of_memory(job)) from error
+        raise
+    seconds = time.perf_counter() - started
+    return Update(**{**vars(update), "traffic": Traffic(seconds=seconds)})
+
+
+def _train(job: Job, site: Site) -> Update:
+    settings = LocalSettings.from_dict(job.settings)
+    folder = site.folder / job.client
+    state = load_state(folder, job.state_round)
+    values = _gather(job, site, state.get("values", {}))
+    shards = {task: site.train_shard(job.client, task) for task in job.tasks}
+    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device)
+    kept = {
+        slot.removeprefix("optimizer."): tensors for slot, tensors in state.items() if slot.startswith("optimizer.")
+    }
+    trained = train(bound, shards, settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept)
+    after = {key: value.cpu() for key, value in bound.values().items()}
+    personal = {key: value for key, value in after.items() if key.scope.startswith("client:")}
+    slots = {f"optimizer.{slot}": tensors for slot, tensors in trained.optimizer.items()}
+    save_state(folder, job.round, {"values": {**state.get("values", {}), **personal}, **slots}, job.state_round)
+    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
+    counts = {task: len(shard) for task, shard in shards.items()}
+    return Update(job.round, job.client, job.tasks, delta, job.rows, counts, trained.losses)
+
+
+def _evaluate(job: Job, site: Site) -> Update:
+    state = load_state(site.folder / job.client, job.state_round)
+    values = _gather(job, site, state.get("values", {}))
+    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device)
+    sums = {}
+    counts = {}
+    for task in job.tasks:
+        shard = site.validation_shard(job.client, task)
+        outputs, loss = predict(bound, task, shard, int(job.settings["batch_size"]), site.device)
+        sums[task] = sum_predictions(
+            site.model.tasks[task],
+            outputs,
+            shard.labels[shard.indices],
+            loss,
+            bool(job.settings["share_pairs"]),
+        ).to_dict()
+        counts[task] = len(shard)
+    return Update(job.round, job.client, job.tasks, {}, job.rows, counts, {}, sums)
+
+
+def _gather(job: Job, site: Site, own: Weights) -> Weights:
+    """What the server sent, fixed values from the store, and the client's own, which start as the model did."""
+    try:
+        values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed)}
+    except KeyError as error:
+        raise FedmtlError(f"the fixed value {error.args[0]} was neither sent nor kept here") from error
+    for view in job.plan.keys(site.model.canonical(), job.tasks, job.client).values():
+        for name, key in view.items():
+            if key.scope.startswith("client:"):
+                values[key] = own[key] if key in own else site.initial[Key("", name)]
+    return values
+
+
+def _out_of_memory(job: Job) -> str:
+    size = job.settings.get("batch_size")
+    key = "training.batch_size" if job.kind == "train" else "evaluation.batch_size"
+    return f"out of memory; lower {key} ({size}) or model.max_length"

@@ -1,0 +1,85 @@
+"""Cutting a state into Jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedmtl.federation.client_state import fixed_digest
+from fedmtl.federation.messages import ClientId, Job, State
+from fedmtl.federation.strategy import Strategy
+from fedmtl.model.keys import Key, Weights
+from fedmtl.model.vocabulary import Rows, take_rows
+from fedmtl.seeds import derive_seed
+
+
+class Dispatch:
+    """Makes Jobs, and remembers which fixed values each client already has, so that they travel once."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._held: dict[ClientId, set[str]] = {}
+        self._digests: dict[Key, tuple[Tensor, str]] = {}
+
+    def job(
+        self,
+        kind: Literal["train", "evaluate"],
+        state: State,
+        client: ClientId,
+        tasks: tuple[str, ...],
+        rows: Rows | None,
+        round_number: int,
+        settings: Mapping[str, Any],
+    ) -> Job:
+        """The slice of the state that a client needs for these tasks, by scope and by token row."""
+        views = state.plan.keys(self._strategy.names, tasks, client)
+        keys = dict.fromkeys(key for view in views.values() for key in view.values())
+        if not self._strategy.federation.vocabulary_slices or not _is_sliceable(state, self._strategy.table):
+            rows = None
+        weights: Weights = {}
+        fixed: dict[str, str] = {}
+        for key in keys:
+            if key.scope.startswith("client:"):
+                continue
+            value = state.weights[key]
+            if key.scope == "fixed":
+                fixed[key.name] = self._digest(key, value)
+                if fixed[key.name] in self._held.get(client, ()):
+                    continue
+            sliced = rows is not None and key.name == self._strategy.table
+            weights[key] = take_rows(value, rows) if sliced and rows is not None else value
+        return Job(
+            kind,
+            round_number,
+            client,
+            tasks,
+            weights,
+            state.plan,
+            rows,
+            derive_seed(self._strategy.seed, "job", kind, round_number, client),
+            state.accepted.get(client, 0),
+            settings,
+            fixed,
+        )
+
+    def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:
+        """The client has these fixed values now."""
+        self._held.setdefault(job_client, set()).update(fixed.values())
+
+    def lost(self, client: ClientId) -> None:
+        """The client failed: it may have been replaced by an empty one."""
+        self._held.pop(client, None)
+
+    def _digest(self, key: Key, value: Tensor) -> str:
+        known = self._digests.get(key)
+        if known is None or known[0] is not value:
+            known = (value, fixed_digest(key, value))
+            self._digests[key] = known
+        return known[1]
+
+
+def _is_sliceable(state: State, table: str) -> bool:
+    # A table that stays at its client is whole there; a fixed one travels once and is named by its digest.
+    return state.plan.level(table) not in ("client", "fixed")

@@ -1,0 +1,140 @@
+"""The nouns of a federation: what goes to a client, what comes back, what a round leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from fedmtl.model.keys import Key, Weights
+from fedmtl.model.plan import SharingPlan
+from fedmtl.model.vocabulary import Rows
+from fedmtl.tasks.metrics import Scores, Sums
+
+ClientId = str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work for one client; `settings` are plain values, `plan` says which value serves which task.
+
+    `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`.
+    """
+
+    kind: Literal["train", "evaluate"]
+    round: int
+    client: ClientId
+    tasks: tuple[str, ...]
+    weights: Weights
+    plan: SharingPlan
+    rows: Rows | None
+    seed: int
+    state_round: int
+    settings: Mapping[str, Any]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Encoded sizes as they crossed, or would cross, the network, and the seconds at the client."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated."""
+
+    round: int
+    client: ClientId
+    tasks: tuple[str, ...]
+    delta: Weights
+    rows: Rows | None
+    num_examples: Mapping[str, int]
+    losses: Mapping[str, float]
+    sums: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    traffic: Traffic = Traffic()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that cost the round its contribution; data, not an exception."""
+
+    round: int
+    client: ClientId
+    reason: str
+    traffic: Traffic = Traffic()
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client: examples per task, and the token rows its texts use."""
+
+    num_examples: Mapping[str, int]
+    rows: Rows | None = None
+    evaluation_rows: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of every task, the sums they follow from, and main metrics per client where scored at clients."""
+
+    scores: Mapping[str, Scores]
+    sums: Mapping[str, Sums]
+    overall: float | None
+    classification: float | None
+    clients: Mapping[str, Mapping[ClientId, float | None]] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    traffic: Traffic = Traffic()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A task's way so far: main metric by round, the best one with its head, and when it was stopped."""
+
+    scores: tuple[tuple[int, float | None], ...] = ()
+    best_round: int | None = None
+    best_score: float | None = None
+    best_head: Mapping[Key, Tensor] = field(default_factory=dict)
+    stopped_round: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a resume needs; seeds are derived, clients keep their own."""
+
+    round: int
+    weights: Weights
+    plan: SharingPlan
+    server_optimizer: Mapping[str, Weights] = field(default_factory=dict)
+    progress: Mapping[str, Progress] = field(default_factory=dict)
+    accepted: Mapping[ClientId, int] = field(default_factory=dict)
+    best_overall: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one turn of the loop yields; `state` is the state after it."""
+
+    number: int
+    state: State
+    updates: tuple[Update, ...]
+    failures: tuple[Failure, ...]
+    evaluation: Evaluation | None
+    stopped: tuple[str, ...] = ()
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """Carries Jobs to clients and Updates back; it decides nothing."""
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]: ...
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        """Answers in any order, one for every job; `deadline` is in seconds from now."""
+        ...

@@ -1,0 +1,128 @@
+"""The server loop: sample, cut, send, check, average, step, evaluate. It writes no file and prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from fedmtl.errors import CannotContinue
+from fedmtl.federation.combine import combine
+from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.early_stop import follow
+from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.server_optimizer import server_step
+from fedmtl.federation.strategy import Strategy, sample_clients
+from fedmtl.federation.validate import Expected, expect, refusal
+
+Evaluate = Callable[[State], Evaluation]
+
+
+class RoundFailed(CannotContinue):
+    """A round that did not get enough updates; its failures say why."""
+
+    def __init__(self, message: str, round_number: int, failures: tuple[Failure, ...] = ()) -> None:
+        super().__init__(message)
+        self.round = round_number
+        self.failures = failures
+
+
+def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
+    """Yield round 0, the start, then every round after it; a resumed state goes on where it was."""
+    dispatch = Dispatch(strategy)
+    if state.round == 0 and not state.progress:
+        turn = _evaluated(Round(0, state, (), (), None), strategy, evaluate)
+        state = turn.state
+        yield turn
+    while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
+        turn = _turn(state, strategy, engine, dispatch)
+        if strategy.is_evaluated(turn.number):
+            turn = _evaluated(turn, strategy, evaluate)
+        state = turn.state
+        yield turn
+
+
+def all_stopped(state: State, strategy: Strategy) -> bool:
+    """Whether every task has been stopped early, so that no head is left to train."""
+    return all(name in state.progress and state.progress[name].stopped_round is not None for name in strategy.tasks)
+
+
+def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
+    started = time.perf_counter()
+    number = state.round + 1
+    accepted, failures = _collect(state, strategy, engine, dispatch, number)
+    needed = strategy.federation.min_clients
+    if len(accepted) < needed:
+        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[:3])
+        raise RoundFailed(
+            f"round {number} got {len(accepted)} of at least {needed} updates (federation.min_clients). {reasons}",
+            number,
+            failures,
+        )
+    mean = combine(accepted, state.weights, state.plan, strategy.task_weights, strategy.federation.average)
+    weights, slots = server_step(strategy.federation.server_optimizer, state.weights, mean, state.server_optimizer)
+    after = replace(
+        state,
+        round=number,
+        weights=weights,
+        server_optimizer=slots,
+        accepted={**state.accepted, **{update.client: number for update in accepted}},
+    )
+    return Round(number, after, accepted, failures, None, train_seconds=time.perf_counter() - started)
+
+
+def _collect(
+    state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch, number: int
+) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
+    """Send the round's jobs, and sort the answers into those that count and those that do not."""
+    infos = engine.clients()
+    expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
+
+    def jobs() -> Iterator[Job]:
+        settings = strategy.settings.to_dict()
+        for client, tasks in sample_clients(strategy, infos, number).items():
+            job = dispatch.job("train", state, client, tasks, infos[client].rows, number, settings)
+            expected[client] = (expect(job), job.fixed)
+            yield job
+
+    accepted: dict[ClientId, Update] = {}
+    failures: list[Failure] = []
+    for answer in engine.run(jobs(), strategy.federation.round_timeout):
+        reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
+        if reason is None:
+            assert isinstance(answer, Update)
+            accepted[answer.client] = answer
+            dispatch.answered(answer.client, expected[answer.client][1])
+        else:
+            failures.append(Failure(number, answer.client, reason, answer.traffic))
+            dispatch.lost(answer.client)
+    ordered = sorted(failures, key=lambda failure: failure.client)
+    return tuple(accepted[client] for client in sorted(accepted)), tuple(ordered)
+
+
+def _why_not(
+    answer: Update | Failure,
+    expected: Mapping[ClientId, tuple[Expected, Mapping[str, str]]],
+    accepted: Mapping[ClientId, Update],
+    max_norm: float | None,
+) -> str | None:
+    if isinstance(answer, Failure):
+        return answer.reason
+    if answer.client not in expected:
+        return "answered without being asked"
+    if answer.client in accepted:
+        return "answered twice"
+    return refusal(answer, expected[answer.client][0], max_norm)
+
+
+def _evaluated(turn: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
+    started = time.perf_counter()
+    evaluation = evaluate(turn.state)
+    state, stopped = follow(turn.state, strategy.tasks, evaluation)
+    return replace(
+        turn,
+        state=state,
+        evaluation=evaluation,
+        stopped=stopped,
+        evaluate_seconds=time.perf_counter() - started,
+    )

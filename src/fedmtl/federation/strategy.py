@@ -1,0 +1,46 @@
+"""How a federation is led: everything but the weights and the clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmtl.config import EvaluationConfig, FederationConfig
+from fedmtl.federation.messages import ClientId, ClientInfo
+from fedmtl.seeds import derive_seed
+from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`names` are the model's canonical parameter names, `table` the token table's among them."""
+
+    tasks: Mapping[str, Task]
+    names: tuple[str, ...]
+    table: str
+    active_tasks: Callable[[ClientId, int], tuple[str, ...]]
+    federation: FederationConfig
+    evaluation: EvaluationConfig
+    settings: LocalSettings
+    task_weights: Mapping[str, float]
+    seed: int
+
+    def is_evaluated(self, round_number: int) -> bool:
+        return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds
+
+
+def sample_clients(
+    strategy: Strategy, clients: Mapping[ClientId, ClientInfo], round_number: int
+) -> dict[ClientId, tuple[str, ...]]:
+    """The clients of a round with their tasks; most examples first, so that no worker waits for a late large one."""
+    active = {client: strategy.active_tasks(client, round_number) for client in sorted(clients)}
+    chosen = [client for client, tasks in active.items() if tasks]
+    wanted = strategy.federation.clients_per_round
+    if wanted is not None and wanted < len(chosen):
+        rng = np.random.Generator(np.random.PCG64(derive_seed(strategy.seed, "sample", round_number)))
+        chosen = [chosen[i] for i in rng.choice(len(chosen), wanted, replace=False)]
+    size = {client: sum(clients[client].num_examples.get(task, 0) for task in active[client]) for client in chosen}
+    return {client: active[client] for client in sorted(chosen, key=lambda client: (-size[client], client))}

@@ -1,0 +1,62 @@
+"""What the server checks before an update may count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedmtl.federation.messages import Job, Update
+from fedmtl.model.keys import Key, head_task
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a job allows in its answer; small, so that the server need not keep the job."""
+
+    client: str
+    round: int
+    tasks: tuple[str, ...]
+    tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
+    num_rows: int | None
+
+
+def expect(job: Job) -> Expected:
+    tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
+    return Expected(job.client, job.round, job.tasks, tensors, None if job.rows is None else len(job.rows))
+
+
+def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
+    """Why the update must not count, or None if it may."""
+    if update.client != expected.client:
+        return f"answered as {update.client}"
+    if update.round != expected.round:
+        return f"is for round {update.round}; round {expected.round} is open"
+    if not update.tasks or not set(update.tasks) <= set(expected.tasks):
+        return f"claims the tasks {', '.join(update.tasks)}; it was given {', '.join(expected.tasks)}"
+    if set(update.num_examples) != set(update.tasks) or any(n < 1 for n in update.num_examples.values()):
+        return "its example counts do not fit its tasks"
+    if (None if update.rows is None else len(update.rows)) != expected.num_rows:
+        return "its token rows are not those it was sent"
+    return _refused_tensor(update, expected, max_norm)
+
+
+def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:
+    square = 0.0
+    for key, delta in update.delta.items():
+        task = head_task(key.name)
+        if key not in expected.tensors:
+            what = f"the head of {task}" if task else f"{key.name} of scope {key.scope}"
+            return f"returned {what}, which it was not sent"
+        shape, dtype = expected.tensors[key]
+        if delta.shape != shape or delta.dtype != dtype:
+            return f"{key.name} is {delta.dtype} {tuple(delta.shape)}; {dtype} {tuple(shape)} was sent"
+        norm = float(torch.linalg.vector_norm(delta))
+        if not math.isfinite(norm):
+            return f"{key.name} holds values that are not numbers"
+        square += norm * norm
+    if max_norm is not None and math.sqrt(square) > max_norm:
+        return f"its length {math.sqrt(square):.3g} is over federation.max_update_norm {max_norm:g}"
+    return None

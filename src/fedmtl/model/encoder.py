@@ -1,0 +1,162 @@
+"""Any encoder that AutoModel builds, with its tokenizer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig
+from transformers.utils import logging as transformers_logging
+
+from fedmtl.config import ModelConfig
+from fedmtl.errors import ModelError
+from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.seeds import derive_seed
+
+# What it warns of while loading, such as a missing pooler, is decided and checked here.
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+RANDOM_NAME = re.compile(r"random-(\d+)x(\d+)")
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
+    "embedding_dropout", "mlp_dropout",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder as the rest of the package uses it.
+
+    `accepts` are the inputs its forward takes, of those we can give; `table` names its token table.
+    """
+
+    module: Any
+    tokenizer: Any
+    name: str
+    accepts: frozenset[str]
+    table: str
+    hidden_size: int
+    has_pooler: bool
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer of `model.server_model`."""
+    if RANDOM_NAME.fullmatch(config.server_model):
+        return basic_tokenizer()
+    return _reach(AutoTokenizer.from_pretrained, config.server_model)
+
+
+def load_encoder(config: ModelConfig, seed: int, keep_pooler: bool | None = None) -> Encoder:
+    """Build the encoder; the same config and seed give the same bits.
+
+    `keep_pooler` True adds a fresh pooler where the encoder was saved without one, False drops an unused
+    one, so that it neither trains nor travels; None keeps what was saved.
+    """
+    tokenizer = load_tokenizer(config)
+    torch.manual_seed(derive_seed(seed, "encoder"))
+    module, missing = _build(config, tokenizer)
+    pooler_is_saved = getattr(module, "pooler", None) is not None and not any("pooler" in key for key in missing)
+    if getattr(module, "pooler", None) is None and keep_pooler:
+        raise ModelError(
+            f"model.pool: {config.server_model} ({module.config.model_type}) has no pooler; "
+            "write `pool: cls` or `pool: mean`"
+        )
+    has_pooler = pooler_is_saved if keep_pooler is None else keep_pooler
+    return describe_encoder(module, tokenizer, config.server_model, has_pooler)
+
+
+def describe_encoder(module: Any, tokenizer: Any, name: str, has_pooler: bool) -> Encoder:
+    """The record of a built encoder; a pooler that is not wanted is dropped."""
+    if not has_pooler and hasattr(module, "pooler"):
+        module.pooler = None
+    return Encoder(
+        module,
+        tokenizer,
+        name,
+        _accepts(module),
+        _table_name(module),
+        int(module.config.hidden_size),
+        has_pooler,
+    )
+
+
+def _build(config: ModelConfig, tokenizer: Any) -> tuple[Any, list[str]]:
+    """The module, and the names of weights that its files did not have."""
+    shape = RANDOM_NAME.fullmatch(config.server_model)
+    if shape:
+        layers, hidden = int(shape[1]), int(shape[2])
+        architecture = _with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
+        return AutoModel.from_config(architecture), []
+    architecture = _with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
+    if config.initial == "random":
+        return AutoModel.from_config(architecture), []
+    module, info = _reach(
+        AutoModel.from_pretrained,
+        config.server_model,
+        config=architecture,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    lost = [name for name in missing if "pooler" not in name and "position_ids" not in name]
+    if lost:
+        raise ModelError(
+            f"model.server_model: {config.server_model} lacks the weights of {lost[0]} and {len(lost) - 1} more; "
+            "is it the folder of another kind of model?"
+        )
+    return module, missing
+
+
+def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:
+    heads = max(1, hidden // 64)
+    if layers < 1 or hidden % heads:
+        raise ModelError(f"model.server_model: random-{layers}x{hidden} cannot be built; take a width divisible by 64")
+    return BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=max(128, max_length),
+    )
+
+
+def _with_dropout(architecture: Any, config: ModelConfig) -> Any:
+    if config.encoder_dropout is not None:
+        for name in DROPOUTS:
+            if hasattr(architecture, name):
+                setattr(architecture, name, config.encoder_dropout)
+    return architecture
+
+
+def _reach(load: Any, name: str, **options: Any) -> Any:
+    """Call a from_pretrained; an encoder that cannot be reached is one line, never another encoder."""
+    looks_like_path = name.startswith(("/", "./", "../", "~"))
+    if looks_like_path and not Path(name).expanduser().is_dir():
+        raise ModelError(f"model.server_model: there is no folder {name}")
+    try:
+        return load(name, **options)
+    except (OSError, ValueError) as error:
+        where = "the folder" if Path(name).is_dir() else "not a local folder, and the hub was not reached or has no"
+        first = str(error).strip().splitlines()[0][:160]
+        raise ModelError(
+            f"model.server_model: cannot load {name} ({where} {name}); "
+            f"give a folder with config.json, weights and tokenizer, or `random-2x128` to start from nothing. [{first}]"
+        ) from error
+
+
+def _accepts(module: nn.Module) -> frozenset[str]:
+    offered = {"input_ids", "attention_mask", "token_type_ids"}
+    return frozenset(offered & set(inspect.signature(module.forward).parameters))
+
+
+def _table_name(module: Any) -> str:
+    table = module.get_input_embeddings().weight
+    names: dict[str, Any] = dict(module.named_parameters())
+    return next(name for name, parameter in names.items() if parameter is table)

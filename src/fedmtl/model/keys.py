@@ -1,0 +1,48 @@
+"""The names of values: a parameter's canonical name together with the scope that shares it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+HEADS = "heads."
+
+
+class Key(NamedTuple):
+    """`scope` is `all`, `group:<path>`, `task:<task>`, `client:<client>` or `fixed`."""
+
+    scope: str
+    name: str
+
+
+Weights = dict[Key, Tensor]
+
+
+def head_task(name: str) -> str | None:
+    """The task a head's parameter belongs to; None for the encoder's."""
+    return name.removeprefix(HEADS).split(".", 1)[0] if name.startswith(HEADS) else None
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: `encoder.layer.3`, `embeddings`, `heads.sst2`."""
+    task = head_task(name)
+    if task is not None:
+        return HEADS + task
+    numbered = re.match(r"(.*?\.\d+)\.", name)
+    return numbered[1] if numbered else name.split(".", 1)[0]
+
+
+def weights_sha256(weights: Weights) -> str:
+    """A digest of (scope, name, dtype, shape, little-endian bytes), sorted, without what stays at clients."""
+    digest = hashlib.sha256()
+    for key in sorted(weights):
+        if key.scope.startswith("client:"):
+            continue
+        tensor = weights[key].detach().cpu().contiguous()
+        digest.update(f"{key.scope}\0{key.name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

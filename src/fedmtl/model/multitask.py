@@ -1,0 +1,131 @@
+"""One shared encoder, one head per task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.keys import HEADS
+from fedmtl.seeds import derive_seed
+from fedmtl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Token ids with their mask and segments, padded on the right; a dual pair has all first texts, then all second."""
+
+    ids: Tensor
+    mask: Tensor
+    segments: Tensor
+
+    def to(self, device: torch.device) -> Inputs:
+        return Inputs(*(part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments)))
+
+
+class Head(nn.Linear):
+    """A task's head, with dropout in front."""
+
+    def __init__(self, task: Task, hidden_size: int, seed: int) -> None:
+        super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, num_outputs(task))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "head", task.name))
+        with torch.no_grad():
+            self.weight.normal_(0.0, 0.02, generator=generator)
+            self.bias.zero_()
+        self.dropout = task.dropout
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(F.dropout(features, self.dropout, self.training))
+
+
+class MultiTaskModel(nn.Module):
+    """Logits, or scores scaled to 0..1, of one task at a time.
+
+    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`.
+    """
+
+    def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int) -> None:
+        super().__init__()
+        self.encoder = encoder.module
+        self.accepts = encoder.accepts
+        self.table = encoder.table
+        self.pad_id = int(encoder.tokenizer.pad_token_id or 0)
+        self.vocabulary_size = int(encoder.module.get_parameter(encoder.table).shape[0])
+        self.tasks = dict(tasks)
+        self.pools = {name: pooling(task, encoder) for name, task in tasks.items()}
+        self.heads = nn.ModuleDict({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
+        self._places = _canonical_places(self.encoder, self.heads)
+
+    def forward(self, task: str, inputs: Inputs) -> Tensor:
+        return self.head(task, self.pool(task, *self.encode(inputs)))
+
+    def encode(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The last hidden states, the pooler's output where there is one, and the mask."""
+        offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
+        output = self.encoder(**{name: offered[name] for name in self.accepts})
+        return output.last_hidden_state, getattr(output, "pooler_output", None), inputs.mask
+
+    def pool(self, task: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Tensor:
+        kind = self.pools[task]
+        if kind == "pooler":
+            assert pooled is not None
+            return pooled
+        if kind == "cls":
+            return hidden[:, 0]
+        real = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+
+    def head(self, task: str, vectors: Tensor) -> Tensor:
+        if self.tasks[task].is_dual:
+            u, v = vectors.chunk(2)
+            cosine = F.cosine_similarity(u, v).unsqueeze(-1)
+            vectors = torch.cat([u, v, (u - v).abs(), u * v, cosine], dim=-1)
+        output: Tensor = self.heads[task](vectors)
+        return output
+
+    def canonical(self) -> dict[str, tuple[nn.Module, str]]:
+        """canonical name -> the module that holds the parameter and its attribute name, in model order."""
+        return self._places
+
+    def token_table(self) -> Any:
+        """The module that holds the token table."""
+        return self._places[self.table][0]
+
+
+def _canonical_places(encoder: nn.Module, heads: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    places: dict[str, tuple[nn.Module, str]] = {}
+    for prefix, root in (("", encoder), (HEADS, heads)):
+        for path, _ in root.named_parameters():
+            parent, _, leaf = path.rpartition(".")
+            places[prefix + path] = (root.get_submodule(parent), leaf)
+    return places
+
+
+def num_outputs(task: Task) -> int:
+    if task.is_regression:
+        return 1
+    return 1 if task.outputs == 1 else len(task.labels)
+
+
+def pooling(task: Task, encoder: Encoder) -> str:
+    if task.pool == "auto":
+        return "pooler" if encoder.has_pooler else "mean"
+    return task.pool
+
+
+def build_model(encoder: Encoder, tasks: Mapping[str, Task], seed: int) -> MultiTaskModel:
+    """A model in evaluation mode whose every bit follows from the encoder, the tasks and the seed."""
+    return MultiTaskModel(encoder, tasks, seed).eval()
+
+
+def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:
+    """True if a task asks for the pooler, False if none could use it, None if it is left to the encoder."""
+    pools = {task.pool for task in tasks.values()}
+    if "pooler" in pools:
+        return True
+    return None if "auto" in pools else False

@@ -1,0 +1,143 @@
+"""The sharing plan: for every parameter, who shares its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedmtl.config import SharingConfig
+from fedmtl.errors import ConfigError
+from fedmtl.model.keys import Key, Weights, head_task
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """Ordered `(pattern, level)` rules, the first match wins; and for each depth of groups, task -> group path.
+
+    A task outside every group of a depth shares with its own clients only.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+    groups: tuple[Mapping[str, str], ...] = ()
+
+    def level(self, name: str) -> str:
+        """all, group, group.N, task, client or fixed."""
+        for pattern, level in self.rules:
+            if fnmatchcase(name, pattern):
+                return level
+        raise ConfigError(f'sharing.rules: no rule matches the parameter `{name}`; end the list with `- "*": all`')
+
+    def key(self, name: str, task: str, client: str) -> Key:
+        """Where the value of a parameter lives for one task at one client."""
+        level = self.level(name)
+        if level in ("all", "fixed"):
+            return Key(level, name)
+        if level == "task":
+            return Key(f"task:{task}", name)
+        if level == "client":
+            return Key(f"client:{client}", name)
+        groups = self.groups[group_depth(level) - 1]
+        return Key(f"group:{groups[task]}" if task in groups else f"task:{task}", name)
+
+    def keys(self, names: Iterable[str], tasks: Sequence[str], client: str) -> dict[str, dict[str, Key]]:
+        """For each task, name -> key over the encoder and that task's head."""
+        names = list(names)
+        return {
+            task: {name: self.key(name, task, client) for name in names if head_task(name) in (None, task)}
+            for task in tasks
+        }
+
+    def with_rule(self, pattern: str, level: str) -> SharingPlan:
+        """The plan with one more rule in front of all others."""
+        return replace(self, rules=((pattern, level), *self.rules))
+
+
+def group_depth(level: str) -> int:
+    """1 for `group`, N for `group.N`."""
+    return int(level.partition(".")[2] or 1)
+
+
+def scope_tasks(plan: SharingPlan, scope: str, tasks: Sequence[str]) -> list[str]:
+    """The tasks, of those given, whose examples count for a value of that scope."""
+    kind, _, rest = scope.partition(":")
+    if kind == "task":
+        return [task for task in tasks if task == rest]
+    if kind == "group":
+        members = {task for depth in plan.groups for task, path in depth.items() if path == rest}
+        return [task for task in tasks if task in members]
+    return list(tasks)
+
+
+def plan_from_config(sharing: SharingConfig) -> SharingPlan:
+    rules = tuple(item for rule in sharing.rules for item in rule.items())
+    return SharingPlan(rules, tuple(_depths(sharing.groups)))
+
+
+def _depths(groups: Mapping[str, Any]) -> list[dict[str, str]]:
+    """For each depth of the tree of groups, task -> path of its group."""
+    depths: list[dict[str, str]] = []
+
+    def walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        for name, members in tree.items():
+            here = (*path, name)
+            while len(depths) < len(here):
+                depths.append({})
+            for task in _members(members):
+                depths[len(here) - 1][task] = "/".join(here)
+            if isinstance(members, Mapping):
+                walk(members, here)
+
+    walk(groups, ())
+    return depths
+
+
+def _members(members: Any) -> list[str]:
+    if isinstance(members, Mapping):
+        return [task for inner in members.values() for task in _members(inner)]
+    return list(members)
+
+
+def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
+    """Raise a ConfigError for a parameter without a rule, a rule without a parameter, or a head that is shared."""
+    won = {pattern: 0 for pattern, _ in plan.rules}
+    for name in names:
+        level = plan.level(name)
+        won[next(pattern for pattern, _ in plan.rules if fnmatchcase(name, pattern))] += 1
+        if head_task(name) is not None and (level == "all" or level.startswith("group")):
+            raise ConfigError(
+                f"sharing.rules: `{name}` is at level {level}, but a head belongs to its task; "
+                'put `- "heads.*": task` (or client, or fixed) before that rule'
+            )
+        if level.startswith("group") and group_depth(level) > len(plan.groups):
+            raise ConfigError(
+                f"sharing.rules: level {level} for `{name}`, but sharing.groups has {len(plan.groups)} depths"
+            )
+    for pattern, count in won.items():
+        if count == 0:
+            some = ", ".join(list(names)[:3])
+            raise ConfigError(
+                f"sharing.rules: `{pattern}` matches no parameter that an earlier rule left; names look like {some}"
+            )
+
+
+def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str]) -> Weights:
+    """The weights under another plan: a finer level copies a value, a coarser one averages.
+
+    Works on anything keyed like weights, so the server optimizer's state moves the same way. What is or
+    becomes a client's own is not the server's to move.
+    """
+    moved: Weights = {}
+    for name in dict.fromkeys(key.name for key in weights):
+        owners = [head_task(name)] if head_task(name) else tasks
+        sources: dict[Key, dict[Key, None]] = {}
+        for task in owners:
+            assert task is not None
+            sources.setdefault(new.key(name, task, ""), {})[old.key(name, task, "")] = None
+        for target, origins in sources.items():
+            values = [weights[origin] for origin in origins if origin in weights]
+            if not values or target.scope.startswith("client:"):
+                raise ConfigError(f"sharing: `{name}` cannot move from {old.level(name)} to {new.level(name)} in a run")
+            moved[target] = values[0] if len(values) == 1 else sum(values[1:], values[0]) / len(values)
+    return moved

@@ -1,0 +1,83 @@
+"""A trained model on disk: the encoder's config, its tokenizer, all values by key, and the tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from fedmtl.errors import ModelError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder import Encoder, describe_encoder
+from fedmtl.model.keys import Weights
+from fedmtl.model.multitask import MultiTaskModel, build_model
+from fedmtl.model.plan import SharingPlan
+from fedmtl.model.tensor_files import load_tensors, save_tensors
+from fedmtl.runs import write_atomic
+from fedmtl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a folder holds; `bind` gives a model that answers."""
+
+    model: MultiTaskModel
+    encoder: Encoder
+    tasks: dict[str, Task]
+    plan: SharingPlan
+    weights: Weights
+    max_length: int
+
+    def bind(self, client: str = "", own: Weights | None = None) -> BoundModel:
+        """The model with all its values in place; `own` are values a client kept for itself."""
+        return BoundModel(self.model, self.plan, list(self.tasks), client, {**self.weights, **(own or {})})
+
+
+def save_model(
+    folder: Path,
+    encoder: Encoder,
+    tasks: Mapping[str, Task],
+    plan: SharingPlan,
+    weights: Weights,
+    max_length: int,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.module.config.save_pretrained(folder)
+    encoder.tokenizer.save_pretrained(folder)
+    save_tensors(folder / "weights.safetensors", {"weights": weights})
+    record = {
+        "encoder": encoder.name,
+        "has_pooler": encoder.has_pooler,
+        "max_length": max_length,
+        "plan": {"rules": plan.rules, "groups": list(plan.groups)},
+        "tasks": {name: asdict(task) for name, task in tasks.items()},
+    }
+    write_atomic(folder / "tasks.json", json.dumps(record, indent=1).encode())
+
+
+def load_model(folder: Path) -> SavedModel:
+    if not (folder / "tasks.json").exists():
+        raise ModelError(f"{folder}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
+    record = json.loads((folder / "tasks.json").read_text())
+    module = AutoModel.from_config(AutoConfig.from_pretrained(folder))
+    encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
+    tasks = {name: _task(values) for name, values in record["tasks"].items()}
+    plan = record["plan"]
+    return SavedModel(
+        build_model(encoder, tasks, seed=0),
+        encoder,
+        tasks,
+        SharingPlan(tuple((pattern, level) for pattern, level in plan["rules"]), tuple(plan["groups"])),
+        load_tensors(folder / "weights.safetensors").get("weights", {}),
+        record["max_length"],
+    )
+
+
+def _task(values: dict[str, Any]) -> Task:
+    # JSON has no tuples, and a Task is compared and hashed by them.
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Task(**given)

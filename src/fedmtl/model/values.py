@@ -1,0 +1,47 @@
+"""The values a model starts from, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedmtl.model.keys import Weights, layer_of
+from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.model.plan import SharingPlan
+
+
+def initial_weights(model: MultiTaskModel, plan: SharingPlan) -> Weights:
+    """One value for every key of the plan, all equal to the model's own; what stays at clients is not here."""
+    weights: Weights = {}
+    for view in plan.keys(model.canonical(), list(model.tasks), "").values():
+        for name, key in view.items():
+            if not key.scope.startswith("client:"):
+                module, leaf = model.canonical()[name]
+                weights.setdefault(key, getattr(module, leaf).detach().cpu().clone())
+    return weights
+
+
+def scope_counts(weights: Weights) -> list[dict[str, Any]]:
+    """Parameters and tensors of every scope, in order of appearance."""
+    counts: dict[str, dict[str, Any]] = {}
+    for key, value in weights.items():
+        level = key.scope.partition(":")[0]
+        entry = counts.setdefault(key.scope, {"scope": key.scope, "level": level, "parameters": 0, "tensors": 0})
+        entry["parameters"] += value.numel()
+        entry["tensors"] += 1
+    return list(counts.values())
+
+
+def layer_counts(model: MultiTaskModel, plan: SharingPlan) -> list[dict[str, Any]]:
+    """Layers in model order with their level (the levels, where a layer has several) and their size."""
+    layers: dict[str, dict[str, Any]] = {}
+    for name, (module, leaf) in model.canonical().items():
+        entry = layers.setdefault(layer_of(name), {"layer": layer_of(name), "level": [], "parameters": 0})
+        if plan.level(name) not in entry["level"]:
+            entry["level"].append(plan.level(name))
+        entry["parameters"] += getattr(module, leaf).numel()
+    return [{**entry, "level": ", ".join(entry["level"])} for entry in layers.values()]
+
+
+def count_parameters(weights: Weights, tasks: Sequence[str] = ()) -> int:
+    return sum(value.numel() for value in weights.values())

@@ -1,0 +1,69 @@
+"""One run folder -> one page that opens offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .contents import links, section
+from .curves import curves
+from .datasets import datasets
+from .markup import Html, tag
+from .masthead import masthead
+from .participants import participants
+from .partition import partition
+from .predictions import predictions
+from .record import Event, Run, gather, read_events
+from .results import results
+from .sharing import sharing
+from .style import STYLE
+from .traffic import traffic
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder, whatever state the run is in, never half of it."""
+    events = read_events(folder / "events.jsonl")
+    config = folder / "config.yaml"
+    config_text = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
+    page = folder / "report.html"
+    unfinished = folder / ".report.html.tmp"
+    # A JSON string may hold half a surrogate pair, which no encoding can write.
+    unfinished.write_bytes(render(events, config_text, folder.resolve().name).encode("utf-8", "replace"))
+    unfinished.replace(page)
+    return page
+
+
+def render(events: list[Event], config_text: str, name: str) -> str:
+    """The page for these events; the same input gives the same text."""
+    run = gather(events, name)
+    body = tag(
+        "body",
+        tag("main", masthead(run), links(), *_content(run, config_text)),
+    )
+    return f"<!doctype html>\n{tag('html', _head(name), body, lang='en')}\n"
+
+
+def _content(run: Run, config_text: str) -> list[Html]:
+    parts = (results, curves, partition, sharing, traffic, predictions, participants, datasets)
+    return [*(part(run) for part in parts), _config(config_text)]
+
+
+def _config(text: str) -> Html:
+    if not text:
+        return section("config", tag("p", "The run folder has no config.yaml."))
+    shown = tag("details", tag("summary", "The whole config of this run"), tag("pre", tag("code", text)))
+    guide = "Complete, with every default filled in; running it again gives the same weights."
+    return section("config", tag("p", guide, class_="guide"), shown)
+
+
+def _head(name: str) -> Html:
+    # The browser itself then refuses anything that is not in this file.
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{name}: fedmtl run report"),
+        tag("style", Html(STYLE)),
+    )

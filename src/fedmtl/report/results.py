@@ -1,0 +1,160 @@
+"""The results: one row per task, the averages, and every metric of the last evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .contents import section
+from .formats import MISSING, change, count, number, score
+from .markup import Html, escape, join, notes, table, tag
+from .record import Event, Run
+from .scores import FEWEST_POINTS, SMALLEST_CHANGE, Summary, Trend, average, main_metric, series, summarize
+
+_ARROW = {"rising": "↗", "flat": "→", "falling": "↘"}
+_HEAD = ("Task", "Start", "Best", "Final", "Trend")
+_TREND_NOTE = (
+    f"Trend: a least-squares line through the last third of the evaluated rounds, at least {FEWEST_POINTS}. "
+    f"Rising or falling when it changes by {score(SMALLEST_CHANGE)} or more over these rounds "
+    "and its slope differs from zero at the 95 % level, given the scatter about the line. Flat means that no "
+    "such change can be told, not that training is over."
+)
+
+
+def results(run: Run) -> Html:
+    rows = [_task_row(run, task) for task in run.tasks]
+    rows.append(_average_row(run, "overall", "mean of main metrics"))
+    rows.append(_average_row(run, "classification", "mean accuracy"))
+    return section(
+        "results",
+        table("Main metric of each task over the run", _HEAD, rows, words={4}, class_="results"),
+        notes((*_marked_notes(run), *_undefined_notes(run), *_stop_notes(run), _TREND_NOTE)),
+        *_all_metrics(run),
+    )
+
+
+def last_evaluation(run: Run, task: str) -> Event:
+    """The task's last evaluation; empty when it was never scored."""
+    events = run.evaluations.get(task)
+    return events[max(events)] if events else {}
+
+
+def task_name(run: Run, task: str) -> Html:
+    if not run.task(task).get("auxiliary"):
+        return escape(task)
+    aside = tag("span", "auxiliary", class_="aside", title="trains the encoder, does not count in the averages")
+    return join((task, aside), " ")
+
+
+def _task_row(run: Run, task: str) -> list[object]:
+    metric = main_metric(run, task)
+    events = run.evaluations.get(task, {})
+    summary = summarize(series(run, task, metric))
+    final = events.get(summary.final_round or 0)
+    values = (
+        _value(summary.start, events.get(0), metric),
+        _value(summary.best, events.get(summary.best_round or 0), metric),
+        _value(summary.final, final, metric),
+    )
+    remarks = [] if final is None else [final.get("marked") or (final.get("undefined") or {}).get(metric)]
+    if summary.final_round is not None and summary.final_round < run.last_round:
+        remarks.append(f"round {summary.final_round}")
+    return _row(task_name(run, task), metric, summary, values, ", ".join(filter(None, remarks)))
+
+
+def _average_row(run: Run, name: Literal["overall", "classification"], metric: str) -> list[object]:
+    summary = summarize(average(run, name))
+    values = (score(summary.start), score(summary.best), score(summary.final))
+    remark = "a task has no score" if summary.final is None and summary.final_round is not None else ""
+    return _row(tag("em", name.capitalize()), metric, summary, values, remark)
+
+
+def _row(name: Html, metric: str, summary: Summary, values: tuple[str, str, str], remark: str) -> list[object]:
+    """Start, best and final, each with what belongs to it in small print below."""
+    start, best, final = values
+    at = "" if summary.best_round is None else f"round {summary.best_round}"
+    return [
+        join((name, tag("small", metric))),
+        start,
+        join((best, tag("small", at, class_="at"))),
+        join((tag("strong", final), tag("small", remark))),
+        _trend(summary.trend),
+    ]
+
+
+def _value(value: float | None, event: Event | None, metric: str) -> Html:
+    """A score, with a dagger where its evaluation is marked and the reason where it is undefined."""
+    if event is None:
+        return tag("span", MISSING, title="not evaluated")
+    if value is None:
+        reason = (event.get("undefined") or {}).get(metric, "undefined, no reason recorded")
+        return tag("span", MISSING, title=reason)
+    if event.get("marked"):
+        return join((score(value), tag("sup", "†", title=event["marked"])))
+    return escape(score(value))
+
+
+def _trend(found: Trend | None) -> Html:
+    if found is None:
+        return join((MISSING, tag("small", f"fewer than {FEWEST_POINTS} scored rounds")))
+    moved = (change(found.change), " ", tag("span", f"rounds {found.first}–{found.last}"))
+    words = tag("span", f"{_ARROW[found.word]} {found.word}", class_=f"trend {found.word}")
+    return join((words, tag("small", *moved)))
+
+
+def _shown(run: Run, task: str) -> list[Event]:
+    """The evaluations whose scores the results show: start, best and final."""
+    events = run.evaluations.get(task, {})
+    summary = summarize(series(run, task, main_metric(run, task)))
+    chosen = {at for at in (0, summary.best_round, summary.final_round) if at is not None}
+    return [events[at] for at in sorted(chosen) if at in events]
+
+
+def _marked_notes(run: Run) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for task in run.tasks:
+        for event in _shown(run, task):
+            if event.get("marked"):
+                found.setdefault(str(event["marked"]), []).append(f"{task} at round {event['round']}")
+    return [f"† {words}: {', '.join(where)}." for words, where in found.items()]
+
+
+def _undefined_notes(run: Run) -> list[str]:
+    lines = []
+    for task in run.tasks:
+        for event in _shown(run, task):
+            for metric, reason in (event.get("undefined") or {}).items():
+                lines.append(f"{MISSING} {metric} of {task} at round {event['round']} is undefined: {reason}.")
+    return lines
+
+
+def _stop_notes(run: Run) -> list[str]:
+    return [
+        f"{task} stopped early after round {stop['round']}: its head stays as it was in round "
+        f"{stop['best_round']}, which scored {score(number(stop.get('score')))}; the encoder goes on."
+        for task, stop in run.stops.items()
+    ]
+
+
+def _all_metrics(run: Run) -> list[Html]:
+    """One table per kind of task, since their metrics differ."""
+    kinds: dict[str, list[str]] = {}
+    for task in run.tasks:
+        if run.evaluations.get(task):
+            kinds.setdefault(str(run.task(task).get("kind", "other")), []).append(task)
+    return [_metric_table(run, kind, tasks) for kind, tasks in kinds.items()]
+
+
+def _metric_table(run: Run, kind: str, tasks: list[str]) -> Html:
+    finals = {task: last_evaluation(run, task) for task in tasks}
+    metrics = list(dict.fromkeys(name for event in finals.values() for name in event["metrics"]))
+    rows = [
+        (
+            task_name(run, task),
+            event["round"],
+            *(_value(number(event["metrics"].get(name)), event, name) for name in metrics),
+            score(number(event.get("loss"))),
+            count(event.get("examples")),
+        )
+        for task, event in finals.items()
+    ]
+    return table(f"Last evaluation of {kind} tasks", ("Task", "Round", *metrics, "loss", "examples"), rows)

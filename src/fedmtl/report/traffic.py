@@ -1,0 +1,75 @@
+"""What each round cost: bytes up and down, seconds of training and evaluation."""
+
+from __future__ import annotations
+
+from .bar_chart import Bar, bar_chart, bar_range
+from .contents import section
+from .formats import duration, number, size
+from .markup import Html, legend, tag
+from .record import Event, Run
+from .scales import Frame, Label, x_axis
+
+
+def traffic(run: Run) -> Html:
+    rounds = {at: event for at, event in run.rounds.items() if at > 0}
+    if not rounds:
+        return section("cost", tag("p", "No round was finished."))
+    return section("cost", tag("div", _bytes(rounds), _seconds(rounds), _answers(rounds), class_="panels"))
+
+
+def _bytes(rounds: dict[int, Event]) -> Html:
+    bars = []
+    for at, event in rounds.items():
+        up, down = _amount(event, "bytes_up"), _amount(event, "bytes_down")
+        words = f"round {at}: {size(up)} up, {size(down)} down"
+        bars.append(_bar(at, rounds, ((up, "up"), (-down, "down")), words))
+    if not any(value for bar in bars for value, _ in bar.segments):
+        return tag("figure", tag("figcaption", tag("b", "Bytes")), tag("p", "Nothing was sent.", class_="guide"))
+    total_up = sum(_amount(event, "bytes_up") for event in rounds.values())
+    total_down = sum(_amount(event, "bytes_down") for event in rounds.values())
+    words = f"{size(total_up)} up and {size(total_down)} down in all rounds together."
+    chart = _chart(bars, "Bytes per round", words, lambda value: size(abs(value)) if value else "0")
+    key = legend((("up", "up, from clients"), ("down", "down, to clients")))
+    return tag("figure", tag("figcaption", tag("b", "Bytes per round")), chart, key)
+
+
+def _seconds(rounds: dict[int, Event]) -> Html:
+    bars = []
+    for at, event in rounds.items():
+        train, evaluate = _amount(event, "train_seconds"), _amount(event, "evaluate_seconds")
+        other = max(0.0, _amount(event, "seconds") - train - evaluate)
+        words = f"round {at}: {duration(train)} train, {duration(evaluate)} evaluate, {duration(other)} other"
+        bars.append(_bar(at, rounds, ((train, "up"), (evaluate, "down"), (other, "other")), words))
+    total = sum(_amount(event, "seconds") for event in rounds.values())
+    chart = _chart(bars, "Seconds per round", f"{duration(total)} in all rounds together.", None)
+    key = legend((("up", "training"), ("down", "evaluation"), ("other", "other")))
+    return tag("figure", tag("figcaption", tag("b", "Seconds per round")), chart, key)
+
+
+def _answers(rounds: dict[int, Event]) -> Html:
+    bars = []
+    for at, event in rounds.items():
+        accepted, failed = _amount(event, "clients"), _amount(event, "failures")
+        words = f"round {at}: {accepted:.0f} accepted, {failed:.0f} failed"
+        bars.append(_bar(at, rounds, ((accepted, "up"), (failed, "wrong")), words))
+    failures = sum(_amount(event, "failures") for event in rounds.values())
+    chart = _chart(bars, "Clients per round", f"{failures:.0f} failures in all rounds together.", None)
+    key = legend((("up", "accepted"), ("wrong", "failed")))
+    return tag("figure", tag("figcaption", tag("b", "Clients per round")), chart, key)
+
+
+def _bar(at: int, rounds: dict[int, Event], segments: tuple[tuple[float, str], ...], words: str) -> Bar:
+    # Gaps between very thin bars flicker.
+    half = 0.4 if len(rounds) <= 50 else 0.5
+    return Bar(at - half, at + half, segments, words)
+
+
+def _chart(bars: list[Bar], title: str, words: str, label: Label | None) -> Html:
+    # A lone bar should not be as wide as the picture.
+    right = max(bars[-1].right, bars[0].left + 6)
+    frame = Frame(x=(bars[0].left - 0.1, right + 0.1), y=bar_range(bars), left=56)
+    return bar_chart(frame, bars, title=title, description=words, axis=x_axis(frame, "round"), label=label)
+
+
+def _amount(event: Event, field: str) -> float:
+    return number(event.get(field)) or 0.0

@@ -1,0 +1,129 @@
+"""What one run came to, read from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a metric and the first round that reached it."""
+
+    value: float
+    round: int
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """One task's metrics at its first, best and last evaluation; None is undefined."""
+
+    kind: str
+    metric: str
+    start: Metrics
+    best: dict[str, Best | None]
+    final: Metrics
+    marked: str | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in numbers. `rounds` counts rounds of training; `status` is `unfinished` without an end."""
+
+    name: str
+    mode: str
+    status: str
+    synthetic: bool
+    tasks: dict[str, TaskSummary]
+    overall: float | None
+    classification: float | None
+    rounds: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    failures: tuple[dict[str, Any], ...]
+    parameters: int | None
+    weights_sha256: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `fedmtl run --json` prints."""
+        return {
+            "name": self.name,
+            "mode": self.mode,
+            "metrics": {name: task.final for name, task in self.tasks.items()},
+            "start": {name: task.start for name, task in self.tasks.items()},
+            "best": {
+                name: {metric: asdict(best) if best else None for metric, best in task.best.items()}
+                for name, task in self.tasks.items()
+            },
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "failures": list(self.failures),
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary:
+    """The summary of a run, finished or not; bytes and seconds count every round."""
+    start, plan, end = (_last(events, kind) for kind in ("start", "plan", "end"))
+    rounds = [event for event in events if event["event"] == "round"]
+    scored = [event for event in events if event["event"] == "evaluation"]
+    averaged = [event for event in rounds if "overall" in event]
+    final = averaged[-1] if averaged else {}
+    return RunSummary(
+        name=name,
+        mode=start.get("mode", ""),
+        status=end.get("status", "unfinished"),
+        synthetic=bool(start.get("synthetic", False)),
+        tasks={
+            task: _summarize_task(about, [event for event in scored if event["task"] == task])
+            for task, about in start.get("tasks", {}).items()
+        },
+        overall=final.get("overall"),
+        classification=final.get("classification"),
+        rounds=max((event["round"] for event in rounds), default=0),
+        seconds=end.get("seconds") or sum(event.get("seconds") or 0.0 for event in rounds),
+        bytes_up=sum(event.get("bytes_up") or 0 for event in rounds),
+        bytes_down=sum(event.get("bytes_down") or 0 for event in rounds),
+        failures=tuple(
+            {key: event.get(key) for key in ("round", "client", "reason")}
+            for event in events
+            if event["event"] == "failure"
+        ),
+        parameters=plan.get("total"),
+        weights_sha256=end.get("weights_sha256"),
+    )
+
+
+def _summarize_task(about: Mapping[str, Any], scored: Sequence[Mapping[str, Any]]) -> TaskSummary:
+    first, last = (scored[0], scored[-1]) if scored else ({}, {})
+    metrics = list(dict.fromkeys(metric for event in scored for metric in event["metrics"]))
+    return TaskSummary(
+        kind=about["kind"],
+        metric=about["metric"],
+        start=dict(first.get("metrics", {})),
+        best={metric: _best(metric, scored) for metric in metrics},
+        final=dict(last.get("metrics", {})),
+        marked=last.get("marked"),
+    )
+
+
+def _best(metric: str, scored: Sequence[Mapping[str, Any]]) -> Best | None:
+    defined = [event for event in scored if event["metrics"].get(metric) is not None]
+    if not defined:
+        return None
+    # min and max keep the first of equals, so a tie is won by the earlier round.
+    choose = min if metric in _LOWER_IS_BETTER else max
+    event = choose(defined, key=lambda event: event["metrics"][metric])
+    return Best(event["metrics"][metric], event["round"])
+
+
+def _last(events: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    return next((event for event in reversed(events) if event["event"] == kind), {})

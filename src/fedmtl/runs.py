@@ -1,0 +1,275 @@
+"""The run folder: its files, its events and its table of rounds, as docs/run-folder.md lays down."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import errno
+import io
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmtl.errors import FedmtlError, RunNotFound
+
+METRICS = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman", "mse", "rmse", "mae", "r2"),
+}
+_ROUND_COLUMNS = (
+    "round",
+    "overall",
+    "classification",
+    "clients",
+    "failures",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where each part of one run lies; a part need not exist yet."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def clients(self) -> Path:
+        return self.path / "clients"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def spool(self) -> Path:
+        """Encoded updates of the open round; empty between rounds."""
+        return self.path / "spool"
+
+
+def create_run(output: Path, name: str) -> RunFolder:
+    """A new, empty folder of that name, or of name-2, name-3, ... where it is taken; never an old one."""
+    if not _NAME.fullmatch(name):
+        raise FedmtlError(
+            f"run name {name!r}: use letters, digits, `.`, `_` and `-`, and start with a letter or a digit"
+        )
+    path, number = output / name, 1
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir()
+                return RunFolder(path)
+            except FileExistsError:
+                number += 1
+                path = output / f"{name}-{number}"
+    except OSError as error:
+        raise _storage_error(error, output) from error
+
+
+def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
+    """The run of that name under `output`, or in that folder."""
+    for path in (output / name_or_folder, Path(name_or_folder).expanduser()):
+        if _is_run(path):
+            return RunFolder(path)
+    if not output.is_dir():
+        raise RunNotFound(f"{name_or_folder}: no such run, and no folder {output}; start one with `fedmtl run`")
+    known = sorted(path.name for path in output.iterdir() if _is_run(path))
+    near = difflib.get_close_matches(name_or_folder, known, n=3)
+    if near:
+        raise RunNotFound(f"{name_or_folder}: no such run in {output}; did you mean {' or '.join(near)}?")
+    listed = f"it has {', '.join(known[:10])}{', ...' if len(known) > 10 else ''}" if known else "it has none"
+    raise RunNotFound(f"{name_or_folder}: no such run in {output}, {listed}; give a name or a run folder")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() or (path / "events.jsonl").is_file()
+
+
+def append_event(run: RunFolder, event: Mapping[str, Any]) -> None:
+    """Add one line to events.jsonl; it is in the file when this returns. NaN and infinity become null."""
+    _append(run.events, _line(event))
+
+
+def read_events(run: RunFolder) -> list[Event]:
+    """The run's events in order; a last line that was cut off while being written is left out."""
+    if not run.events.exists():
+        return []
+    lines = run.events.read_bytes().split(b"\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    events: list[Event] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise FedmtlError(
+                    f"{run.events}, line {number}: is not JSON; restore the file or resume from a checkpoint"
+                ) from None
+    return events
+
+
+def cut_back(run: RunFolder, round: int) -> None:
+    """Drop what events.jsonl and results.csv say of later rounds and of the end, as if they never were."""
+    kept = [e for e in read_events(run) if e["event"] != "end" and e.get("round", 0) <= round]
+    write_atomic(run.events, b"".join(map(_line, kept)))
+    if any(event["event"] == "start" for event in kept):
+        write_atomic(run.results, results_table(kept).encode())
+
+
+def append_results(run: RunFolder, events: Sequence[Mapping[str, Any]]) -> None:
+    """Add a round's row to results.csv, from its `round` and `evaluation` events.
+
+    The first row comes with the header, which needs the `start` event in events.jsonl.
+    """
+    if run.results.exists():
+        with run.results.open(newline="", encoding="utf-8") as file:
+            columns, header = next(csv.reader(file)), ""
+    else:
+        columns = result_columns(read_events(run))
+        header = _csv_line(columns)
+    _append(run.results, (header + _csv_line(results_row(events, columns))).encode())
+
+
+def results_table(events: Sequence[Mapping[str, Any]]) -> str:
+    """The whole of results.csv, from the events of a run."""
+    columns = result_columns(events)
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for event in events:
+        if event["event"] in ("round", "evaluation"):
+            by_round.setdefault(event["round"], []).append(event)
+    closed = [own for own in by_round.values() if any(event["event"] == "round" for event in own)]
+    return _csv_line(columns) + "".join(_csv_line(results_row(own, columns)) for own in closed)
+
+
+def result_columns(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The columns of results.csv: fixed by the tasks of the `start` event."""
+    start = next((event for event in events if event["event"] == "start"), None)
+    assert start is not None, "the start event is written first"
+    columns = list(_ROUND_COLUMNS)
+    for name, task in start["tasks"].items():
+        columns += [f"{name}.{metric}" for metric in METRICS[task["kind"]]] + [f"{name}.train_loss"]
+    return columns
+
+
+def results_row(events: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """One round's values in the order of the columns; undefined and not evaluated are empty."""
+    values: dict[str, Any] = {}
+    for event in events:
+        if event["event"] == "round":
+            values |= {name: event.get(name) for name in _ROUND_COLUMNS}
+            values |= {f"{task}.train_loss": loss for task, loss in event.get("losses", {}).items()}
+        elif event["event"] == "evaluation":
+            values |= {f"{event['task']}.{metric}": value for metric, value in event["metrics"].items()}
+    plain = _plain(values)
+    return ["" if plain.get(column) is None else str(plain[column]) for column in columns]
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Put a file in place whole or not at all, whatever happens; its folder is made where missing."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _storage_error(error, path.parent) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _append(path: Path, data: bytes) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(descriptor, data[written:])
+            except OSError:
+                # Half a line would glue itself to the next one.
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _storage_error(error, path.parent) from error
+
+
+def _storage_error(error: OSError, folder: Path) -> FedmtlError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FedmtlError(f"{folder}: no space left on its disk; free some, or set `output` to another disk")
+    reason = error.strerror or str(error)
+    return FedmtlError(f"{folder}: cannot be written ({reason}); set `output` to a folder you can write to")
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(event), allow_nan=False).encode() + b"\n"
+
+
+def _csv_line(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """The same value in JSON's types; numpy's scalars and arrays by their `tolist`."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value

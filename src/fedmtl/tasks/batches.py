@@ -1,0 +1,84 @@
+"""Batches of examples of similar length, padded only as far as their longest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmtl.tasks.tokens import TokenPart, open_tokens
+
+WINDOW = 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some examples of one task: a folder of tokens, the labels of all its examples, and which are meant."""
+
+    tokens: Path
+    labels: np.ndarray
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def used_ids(self) -> list[np.ndarray]:
+        """The token ids of the shard's examples, once each, one array per part."""
+        return [np.unique(_join(part, self.indices)) for part in open_tokens(self.tokens).parts]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """One padded batch; a dual pair has all first texts, then all second ones."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    segments: np.ndarray
+    labels: np.ndarray
+
+
+def training_batches(shard: Shard, batch_size: int, seed: int) -> list[np.ndarray]:
+    """One epoch as positions in the token folder: every example once, neighbours in length together."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    order = shard.indices[rng.permutation(len(shard))]
+    lengths = open_tokens(shard.tokens).lengths()
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), batch_size * WINDOW):
+        window = order[start : start + batch_size * WINDOW]
+        window = window[np.argsort(lengths[window], kind="stable")]
+        batches += [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def sorted_batches(shard: Shard, batch_size: int) -> list[np.ndarray]:
+    """All examples once, longest first, for scoring."""
+    lengths = open_tokens(shard.tokens).lengths()[shard.indices]
+    order = shard.indices[np.argsort(-lengths, kind="stable")]
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
+    """Pad a batch; `index` maps token ids into a compacted table."""
+    parts = open_tokens(shard.tokens).parts
+    width = int(max((part.offsets[batch + 1] - part.offsets[batch]).max() for part in parts))
+    rows = [_pad(part, batch, width, pad_id) for part in parts]
+    ids, mask, segments = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+    return Arrays(ids if index is None else index[ids], mask, segments, shard.labels[batch])
+
+
+def _pad(part: TokenPart, batch: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), width), dtype=np.int64)
+    segments = np.zeros((len(batch), width), dtype=np.int64)
+    for row, example in enumerate(batch):
+        start, stop = part.offsets[example], part.offsets[example + 1]
+        ids[row, : stop - start] = part.ids[start:stop]
+        segments[row, : stop - start] = part.segments[start:stop]
+        mask[row, : stop - start] = 1
+    return ids, mask, segments
+
+
+def _join(part: TokenPart, indices: np.ndarray) -> np.ndarray:
+    pieces = [part.ids[part.offsets[i] : part.offsets[i + 1]] for i in indices]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32)

@@ -1,0 +1,114 @@
+"""The tasks that need no more than their name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SINGLE = ("sentence",)
+PAIR = ("sentence1", "sentence2")
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """Where the hub has a task: its dataset, and the columns that become our text and label columns.
+
+    `validation_split` is never a test split; without one, validation is cut from train.
+    """
+
+    dataset: str
+    text: tuple[str, ...]
+    subset: str | None = None
+    label: str = "label"
+    train_split: str = "train"
+    validation_split: str | None = "validation"
+
+
+@dataclass(frozen=True)
+class BuiltinTask:
+    """A task's defaults. `embedded` names the data inside the package that can stand in for it."""
+
+    kind: Literal["classification", "regression"]
+    text: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    score_range: tuple[float, float] | None = None
+    metric: str = "accuracy"
+    label: str = "label"
+    hub: HubTable | None = None
+    embedded: str | None = None
+
+
+def _glue(subset: str, *text: str) -> HubTable:
+    return HubTable("nyu-mll/glue", text, subset)
+
+
+BUILTIN: dict[str, BuiltinTask] = {
+    "sst2": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("negative", "positive"),
+        hub=_glue("sst2", "sentence"),
+        embedded="sentiment",
+    ),
+    "qqp": BuiltinTask(
+        "classification",
+        PAIR,
+        ("not_duplicate", "duplicate"),
+        hub=_glue("qqp", "question1", "question2"),
+        embedded="paraphrase",
+    ),
+    "stsb": BuiltinTask(
+        "regression",
+        PAIR,
+        score_range=(0.0, 5.0),
+        metric="pearson",
+        hub=_glue("stsb", "sentence1", "sentence2"),
+        embedded="similarity",
+    ),
+    "mrpc": BuiltinTask(
+        "classification",
+        PAIR,
+        ("not_equivalent", "equivalent"),
+        hub=_glue("mrpc", "sentence1", "sentence2"),
+    ),
+    "rte": BuiltinTask(
+        "classification",
+        PAIR,
+        ("entailment", "not_entailment"),
+        hub=_glue("rte", "sentence1", "sentence2"),
+    ),
+    "cola": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("unacceptable", "acceptable"),
+        metric="matthews",
+        hub=_glue("cola", "sentence"),
+    ),
+    "sst5": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("very negative", "negative", "neutral", "positive", "very positive"),
+        hub=HubTable("SetFit/sst5", ("text",)),
+    ),
+    "imdb": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("negative", "positive"),
+        hub=HubTable("stanfordnlp/imdb", ("text",), validation_split=None),
+    ),
+    "ag_news": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("World", "Sports", "Business", "Sci/Tech"),
+        hub=HubTable("fancyzhx/ag_news", ("text",), validation_split=None),
+    ),
+    "yelp": BuiltinTask(
+        "classification",
+        SINGLE,
+        ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
+        hub=HubTable("Yelp/yelp_review_full", ("text",), validation_split=None),
+    ),
+    "sentiment": BuiltinTask("classification", SINGLE, ("negative", "positive"), embedded="sentiment"),
+    "paraphrase": BuiltinTask("classification", PAIR, ("different", "same"), embedded="paraphrase"),
+    "similarity": BuiltinTask("regression", PAIR, score_range=(0.0, 5.0), metric="pearson", embedded="similarity"),
+}

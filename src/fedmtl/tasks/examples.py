@@ -1,0 +1,162 @@
+"""Texts and labels of a task, checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmtl.errors import DataError
+from fedmtl.tasks.builtin import BUILTIN
+from fedmtl.tasks.sources import Table
+from fedmtl.tasks.task import Task
+
+MOST_LABELS_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """One list of texts per text column; labels are int64 class indices or float32 scores in 0..1.
+
+    `column` holds the values of the partition column where the task is dealt by one.
+    """
+
+    texts: tuple[list[str], ...]
+    labels: npt.NDArray[np.int64] | npt.NDArray[np.float32]
+    column: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: npt.NDArray[np.int64] | Sequence[int]) -> Examples:
+        """The examples at these indices, in their order."""
+        rows = np.asarray(indices, dtype=np.int64)
+        picked = rows.tolist()
+        return Examples(
+            texts=tuple([texts[row] for row in picked] for texts in self.texts),
+            labels=self.labels[rows],
+            column=None if self.column is None else [self.column[row] for row in picked],
+        )
+
+
+def no_examples(task: Task) -> Examples:
+    """Examples of a task, none of them."""
+    labels = np.zeros(0, np.float32) if task.is_regression else np.zeros(0, np.int64)
+    return Examples(tuple([] for _ in task.text), labels)
+
+
+def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
+    """All parts, one after the other; the partition column is dropped."""
+    kept = [no_examples(task), *parts]
+    return Examples(
+        texts=tuple([text for part in kept for text in part.texts[position]] for position in range(len(task.text))),
+        labels=np.concatenate([part.labels for part in kept]),
+    )
+
+
+def examples_from(table: Table, task: Task, column: str | None = None) -> Examples:
+    """The table's rows as examples of the task; the first row that does not fit is a DataError.
+
+    A built-in task's label may be written as its name or its index from 0.
+    """
+    for key, name in [*(("text", text) for text in task.text), ("label", task.label)]:
+        _check_column(table, name, f"tasks.{task.name}.{key}")
+    if column is not None:
+        _check_column(table, column, "partition.column")
+    _check_texts(table, task)
+    return Examples(
+        texts=tuple(table.columns[name] for name in task.text),
+        labels=_scores(table, task) if task.is_regression else _classes(table, task),
+        column=None if column is None else table.columns[column],
+    )
+
+
+def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
+    """The labels in these tables, sorted (as numbers when all are); fewer than two is a DataError."""
+    values: set[str] = set()
+    for table in tables:
+        _check_column(table, task.label, f"tasks.{task.name}.label")
+        values.update(table.columns[task.label])
+    values.discard("")
+    if len(values) < 2:
+        found = f"only the label {min(values)!r}" if values else "no label"
+        raise DataError(
+            f"{tables[0].origin}: column {task.label} holds {found}, and {task.name} needs two or more; "
+            f"add examples of others, or name another column under tasks.{task.name}.label"
+        )
+    numbers = {value: _number(value) for value in values}
+    if any(np.isnan(number) for number in numbers.values()):
+        return sorted(values)
+    return sorted(values, key=lambda value: (numbers[value], value))
+
+
+def drop_empty_texts(table: Table, text: Sequence[str]) -> tuple[Table, int]:
+    """The table without rows that lack a text, and how many those were; for data nobody here can mend."""
+    columns = [table.columns[name] for name in text if name in table.columns]
+    kept = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(str.strip, texts))]
+    if not kept or len(kept) == len(table):
+        return table, 0
+    rows = {name: [values[row] for row in kept] for name, values in table.columns.items()}
+    numbers = table.numbers or range(1, len(table) + 1)
+    return replace(table, columns=rows, numbers=[numbers[row] for row in kept]), len(table) - len(kept)
+
+
+def _check_column(table: Table, name: str, key: str) -> None:
+    if name not in table.columns:
+        raise DataError(f"{table.origin}: has no column {name!r}; write one of {', '.join(table.columns)} under {key}")
+
+
+def _check_texts(table: Table, task: Task) -> None:
+    for name in task.text:
+        empty = [row for row, text in enumerate(table.columns[name]) if not text or text.isspace()]
+        if empty:
+            raise DataError(
+                f"{table.place(empty[0])}: column {name} is empty, in {len(empty)} of {len(table)} rows; "
+                f"fill or remove them, or name another column under tasks.{task.name}.text"
+            )
+
+
+def _classes(table: Table, task: Task) -> npt.NDArray[np.int64]:
+    known = {label: index for index, label in enumerate(task.labels)}
+    # An index must not be mistaken for a label that is itself a number.
+    by_index = task.name in BUILTIN and not any(label.isdigit() for label in task.labels)
+    if by_index:
+        known |= {str(index): index for index in range(len(task.labels))}
+    values = table.columns[task.label]
+    classes = np.array([known.get(value, -1) for value in values], dtype=np.int64)
+    if (classes < 0).any():
+        row = int(np.argmax(classes < 0))
+        shown = ", ".join(task.labels[:MOST_LABELS_SHOWN]) + (", ..." if len(task.labels) > MOST_LABELS_SHOWN else "")
+        indices = f" (or 0 to {len(task.labels) - 1})" if by_index else ""
+        raise DataError(
+            f"{table.place(row)}: label {values[row]!r} in column {task.label} is not one of {shown}{indices}"
+            f"; mend the row, or list every label under tasks.{task.name}.labels"
+        )
+    return classes
+
+
+def _scores(table: Table, task: Task) -> npt.NDArray[np.float32]:
+    values = table.columns[task.label]
+    low, high = task.score_range
+    try:
+        scores = np.array(values, dtype=np.float64)
+    except ValueError:
+        scores = np.array([_number(value) for value in values])
+    fits = (scores >= low) & (scores <= high)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        what = "is not a number" if np.isnan(scores[row]) else f"lies outside {low:g} to {high:g}"
+        raise DataError(
+            f"{table.place(row)}: score {values[row]!r} in column {task.label} {what}; "
+            f"mend the row, or write another range under tasks.{task.name}.score_range"
+        )
+    return ((scores - low) / (high - low)).astype(np.float32)
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return float("nan")

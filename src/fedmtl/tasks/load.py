@@ -1,0 +1,193 @@
+"""Every task of a config with its examples, wherever they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedmtl.config import Config, SourceConfig
+from fedmtl.errors import ConfigError, DataError
+from fedmtl.seeds import derive_seed
+from fedmtl.tasks.builtin import HubTable
+from fedmtl.tasks.embedded import embedded_columns
+from fedmtl.tasks.examples import (
+    Examples,
+    drop_empty_texts,
+    examples_from,
+    join_examples,
+    labels_in,
+    no_examples,
+)
+from fedmtl.tasks.hub import hub_name, read_hub
+from fedmtl.tasks.membership import own_sources, task_clients
+from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
+from fedmtl.tasks.sources import SUFFIXES, Table, find_table, read_table
+from fedmtl.tasks.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class TaskData:
+    """A task and its examples.
+
+    `train` is what is dealt to the clients without files of their own; the others' are in `client_train` and
+    `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`.
+    """
+
+    task: Task
+    train: Examples
+    validation: Examples
+    client_train: dict[str, Examples]
+    client_validation: dict[str, Examples]
+    origin: str
+    synthetic: bool
+    validation_cut: bool
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A source as read; without a validation table, validation is to be cut from train."""
+
+    train: Table
+    validation: Table | None
+    origin: str
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A source as examples."""
+
+    train: Examples
+    validation: Examples
+    is_cut: bool
+
+
+def load_tasks(config: Config) -> dict[str, TaskData]:
+    """Every task by name, in config order; the same config gives the same examples in the same order.
+
+    Mistakes in the config are reported before the first file is read. A `test` file or split is never read.
+    """
+    holders = task_clients(config)
+    if config.partition.kind == "column" and config.partition.column is None:
+        raise ConfigError("partition.column: found nothing with `kind: column`, write `column: NAME`")
+    tasks = {name: resolve_task(config, name) for name in config.tasks}
+    return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
+
+
+def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
+    name, given = task.name, config.tasks[task.name]
+    brought = {client: _read(source, task) for client, source in own_sources(config, name).items()}
+    shared = None if brings_all(config, name) else _read_shared(config, task)
+    if not task.is_regression and not task.labels:
+        trains = [tables.train for tables in [shared, *brought.values()] if tables]
+        task = resolve_task(config, name, labels_in(trains, task))
+    own = {client: _split(config, task, tables, client) for client, tables in brought.items()}
+    is_dealt = len(brought) < len(holders)
+    if shared:
+        by_column = is_dealt and config.partition.kind == "column"
+        parts = _split(config, task, shared, column=config.partition.column if by_column else None)
+        # Examples that no client gets must not reach a centralized baseline either.
+        parts = parts if is_dealt else replace(parts, train=no_examples(task))
+    else:
+        validation = join_examples(task, (part.validation for part in own.values()))
+        parts = Parts(no_examples(task), validation, any(part.is_cut for part in own.values()))
+    return TaskData(
+        task=task,
+        train=_draw(parts.train, given.train_samples, derive_seed(config.seed, "train_samples", name)),
+        validation=_draw(parts.validation, given.val_samples, derive_seed(config.seed, "val_samples", name)),
+        client_train={client: part.train for client, part in own.items()},
+        client_validation={client: part.validation for client, part in own.items()},
+        origin=shared.origin if shared else f"files of {len(own)} clients",
+        synthetic=shared is not None and shared.synthetic,
+        validation_cut=parts.is_cut,
+    )
+
+
+def _read_shared(config: Config, task: Task) -> Tables:
+    """What belongs to the task itself: the user's source, else the built-in one `data` points to."""
+    data, source = config.data, config.tasks[task.name].source
+    if source:
+        return _read(source, task)
+    builtin = builtin_in_use(config, task.name)
+    assert builtin is not None, f"{task.name} has neither a source nor a built-in one"
+    if builtin.embedded and (builtin.hub is None or data.source == "embedded"):
+        return _read_embedded(builtin.embedded)
+    if data.root is not None and data.source != "hub":
+        return _read_folder(Path(data.root) / task.name, task)
+    assert builtin.hub is not None, f"{task.name} is neither embedded nor on the hub"
+    return _read_builtin_hub(builtin.hub, builtin.text, builtin.label, task)
+
+
+def _read(source: SourceConfig, task: Task) -> Tables:
+    if source.hub is not None:
+        return _read_hub(source, task)
+    assert source.train is not None, "SourceConfig has a file or a hub dataset"
+    validation = None if source.validation is None else read_table(Path(source.validation))
+    return Tables(read_table(Path(source.train)), validation, f"files in {Path(source.train).parent}")
+
+
+def _read_folder(folder: Path, task: Task) -> Tables:
+    train = find_table(folder, ["train"])
+    if train is None:
+        raise DataError(
+            f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(SUFFIXES)}), "
+            f"or write tasks.{task.name}.source"
+        )
+    validation = find_table(folder, ["dev", "validation"])
+    return Tables(read_table(train), None if validation is None else read_table(validation), f"files in {folder}")
+
+
+def _read_embedded(name: str) -> Tables:
+    train = Table(embedded_columns(name, "train"), f"embedded {name} train")
+    validation = Table(embedded_columns(name, "validation"), f"embedded {name} validation")
+    return Tables(train, validation, "embedded (synthetic)", synthetic=True)
+
+
+def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:
+    """A built-in dataset under our column names, which its own names are kept beside."""
+    keys = {"hub": hub.dataset, "subset": hub.subset, "train_split": hub.train_split}
+    source = SourceConfig.model_validate(keys | {"validation_split": hub.validation_split})
+    ours = dict(zip([*text, label], [*hub.text, hub.label], strict=True))
+    return _read_hub(source, task, ours)
+
+
+def _read_hub(source: SourceConfig, task: Task, ours: dict[str, str] | None = None) -> Tables:
+    """Rows without a text are left out: some public datasets have a few, and no user can mend them."""
+
+    def read(split: str) -> tuple[Table, int]:
+        table = read_hub(source, split, task=task.name)
+        named = {name: table.columns[theirs] for name, theirs in (ours or {}).items() if theirs in table.columns}
+        return drop_empty_texts(replace(table, columns=table.columns | named), task.text)
+
+    train, num_empty = read(source.train_split)
+    origin = f"hub {hub_name(source)}"
+    validation = None
+    if source.validation_split is not None:
+        validation, more_empty = read(source.validation_split)
+        num_empty += more_empty
+    return Tables(train, validation, f"{origin}, {num_empty} rows without text left out" if num_empty else origin)
+
+
+def _split(config: Config, task: Task, tables: Tables, client: str = "", column: str | None = None) -> Parts:
+    examples = examples_from(tables.train, task, column)
+    if tables.validation is not None:
+        return Parts(examples, examples_from(tables.validation, task), is_cut=False)
+    if len(examples) < 2:
+        raise DataError(f"{tables.train.origin}: has one example, and validation has to be cut from it; add more")
+    num_validation = min(max(1, round(len(examples) * config.data.validation_fraction)), len(examples) - 1)
+    order = _shuffled(len(examples), derive_seed(config.seed, "validation_cut", task.name, client))
+    validation = replace(examples.take(np.sort(order[:num_validation])), column=None)
+    return Parts(examples.take(np.sort(order[num_validation:])), validation, is_cut=True)
+
+
+def _draw(examples: Examples, count: int | None, seed: int) -> Examples:
+    """That many of the examples in their order, or all when there are no more."""
+    if count is None or count >= len(examples):
+        return examples
+    return examples.take(np.sort(_shuffled(len(examples), seed)[:count]))
+
+
+def _shuffled(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.random.Generator(np.random.PCG64(seed)).permutation(count)

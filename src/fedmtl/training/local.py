@@ -1,0 +1,145 @@
+"""The local loop: a bound model, some shards, a number of steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.errors import FedmtlError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.keys import Key
+from fedmtl.model.multitask import Inputs
+from fedmtl.seeds import derive_seed
+from fedmtl.tasks.batches import Arrays, Shard, collate, training_batches
+from fedmtl.training.learning_rate import rate_factor
+from fedmtl.training.objective import add_proximal, class_weights, task_loss
+from fedmtl.training.optimizer import (
+    build_optimizer,
+    clip,
+    optimizer_state,
+    restore_optimizer,
+    set_rate,
+    undecayed,
+)
+from fedmtl.training.settings import LocalSettings
+from fedmtl.training.task_order import Step, alternate
+
+# A loss is read back only now and then: on a GPU every reading waits for all work before it.
+CHECK_STEPS = 64
+
+Slots = dict[str, dict[Key, Tensor]]
+
+
+class TrainingFailed(FedmtlError):
+    """A client could not train: its loss was not a number, or it ran out of memory."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Mean training loss per task, the steps taken, and the optimizer's state if it is kept."""
+
+    losses: dict[str, float]
+    steps: int
+    optimizer: Slots
+
+
+def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
+    """A batch on the device, with its labels."""
+    inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))
+    return inputs.to(device), torch.from_numpy(arrays.labels).to(device)
+
+
+def train(
+    bound: BoundModel,
+    shards: Mapping[str, Shard],
+    settings: LocalSettings,
+    *,
+    round_number: int,
+    seed: int,
+    device: torch.device,
+    kept: Slots | None = None,
+) -> Trained:
+    """Train the bound values in place; what happens follows from the arguments alone.
+
+    Dropout draws from torch's global generator, which is seeded here.
+    """
+    torch.manual_seed(derive_seed(seed, "dropout"))
+    parameters = [p for p in bound.parameters.values() if p.requires_grad]
+    anchors = [p.detach().clone() for p in parameters] if settings.proximal else []
+    optimizer = build_optimizer(bound.parameters, undecayed(bound.model), settings)
+    if kept:
+        restore_optimizer(optimizer, bound.parameters, kept)
+    weights = {
+        task: _to_device(class_weights(bound.model.tasks[task], s.labels[s.indices]), device)
+        for task, s in shards.items()
+    }
+    plan = list(planned_steps(shards, settings, seed))
+    losses: list[Tensor] = []
+    bound.model.train()
+    for number, (task, batch) in enumerate(plan):
+        inputs, labels = to_tensors(collate(shards[task], batch, bound.model.pad_id, bound.index), device)
+        outputs = bound.use(task)(task, inputs)
+        loss = task_loss(bound.model.tasks[task], outputs, labels, weights[task])
+        losses.append(loss.detach())
+        optimizer.zero_grad(set_to_none=True)
+        (loss * settings.loss_weights[task]).backward()  # type: ignore[no-untyped-call]
+        if settings.proximal:
+            add_proximal(parameters, anchors, settings.proximal)
+        clip(parameters, settings.max_grad_norm)
+        done = round_number - 1 + number / len(plan)
+        set_rate(optimizer, settings.learning_rates[task] * rate_factor(settings, done))
+        optimizer.step()
+        if (number + 1) % CHECK_STEPS == 0:
+            _check_finite(losses, plan, settings)
+    bound.model.eval()
+    _check_finite(losses, plan, settings)
+    return Trained(
+        _mean_losses(losses, plan),
+        len(plan),
+        optimizer_state(optimizer, bound.parameters) if settings.keep_optimizer else {},
+    )
+
+
+def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSettings) -> None:
+    recent = losses[-CHECK_STEPS:]
+    if recent and not bool(torch.stack(recent).isfinite().all()):
+        number, value = next((i, v.item()) for i, v in enumerate(losses) if not math.isfinite(v.item()))
+        task = plan[number][0]
+        raise TrainingFailed(
+            f"the loss of {task} became {value} at step {number + 1}; lower training.learning_rate "
+            f"({settings.learning_rates[task]:g}) or set training.max_grad_norm"
+        )
+
+
+def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:
+    sums: dict[str, tuple[float, int]] = {}
+    for value, (task, batch) in zip(torch.stack(losses).tolist() if losses else [], plan, strict=True):
+        total, count = sums.get(task, (0.0, 0))
+        sums[task] = (total + value * len(batch), count + len(batch))
+    return {task: total / count for task, (total, count) in sums.items()}
+
+
+def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int) -> Iterator[Step]:
+    """The (task, batch) of every step of the round."""
+    epochs = itertools.count() if settings.steps else range(settings.epochs)
+    steps = (
+        step
+        for epoch in epochs
+        for step in alternate(
+            {
+                task: training_batches(shard, settings.batch_size, derive_seed(seed, "batches", task, epoch))
+                for task, shard in shards.items()
+            }
+        )
+    )
+    return itertools.islice(steps, settings.steps) if settings.steps else steps
+
+
+def _to_device(values: np.ndarray | None, device: torch.device) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values).to(device)

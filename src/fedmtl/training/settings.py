@@ -1,0 +1,69 @@
+"""What the server tells a client about training in one round; plain values, so that they travel as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedmtl.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    num_rounds: int
+    epochs: int
+    steps: int | None
+    batch_size: int
+    optimizer: str
+    learning_rates: Mapping[str, float]
+    loss_weights: Mapping[str, float]
+    momentum: float
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    max_grad_norm: float
+    schedule: str
+    warmup_rounds: float
+    step_rounds: int
+    step_factor: float
+    proximal: float
+    keep_optimizer: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> LocalSettings:
+        return LocalSettings(**{**values, "betas": tuple(values["betas"])})
+
+
+def local_settings(
+    training: TrainingConfig,
+    learning_rates: Mapping[str, float | None],
+    weights: Mapping[str, float],
+    *,
+    keep_optimizer: bool,
+) -> LocalSettings:
+    """The config's training section with every task's own learning rate and loss weight filled in."""
+    in_loss = training.task_weight_in == "loss"
+    return LocalSettings(
+        num_rounds=training.num_rounds,
+        epochs=training.local_epochs,
+        steps=training.local_steps,
+        batch_size=training.batch_size,
+        optimizer=training.optimizer,
+        learning_rates={task: rate or training.learning_rate for task, rate in learning_rates.items()},
+        loss_weights={task: weight if in_loss else 1.0 for task, weight in weights.items()},
+        momentum=training.momentum,
+        betas=training.betas,
+        epsilon=training.epsilon,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        schedule=training.schedule,
+        warmup_rounds=training.warmup_rounds,
+        step_rounds=training.step_rounds,
+        step_factor=training.step_factor,
+        proximal=training.proximal,
+        keep_optimizer=keep_optimizer,
+    )

@@ -1,0 +1,274 @@
+import ast
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import fedmtl.report
+from fedmtl.errors import DataError, RunNotFound
+from fedmtl.report.page import render, write_report
+
+from .fake_run import CONFIG, DIGEST, build_events, clients, start, training, write_folder
+
+HOSTILE = "<script>alert('x')</script>"
+WITHOUT_END = {"meta", "br"}
+
+
+class Reader(HTMLParser):
+    """Collects text, tags and attributes; fails on a tag that is not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in WITHOUT_END:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += f"{data}|"
+
+
+def page_of(events: list[dict[str, object]], config: str = CONFIG) -> str:
+    return render(events, config, "first")
+
+
+RUNS = {
+    "whole": build_events(),
+    "before training": build_events(0, num_rounds=0),
+    "still running": [*build_events(3, ended=False), *training(4)],
+    "only started": [start()],
+    "empty": [],
+    "no evaluation": [event for event in build_events() if event["event"] != "evaluation"],
+    "no round": [event for event in build_events() if event["event"] != "round"],
+}
+
+
+@pytest.mark.parametrize("events", RUNS.values(), ids=RUNS)
+def test_page_is_well_formed_whatever_the_run_left(events):
+    page = page_of(events)
+    reader = Reader(page)
+    assert page.startswith("<!doctype html>")
+    assert sum(tag == "section" for tag, _ in reader.tags) == 9
+    assert "nan" not in reader.text.lower().split("|")
+
+
+@pytest.mark.parametrize("events", RUNS.values(), ids=RUNS)
+def test_page_asks_for_nothing_outside_itself(events):
+    page = page_of(events)
+    for _, attributes in Reader(page).tags:
+        assert not {"src", "srcset", "data", "action"} & set(attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "default-src 'none'" in page.replace("&#x27;", "'")
+
+
+def test_data_cannot_become_markup():
+    events = build_events(2)
+    events[0]["encoder"] = HOSTILE
+    events[0]["tasks"][HOSTILE] = events[0]["tasks"].pop("sst2")
+    for event in events:
+        if event.get("task") == "sst2":
+            event["task"] = HOSTILE
+        if event["event"] == "clients":
+            event["clients"][HOSTILE] = event["clients"].pop("forum")
+        if event.get("client") == "forum":
+            event["client"] = HOSTILE
+        if event["event"] == "plan":
+            event["rules"].insert(0, [HOSTILE, HOSTILE])
+        if event["event"] == "data":
+            event["source"] = HOSTILE
+    events.insert(-1, {"event": "failure", "round": 2, "client": HOSTILE, "reason": f'"{HOSTILE}', "bytes_down": 1})
+    events[-1]["reason"] = HOSTILE
+    page = render(events, f"</code></pre>{HOSTILE}", HOSTILE)
+    reader = Reader(page)
+    assert "script" not in {tag for tag, _ in reader.tags}
+    assert "<script" not in page
+    assert reader.text.count(HOSTILE) > 8
+
+
+def test_synthetic_badge_is_there_only_for_synthetic_data():
+    assert "|synthetic data|" in Reader(page_of(build_events())).text
+    assert "|synthetic data|" not in Reader(page_of(build_events(synthetic=False))).text
+
+
+def test_status_and_its_reason_are_shown():
+    events = build_events(2)
+    events[-1].update(status="failed", reason="round 3: 1 client answered, 2 are needed")
+    text = Reader(page_of(events)).text
+    assert "|failed|synthetic data|round 3: 1 client answered, 2 are needed|" in text
+    assert "2 of 8" in text
+
+
+def test_run_without_end_is_not_called_done():
+    text = Reader(page_of(build_events(3, ended=False))).text
+    assert "|not ended|" in text
+    assert "|done|" not in text
+
+
+def test_end_before_a_resume_does_not_count():
+    first = build_events(2)
+    again = build_events(3, ended=False)
+    resumed = [*first, *(event for event in again if event.get("round") == 3)]
+    assert "|not ended|" in Reader(page_of(resumed)).text
+
+
+def test_totals_are_the_sums_over_rounds():
+    # Rounds 1 and 2, all but library (it joins in 3), up: (800 + 850 + 900 + 950 + 1000) kB = 4.5 MB each.
+    # Down: 5 * 900 kB = 4.5 MB each.
+    text = Reader(page_of(build_events(2))).text
+    assert "|Sent by clients|9 MB|Sent to clients|9 MB|" in text
+
+
+def test_hash_can_be_copied_whole():
+    assert f"|{DIGEST}|" in Reader(page_of(build_events())).text
+
+
+def test_config_is_shown_as_it_is():
+    assert f"|{CONFIG}|" in Reader(page_of(build_events())).text
+
+
+def test_failure_names_client_round_and_reason():
+    text = Reader(page_of(build_events())).text
+    reason = "encoder.layer.1.output.dense.weight: has a value that is not finite"
+    assert f"|forum|4|{reason}|900 kB|" in text
+    assert "No client failed." not in text
+    assert "|No client failed.|" in Reader(page_of(build_events(3))).text
+
+
+def test_client_row_adds_up_its_updates_and_failures():
+    # forum, 8 rounds: 7 updates of 950 kB = 6.65 MB up; 8 * 900 kB = 7.2 MB down; 3.5 s each.
+    assert "|forum|all|7|1|3.5 s|6.65 MB|7.2 MB|" in Reader(page_of(build_events())).text
+
+
+def test_early_stop_and_late_joining_are_marked_in_the_curves():
+    text = Reader(page_of(build_events())).text
+    assert "|head fixed, best round 4|" in text
+    assert "qqp stopped early after round 7: its head stays as it was in round 4, which scored .741" in text
+    assert "|joins|" not in text
+    late = build_events()
+    for event in late:
+        if event["event"] == "round" and event["round"] < 3:
+            event["tasks"]["stsb"] = 0
+    assert "|joins|" in Reader(page_of(late)).text
+
+
+def test_unbounded_metrics_do_not_flatten_the_curves():
+    events = build_events()
+    for event in events:
+        if event["event"] == "evaluation" and event["task"] == "stsb":
+            event["metrics"]["r2"] = -20.0
+    # A tick of -10 or -20 would show that r2 shares the axis of pearson.
+    assert not re.search(r"\|−\d0\|", Reader(page_of(events)).text)
+
+
+def test_every_level_of_the_plan_is_named():
+    text = Reader(page_of(build_events())).text
+    # 3,972,864 of 4,386,565 parameters is 90.6 %.
+    assert "|embeddings|all|3,972,864|90.6%|" in text
+    assert "|encoder.layer.1|group|198,272|4.5%|" in text
+    assert "|heads.stsb|client|129|<0.1%|" in text
+    assert "|heads.*|task|" in text
+    assert "Groups of tasks: pair (qqp, stsb)." in text
+
+
+def test_data_says_where_validation_came_from():
+    text = Reader(page_of(build_events())).text
+    assert "|stsb|regression|data/stsb/train.tsv.gz|1,110|12 |1.1%|123 |cut from train|" in text
+
+
+def test_partition_map_shows_rounds_and_examples():
+    reader = Reader(page_of(build_events()))
+    assert "|library|from 3|" in reader.text
+    assert "|bank|until 6|" in reader.text
+    assert "1,200 examples: negative 900, positive 300" in reader.text
+
+
+def test_two_hundred_clients_become_bars_not_rows():
+    many = clients()
+    many["clients"] = {f"c{i}": {"tasks": {"sst2": {"examples": i, "labels": {"positive": i}}}} for i in range(1, 201)}
+    page = page_of([start(), many])
+    # Sizes 1 to 200: the median is 100.5, shown as a whole number.
+    assert "200 clients, 1–200 examples (median 100)" in page
+    assert page.count('class="bar"') == 200
+    assert "Examples per client and task" not in page
+
+
+def test_pictures_and_tables_speak_to_those_who_do_not_see_them():
+    page = page_of(build_events())
+    for picture in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        assert re.match(r'<svg role="img" [^>]*><title>[^<]+</title><desc>[^<]+</desc>', picture)
+    for _, attributes in (entry for entry in Reader(page).tags if entry[0] == "th"):
+        assert attributes["scope"] in {"row", "col"}
+
+
+def test_writing_replaces_the_page_and_leaves_nothing_else(tmp_path):
+    folder = write_folder(tmp_path / "night-run")
+    (folder / "report.html").write_text("old")
+    page = write_report(folder)
+    assert page == folder / "report.html"
+    assert "<h1>night-run</h1>" in page.read_text(encoding="utf-8")
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "events.jsonl", "report.html"}
+
+
+def test_same_folder_gives_the_same_page(tmp_path):
+    folder = write_folder(tmp_path / "run")
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+
+
+def test_half_written_last_line_is_ignored(tmp_path):
+    folder = write_folder(tmp_path / "run", build_events(2, ended=False))
+    whole = write_report(folder).read_bytes()
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "round", "rou')
+    assert write_report(folder).read_bytes() == whole
+
+
+def test_broken_line_is_named(tmp_path):
+    folder = write_folder(tmp_path / "run", build_events(0))
+    text = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text("{oops\n" + text)
+    with pytest.raises(DataError, match=r"events\.jsonl:1: is not JSON"):
+        write_report(folder)
+
+
+def test_folder_without_events_is_no_run(tmp_path):
+    with pytest.raises(RunNotFound, match=r"events\.jsonl: no such file"):
+        write_report(tmp_path)
+
+
+def test_report_needs_only_the_standard_library():
+    needed = set()
+    for path in Path(fedmtl.report.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                needed |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                needed.add(str(node.module).split(".")[0])
+    allowed = {
+        "__future__",
+        "collections",
+        "dataclasses",
+        "html",
+        "json",
+        "math",
+        "pathlib",
+        "statistics",
+        "typing",
+    }
+    assert needed <= allowed | {"fedmtl"}
