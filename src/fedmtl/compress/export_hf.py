@@ -3,10 +3,11 @@
 `AutoModelForSequenceClassification` puts its own layers between the encoder and the last linear one. What
 our model does instead is written into those layers:
 
-* `pooler`: BERT and ALBERT have it; their head is then ours as it stands.
-* `cls`: the layer in between (dense, then tanh, ReLU or GELU) is made the identity within float32. tanh is
-  linear near 0, so it gets a small multiple of its input and the head takes it back; ReLU and GELU are
-  linear far above 0, so their input is shifted there and the head's bias takes it back.
+* `pooler`: BERT and ALBERT have it; their head is then ours as it stands. RoBERTa and MPNet have none, but
+  their head begins with the same two steps (dense, tanh).
+* `cls` before a tanh: it is linear near 0, so it gets a small multiple of its input and the head takes it back.
+* `cls` before a ReLU or GELU: f(z) - f(-z) = z for both, so that layer computes our outputs, each with both
+  signs, and the last one takes the differences.
 * `mean`, `pair: dual` and heads behind a normalisation have no place there and are refused.
 
 A head of one output becomes one of two, (0, z): their softmax is the sigmoid of z. A regression's head is
@@ -21,17 +22,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.saved import SavedModel
 from fedmtl.tasks.task import Task
 
-# tanh(x) is x within one rounding of float32 for |x| under 3e-4; hidden states stay under 30.
-SMALL = 1e-5
-# Above any hidden state of these encoders, where ReLU and GELU are the identity.
-SHIFT = 32.0
+# tanh(x) is x within one rounding of float32 for |x| under 3e-4, so hidden states may reach 300. A power of
+# two: multiplying by it and dividing again loses nothing.
+SMALL = 2.0**-20
 
 Linear = tuple[Tensor, Tensor]
 
@@ -43,7 +43,7 @@ def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, P
         try:
             written[name] = _export_task(saved, bound, task, folder / name)
         except ModelError as error:
-            written[name] = str(error)
+            written[name] = f"{name}: {error}"
     return written
 
 
@@ -51,23 +51,32 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     kind = saved.encoder.module.config.model_type
     pool = saved.model.pools[task.name]
     if task.is_dual:
-        raise ModelError(f"{task.name}: pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
+        raise ModelError("pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
     if pool == "mean":
-        raise ModelError(f"{task.name}: pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
+        raise ModelError("pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
     build = LAYOUTS.get((kind, pool))
     if build is None:
-        raise ModelError(f"{task.name}: {kind} with `pool: {pool}` has no equal in plain transformers")
+        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
     model = bound.use(task.name)
     head = _plain_head(task, model.heads[task.name])
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
     _describe(config, task, len(head[1]))
-    classifier = AutoModelForSequenceClassification.from_config(config).eval()
+    classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         _copy_encoder(classifier, model.encoder)
-        build(classifier, head)
+        build(classifier, model.encoder, head)
     classifier.save_pretrained(folder)
-    saved.encoder.tokenizer.save_pretrained(folder)
+    _save_tokenizer(saved, folder)
     return folder
+
+
+def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
+    """A tokenizer that gives the inputs our encoder gets, and with `truncation=True` cuts where we do."""
+    saved.encoder.tokenizer.save_pretrained(folder)
+    names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in saved.model.accepts]
+    AutoTokenizer.from_pretrained(
+        folder, model_input_names=names, model_max_length=saved.max_length, local_files_only=True
+    ).save_pretrained(folder)
 
 
 def _plain_head(task: Task, head: Any) -> Linear:
@@ -112,43 +121,55 @@ def _set_small_identity(layer: Any) -> None:
     _set(layer, SMALL * torch.eye(width), torch.zeros(width))
 
 
-def _set_shifted_identity(layer: Any) -> None:
-    width = layer.weight.shape[0]
-    _set(layer, torch.eye(width), torch.full((width,), SHIFT))
+def _set_split(layer: Any, last: Any, head: Linear) -> None:
+    weight, bias = head
+    num, width = len(bias), layer.weight.shape[0]
+    if 2 * num > width:
+        raise ModelError(f"{num} labels do not fit: the layer before the last has room for {width // 2}")
+    _set(layer, torch.zeros_like(layer.weight), torch.zeros_like(layer.bias))
+    layer.weight[: 2 * num].copy_(torch.cat([weight, -weight]))
+    layer.bias[: 2 * num].copy_(torch.cat([bias, -bias]))
+    _set(last, torch.zeros_like(last.weight), torch.zeros_like(last.bias))
+    last.weight[:, : 2 * num].copy_(torch.cat([torch.eye(num), -torch.eye(num)], dim=1))
 
 
-def _through_pooler(model: Any, head: Linear) -> None:
+def _through_pooler(model: Any, encoder: Any, head: Linear) -> None:
     _set(model.classifier, *head)
 
 
-def _bert_cls(model: Any, head: Linear) -> None:
+def _pooler_in_head(model: Any, encoder: Any, head: Linear) -> None:
+    _set(model.classifier.dense, encoder.pooler.dense.weight, encoder.pooler.dense.bias)
+    _set(model.classifier.out_proj, *head)
+
+
+def _bert_cls(model: Any, encoder: Any, head: Linear) -> None:
     _set_small_identity(model.base_model.pooler.dense)
     _set(model.classifier, head[0] / SMALL, head[1])
 
 
-def _albert_cls(model: Any, head: Linear) -> None:
+def _albert_cls(model: Any, encoder: Any, head: Linear) -> None:
     _set_small_identity(model.base_model.pooler)
     _set(model.classifier, head[0] / SMALL, head[1])
 
 
-def _tanh_head_cls(model: Any, head: Linear) -> None:
+def _tanh_head_cls(model: Any, encoder: Any, head: Linear) -> None:
     _set_small_identity(model.classifier.dense)
     _set(model.classifier.out_proj, head[0] / SMALL, head[1])
 
 
-def _gelu_head_cls(model: Any, head: Linear) -> None:
-    _set_shifted_identity(model.classifier.dense)
-    _set(model.classifier.out_proj, head[0], head[1] - SHIFT * head[0].sum(1))
+def _gelu_head_cls(model: Any, encoder: Any, head: Linear) -> None:
+    _set_split(model.classifier.dense, model.classifier.out_proj, head)
 
 
-def _relu_head_cls(model: Any, head: Linear) -> None:
-    _set_shifted_identity(model.pre_classifier)
-    _set(model.classifier, head[0], head[1] - SHIFT * head[0].sum(1))
+def _relu_head_cls(model: Any, encoder: Any, head: Linear) -> None:
+    _set_split(model.pre_classifier, model.classifier, head)
 
 
-LAYOUTS: dict[tuple[str, str], Callable[[Any, Linear], None]] = {
+LAYOUTS: dict[tuple[str, str], Callable[[Any, Any, Linear], None]] = {
     ("bert", "pooler"): _through_pooler,
     ("albert", "pooler"): _through_pooler,
+    ("roberta", "pooler"): _pooler_in_head,
+    ("mpnet", "pooler"): _pooler_in_head,
     ("bert", "cls"): _bert_cls,
     ("albert", "cls"): _albert_cls,
     ("roberta", "cls"): _tanh_head_cls,

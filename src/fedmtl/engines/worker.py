@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -108,7 +108,9 @@ class WorkerPool:
         ticket, call = next(pending, (None, None))
         worker.ticket, worker.until = ticket, deadline
         if ticket is not None:
-            worker.pipe.send((ticket, call))
+            # A worker that died while it waited is noticed when its answer is read.
+            with suppress(OSError):
+                worker.pipe.send((ticket, call))
 
     def _receive(self, worker: _Worker) -> Answer:
         try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import nn
 
+from fedmtl.errors import ModelError
+from fedmtl.model.encoder import position_origin
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan
@@ -38,26 +39,30 @@ class BoundModel:
             key: nn.Parameter(weights[key].detach().to(device, copy=True), requires_grad=key.scope != "fixed")
             for key in keys
         }
-        self.index = self._compact(rows)
-        self._current: dict[str, Key] = {}
+        self.index = None if rows is None else compact_ids(rows, model.vocabulary_size)
+        self._pad = model.pad_id if self.index is None else int(self.index[model.pad_id])
+        self._check_positions()
         self.use(tasks[0])
 
     def use(self, task: str) -> MultiTaskModel:
-        """The model with this task's values in place."""
+        """The model with this task's values in place, whoever used it in between."""
         places = self.model.canonical()
         for name, key in self.views[task].items():
-            if self._current.get(name) != key:
-                module, leaf = places[name]
+            module, leaf = places[name]
+            if module._parameters[leaf] is not self.parameters[key]:
                 module._parameters[leaf] = self.parameters[key]
-                self._current[name] = key
+        table = self.model.token_table()
+        if table.padding_idx is not None:
+            table.padding_idx = self._pad
         return self.model
 
     def values(self) -> Weights:
         return {key: parameter.detach() for key, parameter in self.parameters.items()}
 
-    def _compact(self, rows: Rows | None) -> np.ndarray | None:
-        """The map from token ids into the compacted table; None where the table is whole."""
-        table = self.model.token_table()
-        if table.padding_idx is not None:
-            table.padding_idx = self.model.pad_id if rows is None else int(np.searchsorted(rows, self.model.pad_id))
-        return None if rows is None else compact_ids(rows, self.model.vocabulary_size)
+    def _check_positions(self) -> None:
+        origin = position_origin(self.model.encoder)
+        if self.index is not None and origin is not None and self.index[origin] != origin:
+            raise ModelError(
+                f"federation.vocabulary_slices: this encoder counts positions from its padding id {origin}, which a "
+                "slice moves; write `vocabulary_slices: false`"
+            )

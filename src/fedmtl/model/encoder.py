@@ -49,7 +49,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of `model.server_model`."""
     if RANDOM_NAME.fullmatch(config.server_model):
         return basic_tokenizer()
-    return _reach(AutoTokenizer.from_pretrained, config.server_model)
+    tokenizer = _reach(AutoTokenizer.from_pretrained, config.server_model)
+    # Where no file holds a vocabulary, transformers makes a tokenizer of special tokens only.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"model.server_model: {config.server_model} has no vocabulary; put its tokenizer.json or vocab.txt there"
+        )
+    return tokenizer
 
 
 def load_encoder(config: ModelConfig, seed: int, keep_pooler: bool | None = None) -> Encoder:
@@ -59,14 +65,16 @@ def load_encoder(config: ModelConfig, seed: int, keep_pooler: bool | None = None
     one, so that it neither trains nor travels; None keeps what was saved.
     """
     tokenizer = load_tokenizer(config)
-    torch.manual_seed(derive_seed(seed, "encoder"))
-    module, missing = _build(config, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "encoder"))
+        module, missing = _build(config, tokenizer)
     pooler_is_saved = getattr(module, "pooler", None) is not None and not any("pooler" in key for key in missing)
     if getattr(module, "pooler", None) is None and keep_pooler:
         raise ModelError(
             f"model.pool: {config.server_model} ({module.config.model_type}) has no pooler; "
             "write `pool: cls` or `pool: mean`"
         )
+    _check_length(module, config)
     has_pooler = pooler_is_saved if keep_pooler is None else keep_pooler
     return describe_encoder(module, tokenizer, config.server_model, has_pooler)
 
@@ -86,16 +94,43 @@ def describe_encoder(module: Any, tokenizer: Any, name: str, has_pooler: bool) -
     )
 
 
+def position_origin(module: nn.Module) -> int | None:
+    """The padding id that positions are counted from, as RoBERTa and MPNet do; None where they start at 0."""
+    table = _position_table(module)
+    return None if table is None else table.padding_idx
+
+
+def _position_table(module: nn.Module) -> nn.Embedding | None:
+    """The table of absolute positions; None where positions are computed."""
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            return part
+    return None
+
+
+def _check_length(module: nn.Module, config: ModelConfig) -> None:
+    table = _position_table(module)
+    if table is None:
+        return
+    limit = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    if config.max_length > limit:
+        raise ModelError(
+            f"model.max_length: found {config.max_length}, but {config.server_model} has {limit} positions; "
+            f"write `max_length: {limit}` or less"
+        )
+
+
 def _build(config: ModelConfig, tokenizer: Any) -> tuple[Any, list[str]]:
     """The module, and the names of weights that its files did not have."""
     shape = RANDOM_NAME.fullmatch(config.server_model)
     if shape:
         layers, hidden = int(shape[1]), int(shape[2])
         architecture = _with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
-        return AutoModel.from_config(architecture), []
+        return AutoModel.from_config(architecture, dtype=torch.float32), []
     architecture = _with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
     if config.initial == "random":
-        return AutoModel.from_config(architecture), []
+        # The files may be in half precision; a random start is not.
+        return AutoModel.from_config(architecture, dtype=torch.float32), []
     module, info = _reach(
         AutoModel.from_pretrained,
         config.server_model,
@@ -115,7 +150,7 @@ def _build(config: ModelConfig, tokenizer: Any) -> tuple[Any, list[str]]:
 
 def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:
     heads = max(1, hidden // 64)
-    if layers < 1 or hidden % heads:
+    if layers < 1 or hidden < 1 or hidden % heads:
         raise ModelError(f"model.server_model: random-{layers}x{hidden} cannot be built; take a width divisible by 64")
     return BertConfig(
         vocab_size=len(tokenizer),
@@ -137,22 +172,25 @@ def _with_dropout(architecture: Any, config: ModelConfig) -> Any:
 
 def _reach(load: Any, name: str, **options: Any) -> Any:
     """Call a from_pretrained; an encoder that cannot be reached is one line, never another encoder."""
-    looks_like_path = name.startswith(("/", "./", "../", "~"))
-    if looks_like_path and not Path(name).expanduser().is_dir():
+    looks_like_path = name.startswith(("/", "./", "../"))
+    if looks_like_path and not Path(name).is_dir():
         raise ModelError(f"model.server_model: there is no folder {name}")
     try:
         return load(name, **options)
-    except (OSError, ValueError) as error:
-        where = "the folder" if Path(name).is_dir() else "not a local folder, and the hub was not reached or has no"
-        first = str(error).strip().splitlines()[0][:160]
+    except Exception as error:  # every library a loader calls has its own kinds
+        where = "a folder" if Path(name).is_dir() else "not a folder, and the hub was not reached or has no such name"
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
         raise ModelError(
-            f"model.server_model: cannot load {name} ({where} {name}); "
+            f"model.server_model: cannot load {name} ({where}); "
             f"give a folder with config.json, weights and tokenizer, or `random-2x128` to start from nothing. [{first}]"
         ) from error
 
 
-def _accepts(module: nn.Module) -> frozenset[str]:
+def _accepts(module: Any) -> frozenset[str]:
     offered = {"input_ids", "attention_mask", "token_type_ids"}
+    # With one type of segment, as in RoBERTa, the second text's would be past the end of its table.
+    if getattr(module.config, "type_vocab_size", 2) < 2:
+        offered.remove("token_type_ids")
     return frozenset(offered & set(inspect.signature(module.forward).parameters))
 
 

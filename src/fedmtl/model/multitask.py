@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedmtl.errors import ConfigError
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.keys import HEADS
 from fedmtl.seeds import derive_seed
@@ -43,6 +44,22 @@ class Head(nn.Linear):
         return super().forward(F.dropout(features, self.dropout, self.training))
 
 
+class Heads(nn.Module):
+    """Task -> head; unlike a ModuleDict it takes a task called `type` or `values`."""
+
+    def __init__(self, heads: Mapping[str, Head]) -> None:
+        super().__init__()
+        for task, head in heads.items():
+            if "." in task:
+                raise ConfigError(f"tasks.{task}: has a dot, which separates the parts of a parameter's name; drop it")
+            self._modules[task] = head
+
+    def __getitem__(self, task: str) -> Head:
+        head = self._modules[task]
+        assert isinstance(head, Head)
+        return head
+
+
 class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
@@ -58,7 +75,7 @@ class MultiTaskModel(nn.Module):
         self.vocabulary_size = int(encoder.module.get_parameter(encoder.table).shape[0])
         self.tasks = dict(tasks)
         self.pools = {name: pooling(task, encoder) for name, task in tasks.items()}
-        self.heads = nn.ModuleDict({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
+        self.heads = Heads({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
         self._places = _canonical_places(self.encoder, self.heads)
 
     def forward(self, task: str, inputs: Inputs) -> Tensor:
@@ -99,10 +116,13 @@ class MultiTaskModel(nn.Module):
 
 def _canonical_places(encoder: nn.Module, heads: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     places: dict[str, tuple[nn.Module, str]] = {}
+    seen: set[nn.Parameter] = set()
     for prefix, root in (("", encoder), (HEADS, heads)):
-        for path, _ in root.named_parameters():
-            parent, _, leaf = path.rpartition(".")
-            places[prefix + path] = (root.get_submodule(parent), leaf)
+        for path, module in root.named_modules():
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None and parameter not in seen:
+                    seen.add(parameter)
+                    places[prefix + (f"{path}.{leaf}" if path else leaf)] = (module, leaf)
     return places
 
 

@@ -101,10 +101,10 @@ def _members(members: Any) -> list[str]:
 
 def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
     """Raise a ConfigError for a parameter without a rule, a rule without a parameter, or a head that is shared."""
-    won = {pattern: 0 for pattern, _ in plan.rules}
+    won = [0] * len(plan.rules)
     for name in names:
         level = plan.level(name)
-        won[next(pattern for pattern, _ in plan.rules if fnmatchcase(name, pattern))] += 1
+        won[next(number for number, (pattern, _) in enumerate(plan.rules) if fnmatchcase(name, pattern))] += 1
         if head_task(name) is not None and (level == "all" or level.startswith("group")):
             raise ConfigError(
                 f"sharing.rules: `{name}` is at level {level}, but a head belongs to its task; "
@@ -114,7 +114,7 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
             raise ConfigError(
                 f"sharing.rules: level {level} for `{name}`, but sharing.groups has {len(plan.groups)} depths"
             )
-    for pattern, count in won.items():
+    for (pattern, _), count in zip(plan.rules, won, strict=True):
         if count == 0:
             some = ", ".join(list(names)[:3])
             raise ConfigError(
@@ -139,5 +139,5 @@ def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[s
             values = [weights[origin] for origin in origins if origin in weights]
             if not values or target.scope.startswith("client:"):
                 raise ConfigError(f"sharing: `{name}` cannot move from {old.level(name)} to {new.level(name)} in a run")
-            moved[target] = values[0] if len(values) == 1 else sum(values[1:], values[0]) / len(values)
+            moved[target] = values[0].clone() if len(values) == 1 else sum(values[1:], values[0]) / len(values)
     return moved

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from fedmtl.errors import ModelError
@@ -63,7 +64,7 @@ def load_model(folder: Path) -> SavedModel:
     if not (folder / "tasks.json").exists():
         raise ModelError(f"{folder}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
     record = json.loads((folder / "tasks.json").read_text())
-    module = AutoModel.from_config(AutoConfig.from_pretrained(folder))
+    module = AutoModel.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
     tasks = {name: _task(values) for name, values in record["tasks"].items()}
     plan = record["plan"]

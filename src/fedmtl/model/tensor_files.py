@@ -16,11 +16,16 @@ SEPARATOR = "|"
 
 def save_tensors(path: Path, slots: Mapping[str, Mapping[Key, Tensor]]) -> None:
     """Write slot -> key -> tensor; the file appears under its name only when it is complete."""
-    tensors = {
-        SEPARATOR.join((slot, key.scope, key.name)): tensor.detach().cpu().contiguous()
-        for slot, values in slots.items()
-        for key, tensor in values.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for slot, values in slots.items():
+        for key, value in values.items():
+            tensor = value.detach().cpu().contiguous()
+            # safetensors refuses two names for one memory: a best head may be the current one.
+            if tensor.untyped_storage().data_ptr() in memory:
+                tensor = tensor.clone()
+            memory.add(tensor.untyped_storage().data_ptr())
+            tensors[SEPARATOR.join((slot, key.scope, key.name))] = tensor
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, save(tensors))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fedmtl.model.keys import Weights, layer_of
@@ -43,5 +42,5 @@ def layer_counts(model: MultiTaskModel, plan: SharingPlan) -> list[dict[str, Any
     return [{**entry, "level": ", ".join(entry["level"])} for entry in layers.values()]
 
 
-def count_parameters(weights: Weights, tasks: Sequence[str] = ()) -> int:
+def count_parameters(weights: Weights) -> int:
     return sum(value.numel() for value in weights.values())

@@ -68,15 +68,14 @@ def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | No
 
 
 def _pad(part: TokenPart, batch: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    ids = np.full((len(batch), width), pad_id, dtype=np.int64)
-    mask = np.zeros((len(batch), width), dtype=np.int64)
-    segments = np.zeros((len(batch), width), dtype=np.int64)
-    for row, example in enumerate(batch):
-        start, stop = part.offsets[example], part.offsets[example + 1]
-        ids[row, : stop - start] = part.ids[start:stop]
-        segments[row, : stop - start] = part.segments[start:stop]
-        mask[row, : stop - start] = 1
-    return ids, mask, segments
+    starts, columns = part.offsets[batch], np.arange(width)
+    real = columns < (part.offsets[batch + 1] - starts)[:, None]
+    places = (starts[:, None] + columns)[real]
+    ids = np.full(real.shape, pad_id, dtype=np.int64)
+    segments = np.zeros(real.shape, dtype=np.int64)
+    ids[real] = part.ids[places]
+    segments[real] = part.segments[places]
+    return ids, real.astype(np.int64), segments
 
 
 def _join(part: TokenPart, indices: np.ndarray) -> np.ndarray:

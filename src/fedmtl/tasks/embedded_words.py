@@ -11,10 +11,8 @@ PEOPLE = (
     ("thief", "robber"),
     ("child", "kid"),
     ("soldier", "trooper"),
-    ("sailor", "seaman"),
     ("cook", "chef"),
     ("pilot", "aviator"),
-    ("singer", "vocalist"),
 )
 
 # Past tense and participle are equal, so active and passive share one form.
@@ -29,8 +27,6 @@ VERBS = (
     ("rescued", "saved"),
     ("questioned", "interrogated"),
     ("greeted", "welcomed"),
-    ("frightened", "scared"),
-    ("tricked", "fooled"),
 )
 
 NEGATIONS = ("never", "at no time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.tasks.task import Task
 
-FORMAT = 1
+FORMAT = 2
 BLOCK = 4096
+ARRAYS = ("ids", "segments", "offsets")
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,26 @@ def tokenize(
     task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int, cache: Path
 ) -> tuple[Path, int]:
     """Tokenize unless the cache has it; the folder, and how many examples were truncated."""
+    _check_room(task, tokenizer, max_length)
+    texts = tuple(_mend_surrogates(column) for column in texts)
     folder = cache / _digest(task, texts, tokenizer, max_length)
-    if not (folder / "meta.json").exists():
+    meta = _read_meta(folder)
+    if meta is None:
         columns = [[text] for text in texts] if task.is_dual else [list(texts)]
-        _write(folder, [_encode(tokenizer, column, max_length) for column in columns])
-    return folder, int(json.loads((folder / "meta.json").read_text())["truncated"])
+        meta = _write(folder, [_encode(tokenizer, column, max_length) for column in columns])
+    return folder, meta["truncated"]
 
 
 @lru_cache(maxsize=64)
 def open_tokens(folder: Path) -> Tokens:
     """The tokens in a folder that `tokenize` made, as memory maps."""
     num_parts = json.loads((folder / "meta.json").read_text())["parts"]
-    return Tokens(
-        tuple(
-            TokenPart(
-                *(np.load(folder / f"{part}.{name}.npy", mmap_mode="r") for name in ("ids", "segments", "offsets"))
-            )
-            for part in range(num_parts)
-        )
-    )
+
+    def load(part: int, name: str) -> np.ndarray:
+        # A plain view of the map: indexing np.memmap itself costs several times as much.
+        return np.asarray(np.load(folder / f"{part}.{name}.npy", mmap_mode="r"))
+
+    return Tokens(tuple(TokenPart(*(load(part, name) for name in ARRAYS)) for part in range(num_parts)))
 
 
 def default_cache() -> Path:
@@ -75,16 +79,43 @@ def default_cache() -> Path:
 
 
 def _digest(task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {max_length} {task.is_dual} {type(tokenizer).__name__}".encode())
-    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Neither has an effect here, and every call of the tokenizer changes them.
+    del backend["padding"], backend["truncation"]
+    python_side = [type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.split_special_tokens]
+    head = [FORMAT, max_length, task.is_dual, *python_side, backend, [len(column) for column in texts]]
+    digest = hashlib.sha256(json.dumps(head).encode())
     for column in texts:
-        digest.update(f"\0{len(column)}\0".encode())
-        digest.update("\0".join(column).encode())
+        encoded = [text.encode() for text in column]
+        # The lengths say where a text ends, whatever characters it holds.
+        digest.update(np.asarray([len(text) for text in encoded], dtype="<i8").data)
+        digest.update(b"".join(encoded))
     return digest.hexdigest()[:32]
+
+
+def _check_room(task: Task, tokenizer: Any, max_length: int) -> None:
+    """Raise a ConfigError where no token of a text would be left; the tokenizer then would not truncate at all."""
+    if not tokenizer.is_fast:
+        raise ModelError("model.server_model: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
+    num_texts = 2 if task.is_pair and not task.is_dual else 1
+    least = tokenizer.num_special_tokens_to_add(pair=num_texts == 2) + num_texts
+    if max_length < least:
+        raise ConfigError(f"model.max_length: {max_length} leaves {task.name} no room for text; write {least} or more")
+
+
+def _mend_surrogates(texts: list[str]) -> list[str]:
+    """Halves of characters, which JSON can hold and UTF-8 cannot: pairs joined, single ones become U+FFFD."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return [text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for text in texts]
+    return texts
 
 
 def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[TokenPart, np.ndarray]:
     """The tokens, and which examples were truncated."""
+    # A call leaves its padding and truncation in the tokenizer, and the caller's own is saved with the model.
+    tokenizer = copy.deepcopy(tokenizer)
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
     lengths: list[int] = []
@@ -103,19 +134,36 @@ def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[
     return part, np.asarray(truncated, dtype=bool)
 
 
-def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
+def _read_meta(folder: Path) -> dict[str, int] | None:
+    """What `_write` noted; None where it did not finish."""
     try:
-        for number, (part, _) in enumerate(encoded):
-            for name in ("ids", "segments", "offsets"):
-                np.save(temporary / f"{number}.{name}.npy", getattr(part, name))
-        truncated = np.logical_or.reduce([cut for _, cut in encoded])
-        (temporary / "meta.json").write_text(json.dumps({"parts": len(encoded), "truncated": int(truncated.sum())}))
-        temporary.rename(folder)
-    except OSError:
-        # Another process may have finished the same folder first; anything else is a real fault.
-        if not (folder / "meta.json").exists():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        meta: dict[str, int] = json.loads((folder / "meta.json").read_text())
+        return meta
+    except (OSError, ValueError):
+        return None
+
+
+def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> dict[str, int]:
+    """Write all or nothing; return the folder's meta."""
+    truncated = np.logical_or.reduce([cut for _, cut in encoded])
+    meta = {"parts": len(encoded), "truncated": int(truncated.sum())}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tokens-", dir=folder.parent) as temporary:
+            whole = Path(temporary) / folder.name
+            whole.mkdir()
+            for number, (part, _) in enumerate(encoded):
+                for name in ARRAYS:
+                    np.save(whole / f"{number}.{name}.npy", getattr(part, name))
+            (whole / "meta.json").write_text(json.dumps(meta))
+            if _read_meta(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+            whole.rename(folder)
+    except OSError as error:
+        # Another process may have finished the same folder first.
+        if _read_meta(folder) is None:
+            raise FedmtlError(
+                f"data.cache: cannot write tokens to {folder.parent} ({error.strerror or error}); "
+                "make room there, or name another folder"
+            ) from error
+    return meta

@@ -15,7 +15,7 @@ def rate_factor(settings: LocalSettings, rounds_done: float) -> float:
     if settings.schedule == "constant":
         return 1.0
     if settings.schedule == "step":
-        return settings.step_factor ** math.floor(rounds_done / settings.step_rounds)
+        return settings.step_factor ** math.floor((rounds_done - warmup) / settings.step_rounds)
     left = settings.num_rounds - warmup
     progress = min(1.0, (rounds_done - warmup) / left) if left > 0 else 1.0
     if settings.schedule == "linear":

@@ -87,14 +87,16 @@ def train(
         outputs = bound.use(task)(task, inputs)
         loss = task_loss(bound.model.tasks[task], outputs, labels, weights[task])
         losses.append(loss.detach())
-        optimizer.zero_grad(set_to_none=True)
-        (loss * settings.loss_weights[task]).backward()  # type: ignore[no-untyped-call]
-        if settings.proximal:
-            add_proximal(parameters, anchors, settings.proximal)
-        clip(parameters, settings.max_grad_norm)
-        done = round_number - 1 + number / len(plan)
-        set_rate(optimizer, settings.learning_rates[task] * rate_factor(settings, done))
-        optimizer.step()
+        # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
+        if loss.requires_grad:
+            optimizer.zero_grad(set_to_none=True)
+            (loss * settings.loss_weights[task]).backward()  # type: ignore[no-untyped-call]
+            if settings.proximal:
+                add_proximal(parameters, anchors, settings.proximal)
+            clip(parameters, settings.max_grad_norm)
+            done = round_number - 1 + number / len(plan)
+            set_rate(optimizer, settings.learning_rates[task] * rate_factor(settings, done))
+            optimizer.step()
         if (number + 1) % CHECK_STEPS == 0:
             _check_finite(losses, plan, settings)
     bound.model.eval()
@@ -111,9 +113,11 @@ def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSetting
     if recent and not bool(torch.stack(recent).isfinite().all()):
         number, value = next((i, v.item()) for i, v in enumerate(losses) if not math.isfinite(v.item()))
         task = plan[number][0]
+        norm = settings.max_grad_norm
         raise TrainingFailed(
             f"the loss of {task} became {value} at step {number + 1}; lower training.learning_rate "
-            f"({settings.learning_rates[task]:g}) or set training.max_grad_norm"
+            f"({settings.learning_rates[task]:g} for {task}) or "
+            + (f"training.max_grad_norm ({norm:g})" if norm else "set training.max_grad_norm")
         )
 
 
@@ -127,6 +131,8 @@ def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:
 
 def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int) -> Iterator[Step]:
     """The (task, batch) of every step of the round."""
+    if not any(len(shard) for shard in shards.values()):
+        return iter(())  # Without a batch in any epoch, `steps` would never be reached.
     epochs = itertools.count() if settings.steps else range(settings.epochs)
     steps = (
         step

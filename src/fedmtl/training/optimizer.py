@@ -34,7 +34,6 @@ def build_optimizer(
         }
         for is_plain in (False, True)
     ]
-    groups = [group for group in groups if group["params"]]
     if settings.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum)
     return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.epsilon, fused=True)

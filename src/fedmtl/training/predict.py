@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import num_outputs
 from fedmtl.tasks.batches import Shard, collate, sorted_batches
 from fedmtl.training.local import to_tensors
 from fedmtl.training.objective import example_losses
@@ -16,9 +17,10 @@ def predict(
     bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
 ) -> tuple[np.ndarray, float]:
     """The outputs in the order of `shard.indices`, and the summed loss."""
-    model = bound.use(task)
-    outputs: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
+    # A client whose training failed leaves the model in training mode.
+    model = bound.use(task).eval()
+    outputs = [np.zeros((0, num_outputs(model.tasks[task])), dtype=np.float32)]
+    positions = [np.zeros(0, dtype=np.int64)]
     loss = 0.0
     for batch in sorted_batches(shard, batch_size):
         inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)

@@ -1,0 +1,91 @@
+"""A federation small enough to work out by hand: one number for the encoder, one for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from fedmtl.config import EvaluationConfig, FederationConfig
+from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
+from fedmtl.federation.strategy import Strategy
+from fedmtl.model.keys import Key
+from fedmtl.model.plan import SharingPlan
+from fedmtl.tasks.metrics import Scores
+from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
+
+PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
+ENCODER = Key("all", "layer")
+NAMES = ("layer", "heads.sst2.w", "heads.stsb.w")
+SETTINGS = LocalSettings(
+    num_rounds=3, epochs=1, steps=None, batch_size=1, optimizer="sgd", learning_rates={}, loss_weights={}, momentum=0.0,
+    betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0, schedule="constant", warmup_rounds=0.0,
+    step_rounds=1, step_factor=1.0, proximal=0.0, keep_optimizer=False,
+)  # fmt: skip
+Answers = Callable[[Job], "Update | Failure | None"]
+
+
+def head(task: str) -> Key:
+    return Key(f"task:{task}", f"heads.{task}.w")
+
+
+def start() -> State:
+    return State(0, {key: torch.zeros(1) for key in (ENCODER, head("sst2"), head("stsb"))}, PLAN)
+
+
+def make_strategy(patience: int | None = None, **federation: object) -> Strategy:
+    tasks = {
+        "sst2": Task("sst2", "classification", ("sentence",), "label", "accuracy", ("no", "yes"), patience=patience),
+        "stsb": Task("stsb", "regression", ("a", "b"), "label", "pearson"),
+    }
+    owned = {"a": ("sst2",), "b": ("sst2",), "c": ("stsb",)}
+    return Strategy(
+        tasks=tasks,
+        names=NAMES,
+        table="layer",
+        active_tasks=lambda client, number: owned[client],
+        federation=FederationConfig.model_validate({"vocabulary_slices": False, **federation}),
+        evaluation=EvaluationConfig(),
+        settings=SETTINGS,
+        task_weights={"sst2": 1.0, "stsb": 1.0},
+        seed=0,
+    )
+
+
+def trained(job: Job, step: float = 1.0) -> Update:
+    """Every value of the job moved by one step; client b has three examples, the others one."""
+    delta = {key: torch.full_like(value, step) for key, value in job.weights.items() if key.scope != "fixed"}
+    count = 3 if job.client == "b" else 1
+    return Update(job.round, job.client, job.tasks, delta, job.rows, dict.fromkeys(job.tasks, count), {})
+
+
+class FakeEngine:
+    """Answers as told; keeps the jobs it was given."""
+
+    def __init__(self, answer: Answers = trained) -> None:
+        self.answer = answer
+        self.jobs: list[Job] = []
+
+    def clients(self) -> dict[str, ClientInfo]:
+        return {
+            "a": ClientInfo({"sst2": 1}),
+            "b": ClientInfo({"sst2": 3}),
+            "c": ClientInfo({"stsb": 1}),
+        }
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        for job in jobs:
+            self.jobs.append(job)
+            answer = self.answer(job)
+            if answer is not None:
+                yield answer
+
+
+def scores(**values: float | None) -> Evaluation:
+    """An evaluation with these main metrics."""
+    metric = {"sst2": "accuracy", "stsb": "pearson"}
+    by_task = {task: Scores({metric[task]: value}, {}, None, 0.0, 1) for task, value in values.items()}
+    known = [value for value in values.values() if value is not None]
+    overall = sum(known) / len(known) if len(known) == len(values) else None
+    return Evaluation(by_task, {}, overall, values.get("sst2"))

@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from fedmtl.federation.client_state import fixed_digest, load_state, remember_fixed, save_state
+from fedmtl.model.keys import Key
+
+OWN = Key("client:c1", "heads.sst2.weight")
+FROZEN = Key("fixed", "layer")
+
+
+def values(number: float) -> dict:
+    return {"values": {OWN: torch.tensor([number])}}
+
+
+def test_a_client_one_round_ahead_steps_back(tmp_path):
+    save_state(tmp_path, 1, values(1.0), before=0)
+    save_state(tmp_path, 2, values(2.0), before=1)
+    # the server was killed before it accepted round 2: it names round 1 again
+    assert load_state(tmp_path, 1)["values"][OWN].item() == 1.0
+    assert load_state(tmp_path, 2)["values"][OWN].item() == 2.0
+
+
+def test_only_this_round_and_the_last_accepted_one_are_kept(tmp_path):
+    for number in range(1, 6):
+        save_state(tmp_path, number, values(float(number)), before=number - 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-0004.safetensors", "round-0005.safetensors"]
+
+
+def test_round_zero_is_a_fresh_start_whatever_lies_there(tmp_path):
+    save_state(tmp_path, 1, values(1.0), before=0)
+    assert load_state(tmp_path, 0) == {}
+
+
+def test_a_client_without_anything_of_its_own_writes_nothing(tmp_path):
+    save_state(tmp_path / "c", 1, {"values": {}}, before=0)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_fixed_value_is_kept_by_its_digest(tmp_path):
+    value = torch.tensor([3.0])
+    digest = {"layer": fixed_digest(FROZEN, value)}
+    remember_fixed(tmp_path, {FROZEN: value}, digest)
+    assert remember_fixed(tmp_path, {}, digest)[FROZEN].item() == 3.0
+    with pytest.raises(KeyError, match="layer"):
+        remember_fixed(tmp_path, {}, {"layer": fixed_digest(FROZEN, torch.tensor([4.0]))})

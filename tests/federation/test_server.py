@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedmtl.federation.messages import Failure, Job, Update
+from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.model.keys import Key
+
+from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
+
+
+def flat(state):
+    return scores(sst2=0.5, stsb=0.5)
+
+
+def run(engine=None, evaluate=flat, state=None, **federation):
+    return list(rounds(state or start(), make_strategy(**federation), engine or FakeEngine(), evaluate))
+
+
+def test_round_0_is_the_start_and_row_n_the_model_after_round_n():
+    turns = run()
+    assert [turn.number for turn in turns] == [0, 1, 2, 3]
+    assert [turn.state.weights[ENCODER].item() for turn in turns] == [0.0, 1.0, 2.0, 3.0]
+    assert turns[0].updates == ()
+
+
+def test_a_head_moves_only_when_a_client_of_its_task_returned():
+    def answer(job: Job):
+        return Failure(job.round, job.client, "away") if job.client == "c" else trained(job)
+
+    last = run(FakeEngine(answer))[-1].state
+    assert last.weights[head("sst2")].item() == 3.0
+    assert last.weights[head("stsb")].item() == 0.0
+    assert last.weights[ENCODER].item() == 3.0
+
+
+def bad_shape(job):
+    return replace(trained(job), delta={ENCODER: torch.ones(2)})
+
+
+def not_a_number(job):
+    return replace(trained(job), delta={ENCODER: torch.tensor([float("nan")])})
+
+
+def another_head(job):
+    return replace(trained(job), delta={head("stsb"): torch.ones(1)})
+
+
+def old_round(job):
+    return replace(trained(job), round=job.round - 1)
+
+
+def crashed(job):
+    return Failure(job.round, job.client, "its process ended with code -9")
+
+
+def silent(job):
+    return Failure(job.round, job.client, "no answer within 5 s")
+
+
+@pytest.mark.parametrize("bad", [bad_shape, not_a_number, another_head, old_round, crashed, silent])
+def test_one_bad_client_costs_its_own_contribution_and_nothing_else(bad):
+    def answer(job):
+        return bad(job) if job.client == "a" else trained(job, 2.0)
+
+    turns = run(FakeEngine(answer))
+    last = turns[-1]
+    # b and c agree on a step of 2 in each of three rounds
+    assert {key: value.item() for key, value in last.state.weights.items()} == {
+        ENCODER: 6.0,
+        head("sst2"): 6.0,
+        head("stsb"): 6.0,
+    }
+    assert [failure.client for failure in last.failures] == ["a"]
+    assert last.failures[0].reason
+    assert last.state.accepted == {"b": 3, "c": 3}
+
+
+def test_a_second_answer_of_one_client_does_not_count():
+    class Twice(FakeEngine):
+        def run(self, jobs, deadline):
+            for answer in super().run(jobs, deadline):
+                yield answer
+                if answer.client == "a":
+                    yield trained(
+                        Job("train", answer.round, "a", ("sst2",), {ENCODER: torch.zeros(1)}, None, None, 0, 0, {}),
+                        99.0,
+                    )  # type: ignore[arg-type]
+
+    turn = run(Twice())[1]
+    assert turn.state.weights[ENCODER].item() == 1.0
+    assert [failure.reason for failure in turn.failures] == ["answered twice"]
+
+
+def test_an_answer_nobody_asked_for_does_not_count():
+    class Stranger(FakeEngine):
+        def run(self, jobs, deadline):
+            yield from super().run(jobs, deadline)
+            yield Update(1, "mallory", ("sst2",), {ENCODER: torch.full((1,), 99.0)}, None, {"sst2": 1}, {})
+
+    turn = run(Stranger())[1]
+    assert turn.state.weights[ENCODER].item() == 1.0
+    assert turn.failures[0].client == "mallory"
+
+
+def test_too_few_updates_end_the_run_with_their_reasons():
+    engine = FakeEngine(lambda job: crashed(job) if job.client != "c" else trained(job))
+    with pytest.raises(RoundFailed, match=r"round 1 got 1 of at least 2 updates.*a: its process ended") as caught:
+        run(engine, min_clients=2)
+    assert caught.value.exit_code == 3
+    assert [failure.client for failure in caught.value.failures] == ["a", "b"]
+
+
+def test_jobs_name_the_last_round_the_server_accepted_from_that_client():
+    def answer(job):
+        return crashed(job) if (job.client, job.round) == ("a", 2) else trained(job)
+
+    engine = FakeEngine(answer)
+    run(engine)
+    assert [(job.round, job.state_round) for job in engine.jobs if job.client == "a"] == [(1, 0), (2, 1), (3, 1)]
+
+
+def test_seeds_depend_on_round_and_client_only():
+    first, second = FakeEngine(), FakeEngine(lambda job: crashed(job) if job.client == "b" else trained(job))
+    run(first)
+    run(second)
+    seeds = {(job.round, job.client): job.seed for job in first.jobs}
+    assert {(job.round, job.client): job.seed for job in second.jobs} == seeds
+    assert len(set(seeds.values())) == 9
+
+
+def test_a_resumed_state_goes_on_to_the_same_end():
+    turns = run()
+    again = run(state=turns[1].state)
+    assert [turn.number for turn in again] == [2, 3]
+    assert torch.equal(again[-1].state.weights[ENCODER], turns[-1].state.weights[ENCODER])
+
+
+def test_sampling_takes_that_many_clients_by_seed():
+    engine = FakeEngine()
+    run(engine, clients_per_round=2)
+    chosen = [{job.client for job in engine.jobs if job.round == number} for number in (1, 2, 3)]
+    assert all(len(clients) == 2 for clients in chosen)
+    other = FakeEngine()
+    run(other, clients_per_round=2)
+    assert [job.client for job in other.jobs] == [job.client for job in engine.jobs]
+
+
+def test_early_stopping_fixes_the_head_at_its_best_round_and_the_encoder_goes_on():
+    by_round = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.6}
+    engine = FakeEngine()
+    strategy = make_strategy(patience=1)
+    turns = list(rounds(start(), strategy, engine, lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
+    assert [turn.stopped for turn in turns] == [(), (), ("sst2",), ()]
+    last = turns[-1].state
+    fixed = Key("fixed", "heads.sst2.w")
+    # best in round 1, when the head was 1; it was 2 when the task was stopped
+    assert last.weights[fixed].item() == 1.0
+    assert head("sst2") not in last.weights
+    assert last.weights[ENCODER].item() == 3.0
+    third = next(job for job in engine.jobs if job.round == 3 and job.client == "a")
+    assert third.weights[fixed].item() == 1.0
+    assert last.progress["sst2"].best_round == 1
+
+
+def test_an_undefined_score_is_not_better_and_uses_up_patience():
+    strategy = make_strategy(patience=2)
+    by_round = {0: None, 1: 0.4, 2: None, 3: None}
+    turns = list(rounds(start(), strategy, FakeEngine(), lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
+    assert turns[-1].stopped == ("sst2",)
+    assert turns[-1].state.progress["sst2"].best_round == 1
+
+
+def test_a_fixed_value_travels_once_and_again_to_a_client_that_failed():
+    strategy = make_strategy()
+    state = start()
+    fixed = Key("fixed", "layer")
+    plan = state.plan.with_rule("layer", "fixed")
+    state = replace(
+        state, plan=plan, weights={fixed: torch.zeros(1), head("sst2"): torch.zeros(1), head("stsb"): torch.zeros(1)}
+    )
+    engine = FakeEngine(lambda job: crashed(job) if (job.client, job.round) == ("a", 2) else trained(job))
+    list(rounds(state, strategy, engine, flat))
+    carried = {(job.client, job.round): fixed in job.weights for job in engine.jobs}
+    assert carried[("b", 1)]
+    assert not carried[("b", 2)]
+    assert not carried[("b", 3)]
+    assert (carried[("a", 1)], carried[("a", 2)], carried[("a", 3)]) == (True, False, True)
+    assert all("layer" in job.fixed for job in engine.jobs)

@@ -1,0 +1,125 @@
+"""A client small enough to follow: a two-layer encoder, 32 wide, and twelve examples per task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from fedmtl.config import TrainingConfig
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder import describe_encoder
+from fedmtl.model.keys import Key, Weights
+from fedmtl.model.multitask import MultiTaskModel, build_model
+from fedmtl.model.plan import SharingPlan
+from fedmtl.model.values import initial_weights
+from fedmtl.model.vocabulary import Rows, take_rows, used_rows
+from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import tokenize
+from fedmtl.training.settings import LocalSettings, local_settings
+
+CPU = torch.device("cpu")
+TOKENIZER = basic_tokenizer()
+PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
+
+FIRST = (
+    "a cat", "the very good film was not boring", "no", "dull dull dull", "we liked it a lot", "never again",
+    "a b c d e f g", "so so", "the plot", "what a surprise it was", "meh", "one more time",
+)  # fmt: skip
+SECOND = FIRST[::-1]
+# Four of class 0 and eight of class 1: balanced weights are 12 / (2 * 4) = 1.5 and 12 / (2 * 8) = 0.75.
+CLASSES = np.array([0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1, 1])
+SCORES = (np.arange(12) / 11).astype(np.float32)
+
+
+def make_task(name: str, **changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "kind": "classification", "text": ("a",), "label": "y", "metric": "accuracy", "labels": ("no", "yes"),
+        "dropout": 0.0,
+    }  # fmt: skip
+    return Task(name, **{**values, **changes})
+
+
+SINGLE = make_task("single", pool="pooler")
+CROSS = make_task("cross", text=("a", "b"), pool="cls", outputs=1, class_weights="balanced")
+DUAL = make_task("dual", kind="regression", labels=(), text=("a", "b"), pair="dual", pool="mean")
+
+
+def small_model(*tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> MultiTaskModel:
+    torch.manual_seed(7)
+    module = BertModel(
+        BertConfig(
+            vocab_size=len(TOKENIZER),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=32,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )
+    encoder = describe_encoder(module, TOKENIZER, "small", has_pooler=True)
+    return build_model(encoder, {task.name: task for task in tasks}, seed=3).to(dtype)
+
+
+def texts_of(task: Task) -> tuple[list[str], ...]:
+    return (list(FIRST), list(SECOND)) if task.is_pair else (list(FIRST),)
+
+
+def labels_of(task: Task) -> np.ndarray:
+    return SCORES if task.is_regression else CLASSES
+
+
+def make_shard(task: Task, cache: Path, indices: Any = None, labels: np.ndarray | None = None) -> Shard:
+    folder, _ = tokenize(task, texts_of(task), TOKENIZER, 32, cache)
+    chosen = np.arange(12) if indices is None else np.asarray(indices, dtype=np.int64)
+    return Shard(folder, labels_of(task) if labels is None else labels, chosen)
+
+
+def bind(
+    model: MultiTaskModel, weights: Weights | None = None, rows: Rows | None = None, plan: SharingPlan = PLAN
+) -> BoundModel:
+    return BoundModel(model, plan, list(model.tasks), "c1", weights or initial_weights(model, plan), rows)
+
+
+def bind_rows(model: MultiTaskModel, shards: dict[str, Shard]) -> tuple[BoundModel, Rows]:
+    """The same client with a token table of its own rows only."""
+    rows = used_rows((ids for shard in shards.values() for ids in shard.used_ids()), model.pad_id)
+    weights = initial_weights(model, PLAN)
+    table = Key("all", model.table)
+    weights[table] = take_rows(weights[table], rows)
+    return bind(model, weights, rows), rows
+
+
+def make_settings(
+    *tasks: Task,
+    rates: dict[str, float] | None = None,
+    loss_weights: dict[str, float] | None = None,
+    keep_optimizer: bool = True,
+    **training: Any,
+) -> LocalSettings:
+    config = TrainingConfig.model_validate(
+        {"batch_size": 5, "learning_rate": 1e-3, "num_rounds": 2, "task_weight_in": "loss", **training}
+    )
+    return local_settings(
+        config,
+        {task.name: (rates or {}).get(task.name) for task in tasks},
+        {task.name: (loss_weights or {}).get(task.name, 1.0) for task in tasks},
+        keep_optimizer=keep_optimizer,
+    )
+
+
+def furthest(first: Weights, second: Weights) -> float:
+    """The largest difference between two sets of values, which have the same keys."""
+    assert first.keys() == second.keys()
+    return max(float((first[key] - second[key]).abs().max()) for key in first)
+
+
+def copied(weights: Weights) -> Weights:
+    return {key: value.clone() for key, value in weights.items()}
