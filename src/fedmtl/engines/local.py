@@ -49,6 +49,10 @@ class LocalEngine:
         self._clients = clients
         setup.spool.mkdir(parents=True, exist_ok=True)
         self._pool = WorkerPool(start_worker, setup, num_workers)
+        # One thread wherever a client trains on a CPU, in this process too: sums then come out the same.
+        self._threads = torch.get_num_threads() if num_workers == 0 and setup.device == "cpu" else None
+        if self._threads is not None:
+            torch.set_num_threads(1)
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._clients
@@ -91,6 +95,8 @@ class LocalEngine:
 
     def close(self) -> None:
         self._pool.close()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
 
     def _decode(self, answer: Answer, round_number: int, client: ClientId, bytes_down: int) -> Update | Failure:
         if answer.error is not None:

@@ -27,7 +27,7 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
-from fedmtl.federation.client_evaluation import evaluate_at_clients
+from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, Failure, Job, Round, State, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.keys import weights_sha256
@@ -150,7 +150,7 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log) -> RunFo
 
 def _evaluator(prepared: Prepared, engine: LocalEngine) -> Callable[[State], Evaluation]:
     if prepared.evaluates_at_clients:
-        return lambda state: evaluate_at_clients(state, prepared.strategy, engine)
+        return client_evaluator(prepared.strategy, engine)
     shards = prepared.population.shared_validation
     return lambda state: evaluate_at_server(state, prepared.strategy, engine, shards)
 

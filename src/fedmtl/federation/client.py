@@ -21,6 +21,8 @@ from fedmtl.training.local import TrainingFailed, train
 from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
 
+OPTIMIZER = "optimizer."
+
 Shards = Callable[[str, str], Shard]
 
 
@@ -58,14 +60,14 @@ def _train(job: Job, site: Site) -> Update:
     values = _gather(job, site, state.get("values", {}))
     shards = {task: site.train_shard(job.client, task) for task in job.tasks}
     bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device)
-    kept = {
-        slot.removeprefix("optimizer."): tensors for slot, tensors in state.items() if slot.startswith("optimizer.")
-    }
+    kept = {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state.items() if slot.startswith(OPTIMIZER)}
     trained = train(bound, shards, settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept)
     after = {key: value.cpu() for key, value in bound.values().items()}
     personal = {key: value for key, value in after.items() if key.scope.startswith("client:")}
-    slots = {f"optimizer.{slot}": tensors for slot, tensors in trained.optimizer.items()}
-    save_state(folder, job.round, {"values": {**state.get("values", {}), **personal}, **slots}, job.state_round)
+    fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}}
+    # What belongs to tasks that rest this round is kept as it was.
+    merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
+    save_state(folder, job.round, merged, job.state_round)
     delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
     counts = {task: len(shard) for task, shard in shards.items()}
     return Update(job.round, job.client, job.tasks, delta, job.rows, counts, trained.losses)

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import add
 
 from fedmtl.errors import WireError
 from fedmtl.federation.dispatch import Dispatch
-from fedmtl.federation.messages import Engine, Evaluation, Failure, Job, State, Traffic, Update
+from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.tasks.metrics import Sums, averages, score, sums_from_dict
 
 
-def evaluate_at_clients(state: State, strategy: Strategy, engine: Engine) -> Evaluation:
-    """Score every task at the clients that hold it, at the round the state stands at."""
-    infos = engine.clients()
-    settings = {
-        "batch_size": strategy.evaluation.batch_size,
-        "share_pairs": strategy.evaluation.share_pairs,
-    }
+def client_evaluator(strategy: Strategy, engine: Engine) -> Callable[[State], Evaluation]:
+    """An evaluation at the clients that hold a task, at the round a state stands at; fixed values travel once."""
     dispatch = Dispatch(strategy)
+    return lambda state: _evaluate(state, strategy, engine, dispatch)
+
+
+def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Evaluation:
+    infos = engine.clients()
+    fixed: dict[ClientId, Mapping[str, str]] = {}
+    settings = {"batch_size": strategy.evaluation.batch_size, "share_pairs": strategy.evaluation.share_pairs}
 
     def jobs() -> Iterator[Job]:
         for client in sorted(infos):
             tasks = strategy.active_tasks(client, max(1, state.round))
             if tasks:
                 rows = infos[client].evaluation_rows
-                yield dispatch.job("evaluate", state, client, tasks, rows, state.round, settings)
+                job = dispatch.job("evaluate", state, client, tasks, rows, state.round, settings)
+                fixed[client] = job.fixed
+                yield job
 
     answers = sorted(engine.run(jobs(), strategy.federation.round_timeout), key=lambda answer: answer.client)
+    for answer in answers:
+        if isinstance(answer, Failure):
+            dispatch.lost(answer.client)
+        elif answer.client in fixed:
+            dispatch.answered(answer.client, fixed[answer.client])
     return _merge(strategy, answers)
 
 

@@ -33,10 +33,3 @@ def compact_ids(rows: Rows, vocabulary_size: int) -> np.ndarray:
 
 def take_rows(table: Tensor, rows: Rows) -> Tensor:
     return table[torch.from_numpy(rows)]
-
-
-def put_rows(rows: Rows, values: Tensor, table: Tensor) -> Tensor:
-    """The full table with the given rows replaced."""
-    full = table.clone()
-    full[torch.from_numpy(rows)] = values
-    return full

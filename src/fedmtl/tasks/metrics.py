@@ -32,6 +32,8 @@ __all__ = [
 NEEDS_PAIRS = "needs pairs of prediction and label; set evaluation.share_pairs"
 MAJORITY = "equals the majority class"
 MEAN = "no better than the mean prediction"
+# From this correlation on, predictions know something that their mean does not.
+FOLLOWS = 0.1
 # Two passes over one text differ by this share of the range when padded differently: no difference.
 _SAME = 1e-6
 
@@ -157,8 +159,11 @@ def _score_regression(task: Task, sums: RegressionSums) -> tuple[dict[str, _Valu
         "mae": sums.absolute_error / sums.count,
         "r2": "all labels are equal" if constant_scores else 1 - sums.squared_error / sums.spread_score,
     }
-    # A constant can never beat the mean, whatever the rounding says.
-    no_better = constant_predictions or mse >= sums.spread_score / sums.count
+    # A constant can never beat the mean, whatever the rounding says. Predictions off in scale alone, which correlate
+    # well, are another matter: r2 shows it.
+    pearson = values["pearson"]
+    follows = isinstance(pearson, float) and pearson >= FOLLOWS
+    no_better = constant_predictions or (mse >= sums.spread_score / sums.count and not follows)
     return values, MEAN if no_better else None
 
 

@@ -1,0 +1,213 @@
+"""Write docs/cli.md and docs/config.md from the commands and the config schema.
+
+    python scripts/make_reference.py
+
+What they say comes from the code's own descriptions; tests/test_docs.py fails when a page is stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+from typer.models import ArgumentInfo, OptionInfo
+
+from fedmtl.cli.app import app, options
+from fedmtl.config import Config
+from fedmtl.config.file import config_schema
+
+ROOT = Path(__file__).parents[1]
+WIDTH = 100
+COLUMN = 22
+NOTE = "<!-- Written by scripts/make_reference.py; change the code's descriptions, not this page. -->"
+BOUNDS = {
+    "exclusiveMinimum": ">", "gt": ">", "minimum": ">=", "ge": ">=",
+    "exclusiveMaximum": "<", "lt": "<", "maximum": "<=", "le": "<=",
+}  # fmt: skip
+KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "empty"}
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page with its text."""
+    return {ROOT / "docs/cli.md": cli_page(), ROOT / "docs/config.md": config_page()}
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options."""
+    functions = [command.callback for command in app.registered_commands if command.callback is not None]
+    intro = [
+        "# Commands",
+        NOTE,
+        str(app.info.help),
+        _wrapped(
+            "RUN is a run's name, looked up in `runs/`, or a run's folder. An error is one line on stderr; `fedmtl"
+            " --traceback COMMAND ...` shows where it arose. Exit codes: 0 done; 2 bad config, command or input; 3 a"
+            " run that could not go on; 130 and 143 ended by Ctrl-C and SIGTERM after the last whole round. `fedmtl"
+            " --install-completion` sets up completion in the current shell."
+        ),
+        _text_block(f"fedmtl [OPTIONS] COMMAND ...\n\n{_entries(options)}"),
+    ]
+    return "\n\n".join([*intro, *map(_command, functions)]) + "\n"
+
+
+def _command(function: Callable[..., Any]) -> str:
+    name = function.__name__
+    places = " ".join(place for place, _ in _parameters(function) if not place.startswith("-"))
+    has_options = any(place.startswith("-") for place, _ in _parameters(function))
+    usage = " ".join(part for part in (f"fedmtl {name}", "[OPTIONS]" if has_options else "", places) if part)
+    entries = _entries(function)
+    block = f"{usage}\n\n{entries}" if entries else usage
+    return f"## fedmtl {name}\n\n{inspect.getdoc(function)}\n\n{_text_block(block)}"
+
+
+def _entries(function: Callable[..., Any]) -> str:
+    lines: list[str] = []
+    for place, words in _parameters(function):
+        wrapped = textwrap.wrap(words, WIDTH - COLUMN - 2)
+        lines.append(f"  {place:<{COLUMN - 1}} {wrapped[0]}".rstrip())
+        lines += [" " * (COLUMN + 2) + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """How each argument or option is written, and what it does; as declared, whatever click makes of it."""
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        assert typing.get_origin(parameter.annotation) is Annotated, f"{function.__name__}.{name} has no description"
+        kind, info = typing.get_args(parameter.annotation)
+        is_list, kind = _plain(kind)
+        is_required = parameter.default is inspect.Parameter.empty
+        if isinstance(info, ArgumentInfo):
+            word = (info.metavar or name.upper()).strip("[]")
+            place = f"{word}..." if is_list else word
+            yield (place if is_required else f"[{place}]"), str(info.help)
+        else:
+            assert isinstance(info, OptionInfo)
+            # In Annotated, the option's spelling is where a default would stand.
+            option = info.default if isinstance(info.default, str) else f"--{name}"
+            repeated = " May be given several times." if is_list else ""
+            yield f"{option} {info.metavar or _metavar(kind)}".strip(), f"{info.help}{repeated}"
+
+
+def _plain(kind: Any) -> tuple[bool, Any]:
+    """Whether it is a list, and the type without None and list around it."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        (kind,) = (member for member in typing.get_args(kind) if member is not type(None))
+    is_list = typing.get_origin(kind) is list
+    return is_list, typing.get_args(kind)[0] if is_list else kind
+
+
+def _metavar(kind: Any) -> str:
+    if kind is bool:
+        return ""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "[" + "|".join(str(member.value) for member in kind) + "]"
+    return "PATH" if kind is Path else "TEXT"
+
+
+def _wrapped(words: str) -> str:
+    return "\n".join(textwrap.wrap(words, 118, break_on_hyphens=False))
+
+
+def _text_block(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def config_page() -> str:
+    """Every key of a config, section by section."""
+    schema = config_schema()
+    intro = [
+        "# The config",
+        NOTE,
+        _wrapped(
+            "A config is a YAML file. Only `tasks` is required; every other key has the default shown here. `2e-5` is"
+            " a number. `sst2:` with nothing behind it is a section with every default. An unknown key is an error."
+            " Paths in a file are relative to the file; paths in `--set`, and `output`, are relative to the working"
+            " directory. `fedmtl config FILE` prints a config with every default filled in, `fedmtl config --schema`"
+            " the JSON schema."
+        ),
+    ]
+    return "\n\n".join([*intro, *_sections(Config, schema, ())]) + "\n"
+
+
+def _sections(section: type[BaseModel], schema: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """A table of the section's own keys, then the sections inside it."""
+    described = schema if section is Config else schema["$defs"][section.__name__]
+    rows: list[str] = []
+    inner: list[tuple[tuple[str, ...], type[BaseModel]]] = []
+    for name, field in section.model_fields.items():
+        kind = described["properties"][name]
+        below = _section_of(field.annotation)
+        if below is not None:
+            inner.append((((*path, name) if below[1] == "" else (*path, name, below[1])), below[0]))
+        if below is None or below[1] or field.description:
+            default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+            words = (field.description or "").replace("|", "\\|").replace("<", "&lt;")
+            rows.append(f"| `{name}` | {_words(kind, schema)} | {default} | {words} |")
+    title = f"`{'.'.join(path)}`" if path else "Top level"
+    table = "\n".join(["| key | value | default | what it does |", "|---|---|---|---|", *rows])
+    yield f"## {title}\n\n{table}"
+    for where, below_section in inner:
+        yield from _sections(below_section, schema, where)
+
+
+def _section_of(annotation: Any) -> tuple[type[BaseModel], str] | None:
+    """The section a key holds, and how the names between the key and it are written."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, ""
+    if typing.get_origin(annotation) is dict:
+        inner = _section_of(typing.get_args(annotation)[1])
+        # A client's own files are described where a task's are.
+        return None if inner is None or inner[0].__name__ == "SourceConfig" else (inner[0], "<name>")
+    for member in typing.get_args(annotation):
+        if (found := _section_of(member)) is not None:
+            return found
+    return None
+
+
+def _words(kind: dict[str, Any], schema: dict[str, Any]) -> str:
+    """A JSON schema's type in words."""
+    if "anyOf" in kind:
+        return " or ".join(_words(member, schema) for member in kind["anyOf"])
+    if "$ref" in kind:
+        name = kind["$ref"].rpartition("/")[2]
+        return "a [source](#tasksnamesource)" if name == "SourceConfig" else "a section"
+    if "enum" in kind:
+        return ", ".join(f"`{value}`" for value in kind["enum"])
+    if "const" in kind:
+        return f"`{kind['const']}`"
+    if "prefixItems" in kind:
+        return f"two values: {' and '.join(dict.fromkeys(_words(item, schema) for item in kind['prefixItems']))}"
+    if kind.get("type") == "array":
+        return f"list of {_words(kind['items'], schema)}"
+    if kind.get("type") == "object":
+        values = kind.get("additionalProperties")
+        return f"names, each with {_words(values, schema)}" if isinstance(values, dict) else "names"
+    bounds = [f"{sign} {kind[key]:g}" for key, sign in BOUNDS.items() if key in kind]
+    return " ".join([KINDS.get(kind.get("type", ""), "value"), ", ".join(bounds)]).strip()
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == {}:
+        return "empty"
+    if isinstance(value, tuple):
+        value = list(value)
+    text = json.dumps(value) if isinstance(value, list | bool) else f"{value:g}" if _is_number(value) else str(value)
+    return f"`{text}`"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
