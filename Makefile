@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-slow check format clean
 
 demo: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/fedmtl run configs/demo.yaml
+	HF_HUB_OFFLINE=1 $(BIN)/fedmtl run
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

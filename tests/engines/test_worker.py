@@ -82,6 +82,19 @@ def test_a_silent_worker_is_given_up_at_the_deadline():
         pool.close()
 
 
+def test_calls_that_never_got_a_worker_are_answered_at_the_deadline():
+    pool = WorkerPool(start, None, 1)
+    try:
+        list(pool.map([0], 60))
+        began = time.monotonic()
+        answers = list(pool.map(["sleep", 1, 2], 1.0))
+        assert time.monotonic() - began < 20
+        assert [answer.ticket for answer in answers] == [0, 1, 2]
+        assert all("no answer within 1 s" in (answer.error or "") for answer in answers)
+    finally:
+        pool.close()
+
+
 def test_a_worker_that_cannot_start_says_why():
     pool = WorkerPool(broken_start, None, 1)
     try:

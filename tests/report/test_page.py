@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedmtl.report
-from fedmtl.errors import DataError, RunNotFound
+from fedmtl.errors import FedmtlError, RunNotFound
 from fedmtl.report.page import render, write_report
 
 from .fake_run import CONFIG, DIGEST, build_events, clients, start, training, write_folder
@@ -243,7 +243,7 @@ def test_broken_line_is_named(tmp_path):
     folder = write_folder(tmp_path / "run", build_events(0))
     text = (folder / "events.jsonl").read_text()
     (folder / "events.jsonl").write_text("{oops\n" + text)
-    with pytest.raises(DataError, match=r"events\.jsonl:1: is not JSON"):
+    with pytest.raises(FedmtlError, match=r"events\.jsonl, line 1: is not JSON"):
         write_report(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import time
@@ -26,6 +25,9 @@ ONE_THREAD = {
 # Imported once, then shared by all workers; encoders of other kinds are imported when built.
 PRELOADED = ["fedmtl.engines.local", "transformers.models.bert.modeling_bert"]
 
+# The operating system takes no wait of years.
+LONGEST_WAIT = 3600.0
+
 Handler = Callable[[Any], Any]
 Start = Callable[[Any], Handler]
 
@@ -44,7 +46,6 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     ticket: int | None = None
-    until: float = 0.0
 
 
 class WorkerPool:
@@ -58,7 +59,6 @@ class WorkerPool:
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._handler: Handler | None = None
-        self._tickets = itertools.count()
         kind = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(kind)
         if num_workers and kind == "forkserver":
@@ -73,18 +73,25 @@ class WorkerPool:
             return
         pending = enumerate(calls)
         deadline = time.monotonic() + seconds
+        too_late = f"no answer within {seconds:g} s (federation.round_timeout)"
         for worker in self._workers:
-            self._feed(worker, pending, deadline)
+            self._feed(worker, pending)
         while busy := [worker for worker in self._workers if worker.ticket is not None]:
-            ready = wait([worker.pipe for worker in busy], timeout=min(3600.0, max(0.0, deadline - time.monotonic())))
+            left = deadline - time.monotonic()
+            ready = wait([worker.pipe for worker in busy], timeout=min(LONGEST_WAIT, max(0.0, left)))
             for worker in busy:
+                is_over = time.monotonic() >= deadline
                 if worker.pipe in ready:
                     yield self._receive(worker)
-                elif time.monotonic() >= worker.until:
-                    yield self._replace(worker, f"no answer within {seconds:g} s (federation.round_timeout)")
+                elif is_over:
+                    yield self._replace(worker, too_late)
                 else:
                     continue
-                self._feed(worker, pending, deadline)
+                worker.ticket = None
+                if not is_over:
+                    self._feed(worker, pending)
+        for ticket, _ in pending:
+            yield Answer(ticket, error=too_late)
 
     def close(self) -> None:
         """End all workers; safe to call twice."""
@@ -104,13 +111,12 @@ class WorkerPool:
         for ticket, call in enumerate(calls):
             yield _call(self._handler, ticket, call)
 
-    def _feed(self, worker: _Worker, pending: Iterator[tuple[int, Any]], deadline: float) -> None:
-        ticket, call = next(pending, (None, None))
-        worker.ticket, worker.until = ticket, deadline
-        if ticket is not None:
+    def _feed(self, worker: _Worker, pending: Iterator[tuple[int, Any]]) -> None:
+        worker.ticket, call = next(pending, (None, None))
+        if worker.ticket is not None:
             # A worker that died while it waited is noticed when its answer is read.
             with suppress(OSError):
-                worker.pipe.send((ticket, call))
+                worker.pipe.send((worker.ticket, call))
 
     def _receive(self, worker: _Worker) -> Answer:
         try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedmtl.errors import RunNotFound
+from fedmtl.runs import RunFolder, read_events, write_atomic
+
 from .contents import links, section
 from .curves import curves
 from .datasets import datasets
@@ -12,7 +15,7 @@ from .masthead import masthead
 from .participants import participants
 from .partition import partition
 from .predictions import predictions
-from .record import Event, Run, gather, read_events
+from .record import Event, Run, gather
 from .results import results
 from .sharing import sharing
 from .style import STYLE
@@ -21,15 +24,14 @@ from .traffic import traffic
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run folder, whatever state the run is in, never half of it."""
-    events = read_events(folder / "events.jsonl")
-    config = folder / "config.yaml"
-    config_text = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
-    page = folder / "report.html"
-    unfinished = folder / ".report.html.tmp"
+    run = RunFolder(folder)
+    if not run.events.exists():
+        raise RunNotFound(f"{run.events}: no such file; name the folder of a run, such as runs/first")
+    config_text = run.config.read_text(encoding="utf-8", errors="replace") if run.config.exists() else ""
+    page = render(read_events(run), config_text, folder.resolve().name)
     # A JSON string may hold half a surrogate pair, which no encoding can write.
-    unfinished.write_bytes(render(events, config_text, folder.resolve().name).encode("utf-8", "replace"))
-    unfinished.replace(page)
-    return page
+    write_atomic(run.report, page.encode("utf-8", "replace"))
+    return run.report
 
 
 def render(events: list[Event], config_text: str, name: str) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from fedmtl.errors import DataError, RunNotFound
 
 Event = dict[str, Any]
 
@@ -44,28 +40,6 @@ class Run:
         """What the start event says about a task; empty when it says nothing."""
         found: Event = self.start.get("tasks", {}).get(name) or {}
         return found
-
-
-def read_events(path: Path) -> list[Event]:
-    """All events; a last line without its newline is still being written and is left out."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise RunNotFound(f"{path}: no such file; name the folder of a run, such as runs/first") from None
-    whole = text[: text.rfind("\n") + 1]
-    # Not splitlines: JSON strings may hold U+2028, which it would take for a line end.
-    lines = ((i, line) for i, line in enumerate(whole.split("\n"), start=1) if line.strip())
-    return [_event(line, f"{path}:{i}") for i, line in lines]
-
-
-def _event(line: str, where: str) -> Event:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        raise DataError(f"{where}: is not JSON; remove the line, or restore the file from a copy") from None
-    if not isinstance(event, dict):
-        raise DataError(f"{where}: is not a JSON object; remove the line, or restore the file from a copy")
-    return event
 
 
 def gather(events: Sequence[Event], name: str) -> Run:

@@ -1,0 +1,150 @@
+"""The client on a real, tiny model: what it returns, keeps and says when it fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment.prepare import prepare
+from fedmtl.federation import client as client_module
+from fedmtl.federation.client import run_job
+from fedmtl.federation.client_state import load_state
+from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.wire import encode_update
+from fedmtl.model.keys import Key
+from fedmtl.tasks.embedded import embedded_columns
+
+CLIENT = "sentiment_client_1"
+
+
+@pytest.fixture
+def given(make_config, tmp_path):
+    """(a site, a function that makes train jobs for its first client) of a config."""
+
+    def make(*overrides: str):
+        prepared = prepare(make_config(*overrides))
+        population = prepared.population
+        site = open_site(
+            SiteSetup(
+                prepared.config.model,
+                0,
+                prepared.tasks,
+                population.train,
+                population.validation,
+                population.shared_validation,
+                tmp_path / "clients",
+                tmp_path / "spool",
+                "cpu",
+            )
+        )
+        dispatch = Dispatch(prepared.strategy)
+
+        def job(number: int = 1, kind: str = "train", accepted: int = 0, rows: bool = True):
+            state = replace(prepared.state, accepted={CLIENT: accepted})
+            settings = prepared.strategy.settings.to_dict()
+            if kind == "evaluate":
+                settings = {"batch_size": 8, "share_pairs": False}
+            own = prepared.clients[CLIENT].rows if rows else None
+            return dispatch.job(kind, state, CLIENT, ("sentiment",), own, number, settings)
+
+        return site, job
+
+    return make
+
+
+def test_a_delta_for_what_was_sent_and_trained_and_for_nothing_else(given):
+    site, job = given('sharing.rules=[{"embeddings.*": fixed}, {"heads.*": task}, {"*": all}]')
+    sent = job()
+    update = run_job(sent, site)
+    assert set(update.delta) == {key for key in sent.weights if key.scope != "fixed"}
+    assert not any(key.name.startswith("heads.similarity") for key in update.delta)
+    assert update.num_examples == {"sentiment": 20}
+    assert float(update.delta[Key("task:sentiment", "heads.sentiment.weight")].abs().sum()) > 0
+
+
+def test_the_sent_weights_are_not_touched(given):
+    site, job = given()
+    sent = job()
+    before = {key: value.clone() for key, value in sent.weights.items()}
+    run_job(sent, site)
+    assert all(torch.equal(before[key], value) for key, value in sent.weights.items())
+
+
+def test_the_same_job_gives_the_same_update_whatever_ran_before(given):
+    site, job = given()
+    first = run_job(job(1), site)
+    run_job(job(2), site)
+    again = run_job(job(1), site)
+    assert all(torch.equal(first.delta[key], again.delta[key]) for key in first.delta)
+
+
+def test_a_personal_head_goes_on_from_round_to_round_and_steps_back(given):
+    site, job = given('sharing.rules=[{"heads.*": client}, {"*": all}]')
+    own = Key(f"client:{CLIENT}", "heads.sentiment.weight")
+
+    def kept(number):
+        return load_state(site.folder / CLIENT, number)["values"][own]
+
+    run_job(job(1), site)
+    first = kept(1)
+    run_job(job(2, accepted=1), site)
+    second = kept(2)
+    assert not torch.equal(first, second)
+    # The server never accepted round 2 and asks for it again from round 1.
+    run_job(job(2, accepted=1), site)
+    assert torch.equal(kept(2), second)
+
+
+def test_evaluation_returns_sums_and_never_an_example(given):
+    site, job = given()
+    update = run_job(job(kind="evaluate", rows=False), site)
+    assert update.delta == {}
+    text = encode_update(update)
+    shard = site.validation_shard(CLIENT, "sentiment")
+    assert sum(map(sum, update.sums["sentiment"]["confusion"])) == len(shard)
+    assert set(update.sums["sentiment"]) == {"confusion", "loss", "broken"}
+    assert len(text) < 1000
+
+
+def test_a_fixed_value_that_never_came_is_a_clear_failure(given):
+    site, job = given('sharing.rules=[{"embeddings.*": fixed}, {"heads.*": task}, {"*": all}]')
+    sent = job()
+    held = replace(sent, weights={key: value for key, value in sent.weights.items() if key.scope != "fixed"})
+    with pytest.raises(FedmtlError, match=r"fixed value embeddings\..* was neither sent nor kept"):
+        run_job(held, site)
+    run_job(sent, site)
+    run_job(held, site)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_out_of_memory_says_which_setting_to_lower(given, monkeypatch, error):
+    site, job = given()
+
+    def full(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(client_module, "train", full)
+    with pytest.raises(FedmtlError, match=r"out of memory; lower training.batch_size \(8\) or model.max_length"):
+        run_job(job(), site)
+
+
+def test_no_text_is_in_what_a_client_sends(given):
+    site, job = given()
+    sent = bytes(encode_update(run_job(job(), site)))
+    words = {
+        word for text in embedded_columns("sentiment", "train")["sentence"] for word in text.split() if len(word) > 5
+    }
+    assert words
+    assert not [word for word in words if word.encode() in sent]
+    assert json.loads(sent[sent.index(b"{") : sent.index(b"]]") + 2] + b"}")["client"] == CLIENT
