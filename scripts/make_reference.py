@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from pydantic import BaseModel
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -48,9 +49,9 @@ def cli_page() -> str:
         NOTE,
         str(app.info.help),
         _wrapped(
-            "RUN is a run's name, looked up in `runs/`, or a run's folder. An error is one line on stderr; `fedmtl"
-            " --traceback COMMAND ...` shows where it arose. Exit codes: 0 done; 2 bad config, command or input; 3 a"
-            " run that could not go on; 130 and 143 ended by Ctrl-C and SIGTERM after the last whole round. `fedmtl"
+            "RUN is a run's name, looked up in `runs/`, or a run's folder. An error is one line on stderr;"
+            " `--traceback` shows where it arose. Exit codes: 0 done; 2 bad config, command or input; 3 a run that"
+            " could not go on; 130 and 143 ended by Ctrl-C and SIGTERM after the last whole round. `fedmtl"
             " --install-completion` sets up completion in the current shell."
         ),
         _text_block(f"fedmtl [OPTIONS] COMMAND ...\n\n{_entries(options)}"),
@@ -80,6 +81,8 @@ def _entries(function: Callable[..., Any]) -> str:
 def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """How each argument or option is written, and what it does; as declared, whatever click makes of it."""
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.annotation is typer.Context:
+            continue
         assert typing.get_origin(parameter.annotation) is Annotated, f"{function.__name__}.{name} has no description"
         kind, info = typing.get_args(parameter.annotation)
         is_list, kind = _plain(kind)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedmtl import __version__
 from fedmtl.cli.compare import compare
@@ -19,12 +19,14 @@ from fedmtl.cli.predict import predict
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
 from fedmtl.cli.tasks import tasks
+from fedmtl.cli.terminal import make_terminal, write
 from fedmtl.errors import FedmtlError
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="fedmtl",
     help="Federated multi-task learning for text: one shared encoder, one head per task, many owners of data.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for command in (run, evaluate, predict, compare, export, report, tasks, config):
@@ -33,25 +35,55 @@ for command in (run, evaluate, predict, compare, export, report, tasks, config):
 
 @app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(__version__)
+        write(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        write(context.get_help())
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and its exit code."""
+    """Run the command line; an error is one line on stderr and its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Wherever it stands: who adds it to a command that failed adds it at the end.
+    arguments = [argument for argument in sys.argv[1:] if argument != "--traceback"]
+    wants_traceback = len(arguments) < len(sys.argv) - 1
     try:
-        app()
-    except FedmtlError as error:
-        if "--traceback" in sys.argv:
+        code = app(arguments, standalone_mode=False) or 0
+    except Exception as error:
+        told = _told(error)
+        if told is None:
+            raise
+        if wants_traceback:
             traceback.print_exc()
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output, such as `head`, has had enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        message, code = told
+        _complain(message)
+    else:
+        if code == INTERRUPTED:
+            _complain("interrupted")
+    sys.exit(code)
+
+
+def _told(error: Exception) -> tuple[str, int] | None:
+    """What a user is told of an error, and the exit code; None is a mistake of ours."""
+    if isinstance(error, FedmtlError):
+        return " ".join(str(error).split()), error.exit_code
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{place}no space left on the disk; free some, then go on with `fedmtl run --resume NAME`", 2
+        return f"{place}{error.strerror or error}; check the path and your rights to it", 2
+    # Typer's own, which it keeps in another place from one version to the next: an unknown option, a missing argument.
+    if not hasattr(error, "format_message"):
+        return None
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    help_command = f"{context.command_path if context else 'fedmtl'} --help"
+    return f"{message.rstrip('.')}{'' if message.endswith('?') else ';'} see `{help_command}`", 2
+
+
+def _complain(message: str) -> None:
+    make_terminal(stderr=True).print(f"error: {message}", markup=False, soft_wrap=True)

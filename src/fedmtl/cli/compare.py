@@ -6,23 +6,30 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedmtl.cli.arguments import Json, complete_run
 from fedmtl.cli.tables import comparison_table
+from fedmtl.cli.terminal import show, write
+from fedmtl.errors import FedmtlError
 from fedmtl.run_summary import summarize
 from fedmtl.runs import find_run, read_events
 
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(help="Names or folders of runs; the first is what others are compared to.")
+        list[str],
+        typer.Argument(
+            help="Names or folders of runs; the first is what others are compared to.", autocompletion=complete_run
+        ),
     ],
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Put runs side by side, with differences, parameters and bytes."""
     found = [find_run(name) for name in runs]
+    if len(found) < 2:
+        raise FedmtlError(f"compare: found only {found[0].name}; name two runs or more")
     summaries = [summarize(read_events(run), run.name) for run in found]
     if json_:
-        print(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
-        return
-    Console(highlight=False).print(comparison_table(summaries))
+        write(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
+    else:
+        show(comparison_table(summaries))

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from fedmtl.cli.tables import number
+from fedmtl.cli.arguments import Client, Json, Run
+from fedmtl.cli.tables import scores_table
+from fedmtl.cli.terminal import show, write
 from fedmtl.errors import FedmtlError
 from fedmtl.runs import find_run
 
 
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run's name or folder.")],
+    run: Run,
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     file: Annotated[
         Path | None, typer.Option(help="A labelled file with the task's columns, instead of validation.")
     ] = None,
-    client: Annotated[str | None, typer.Option(help="With the values this client kept for itself.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    client: Client = None,
+    json_: Json = False,
 ) -> None:
     """Score a finished run on its validation data, or on any labelled file."""
     if file is not None and task is None:
@@ -36,10 +36,7 @@ def evaluate(
         record = {
             name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked} for name, s in scores.items()
         }
-        print(json.dumps({"metrics": {name: s.metrics for name, s in scores.items()}, "tasks": record}))
+        write(json.dumps({"metrics": {name: s.metrics for name, s in scores.items()}, "tasks": record}))
         return
-    table = Table("task", "metric", "value", "")
-    for name, s in scores.items():
-        for metric, value in s.metrics.items():
-            table.add_row(name, metric, number(value), s.undefined.get(metric) or s.marked or "")
-    Console(highlight=False).print(table)
+    main_metrics = {name: loaded.saved.tasks[name].metric for name in scores}
+    show(scores_table(scores, main_metrics))

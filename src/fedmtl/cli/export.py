@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedmtl.cli.arguments import Client, Run
+from fedmtl.cli.terminal import write
 from fedmtl.errors import ModelError
 from fedmtl.runs import find_run
 
@@ -17,10 +19,10 @@ class Format(StrEnum):
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="A run's name or folder.")],
+    run: Run,
     to: Annotated[Format, typer.Option(help="hf: one folder a task that plain transformers loads.")] = Format.hf,
     out: Annotated[Path | None, typer.Option(help="Where to write; otherwise `export` in the run's folder.")] = None,
-    client: Annotated[str | None, typer.Option(help="With the values this client kept for itself.")] = None,
+    client: Client = None,
 ) -> None:
     """Write a finished run for other programs to load."""
     found = find_run(run)
@@ -30,6 +32,9 @@ def export(
     loaded = load_run(found, client)
     written = export_hf(loaded.saved, loaded.bound, out or found.path / "export")
     for task, result in written.items():
-        print(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
+        write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
     if not any(isinstance(result, Path) for result in written.values()):
-        raise ModelError(f"{found.name}: no task can be written for plain transformers")
+        raise ModelError(
+            f"{found.name}: no task can be written for plain transformers;"
+            " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
+        )

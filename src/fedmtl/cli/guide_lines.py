@@ -25,28 +25,38 @@ def summary_lines(start: Event, plan: Event) -> list[str]:
             lines.append(f"  Parameters of {scope['scope'].replace(':', ' ')}: {encoder:,}")
         elif scope["level"] == "fixed":
             lines.append(f"  Fixed Parameters: {scope['parameters']:,}")
+    stays = sum(layer["parameters"] for layer in plan["layers"] if layer["level"] == "client")
+    if stays:
+        lines.append(f"  Parameters that stay at the clients: {stays:,} in all")
     lines += [f"  Task '{task}' Head: {count:,} parameters" for task, count in heads.items()]
     return [*lines, f"  Total Parameters: {plan['total']:,}"]
 
 
-def round_lines(event: Event, num_rounds: int) -> list[str]:
-    """What was averaged in a round, over whom."""
+def round_lines(event: Event, start: Event) -> list[str]:
+    """What was averaged in a round, over whom; tasks in the config's order."""
     if event["round"] == 0:
         return []
+    order = list(start["tasks"])
     tasks = event["tasks"]
-    lines = [
-        f"=== Round {event['round']}/{num_rounds} ===",
+    return [
+        f"=== Round {event['round']}/{start['num_rounds']} ===",
         f"Aggregating updates from {event['clients']} clients across {len(tasks)} tasks",
-        *(f"  Task '{task}': {count} clients" for task, count in sorted(tasks.items())),
+        *(f"  Task '{task}': {tasks[task]} clients" for task in order if task in tasks),
+        *map(_aggregated_line, sorted(event["aggregated"], key=lambda entry: _place(entry, order))),
     ]
-    for entry in event["aggregated"]:
-        tensors, clients = entry["tensors"], entry["clients"]
-        if entry["head"] is not None:
-            lines.append(f"Aggregated {tensors} parameters for task '{entry['head']}' head from {clients} clients")
-        elif entry["scope"] == "all":
-            lines.append(f"Aggregated {tensors} shared parameters from ALL {clients} clients")
-        else:
-            lines.append(
-                f"Aggregated {tensors} parameters of {entry['scope'].replace(':', ' ')} from {clients} clients"
-            )
-    return lines
+
+
+def _place(entry: Event, order: list[str]) -> tuple[int, int]:
+    """What all share, then what some share, then the heads."""
+    if entry["head"] is not None:
+        return 2, order.index(entry["head"])
+    return (0 if entry["scope"] == "all" else 1), 0
+
+
+def _aggregated_line(entry: Event) -> str:
+    tensors, clients = entry["tensors"], entry["clients"]
+    if entry["head"] is not None:
+        return f"Aggregated {tensors} parameters for task '{entry['head']}' head from {clients} clients"
+    if entry["scope"] == "all":
+        return f"Aggregated {tensors} shared parameters from ALL {clients} clients"
+    return f"Aggregated {tensors} parameters of {entry['scope'].replace(':', ' ')} from {clients} clients"

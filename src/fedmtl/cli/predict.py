@@ -6,62 +6,94 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmtl.cli.arguments import Client, Run
 from fedmtl.cli.tables import number
+from fedmtl.cli.terminal import write
 from fedmtl.errors import DataError
 from fedmtl.runs import find_run
 
+if TYPE_CHECKING:
+    from fedmtl.experiment.inference import Prediction
+
+NOTHING = "predict: no text given; write it after the run's name, or give --file, or pipe lines in"
+Row = tuple[str, ...]
+
 
 def predict(
-    run: Annotated[str, typer.Argument(help="A run's name or folder.")],
+    run: Run,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="One text, or two for the tasks on pairs; none reads lines from stdin."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Only this task; otherwise every head that fits.")] = None,
     file: Annotated[Path | None, typer.Option(help="Lines of one text, or two separated by a tab.")] = None,
-    client: Annotated[str | None, typer.Option(help="With the values this client kept for itself.")] = None,
+    client: Client = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
     """Answer with every head in one pass."""
-    if texts and len(texts) > 2:
-        raise DataError(f"predict: takes one text, or two for a pair; {len(texts)} given. Use --file for many")
-    rows = [tuple(texts)] if texts else _rows(_lines(file))
     found = find_run(run)
+    rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
     from fedmtl.experiment.inference import answerable, load_run, predict_texts
 
     loaded = load_run(found, client)
     names = answerable(loaded, len(rows[0]), task)
     for row, answers in zip(rows, predict_texts(loaded, rows, names), strict=True):
         if json_:
-            print(json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]}))
-            continue
-        shown = [
-            f"{a.task}: {a.label} ({number(a.probabilities[a.label])})" if a.label else f"{a.task}: {number(a.score)}"
-            for a in answers
-        ]
-        print("\n".join(shown) if len(rows) == 1 else "\t".join([*row, *shown]))
+            line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
+        else:
+            shown = list(map(_shown, answers))
+            line = "\n".join(shown) if texts else "\t".join([*row, *shown])
+        write(line)
+
+
+def _shown(answer: Prediction) -> str:
+    if answer.label is None:
+        return f"{answer.task}: {number(answer.score)}"
+    return f"{answer.task}: {answer.label} ({number(answer.probabilities[answer.label])})"
+
+
+def _given(texts: list[str], file: Path | None) -> list[Row]:
+    if file is not None:
+        raise DataError("predict: found texts and --file; give one of them")
+    if len(texts) > 2:
+        raise DataError(f"predict: takes one text, or two for a pair; {len(texts)} given. Use --file for many")
+    if not all(map(str.strip, texts)):
+        raise DataError("predict: a text is empty; write some words between the quotes")
+    return [tuple(texts)]
 
 
 def _lines(file: Path | None) -> Iterable[str]:
     if file is None:
+        if sys.stdin.isatty():
+            raise DataError(NOTHING)
         return sys.stdin
     try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); give a UTF-8 text file") from error
+        # Not splitlines: it also cuts at signs that may stand inside a text.
+        return file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); give a text file") from error
 
 
-def _rows(lines: Iterable[str]) -> list[tuple[str, ...]]:
-    rows = [tuple(line.rstrip("\r\n").split("\t")) for line in lines if line.strip()]
+def _rows(lines: Iterable[str], where: str) -> list[Row]:
+    """The lines that are not blank, as one or two texts each; all have as many as the first."""
+    rows: list[Row] = []
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = tuple(line.rstrip("\r\n").split("\t"))
+        if len(row) > 2:
+            raise DataError(f"{where}, line {place}: has {len(row)} texts; give one a line, or two with a tab between")
+        if rows and len(row) != len(rows[0]):
+            raise DataError(f"{where}, line {place}: has {len(row)} texts, the first line {len(rows[0])}; give as many")
+        if not all(map(str.strip, row)):
+            raise DataError(f"{where}, line {place}: a text is empty; fill it or remove the line")
+        rows.append(row)
     if not rows:
-        raise DataError("predict: no text given; write it after the run's name, or give --file, or pipe lines in")
-    for number_, row in enumerate(rows, start=1):
-        if len(row) != len(rows[0]) or len(row) > 2:
-            raise DataError(
-                f"predict: line {number_} has {len(row)} texts, line 1 has {len(rows[0])}; give one or two a line"
-            )
+        raise DataError(NOTHING)
     return rows

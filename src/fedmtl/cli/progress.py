@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rich.console import Console, Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -16,10 +16,13 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.spinner import Spinner
 from rich.table import Table
 
 from fedmtl.cli.guide_lines import round_lines, summary_lines
-from fedmtl.cli.tables import amount, duration, number, results_table
+from fedmtl.cli.tables import amount, duration, number, result_notes, results_table
+from fedmtl.cli.terminal import Terminal, make_terminal
+from fedmtl.run_summary import summarize
 from fedmtl.runs import RunFolder, read_events
 
 Event = Mapping[str, Any]
@@ -31,22 +34,25 @@ class Display(Protocol):
     def __call__(self, event: Event) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: object) -> None: ...
+    def say(self, line: str) -> None: ...
+    def skip_to(self, round_number: int) -> None: ...
     def finish(self, run: RunFolder) -> None: ...
 
 
-def make_display(quiet: bool = False) -> Display:
-    """Live in a terminal, lines elsewhere; with `quiet` they go to stderr, so that stdout holds one JSON object."""
-    console = Console(stderr=quiet, highlight=False, soft_wrap=not (sys.stderr if quiet else sys.stdout).isatty())
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+def make_display(*, stderr: bool = False) -> Display:
+    """Live in a terminal, lines elsewhere; on stderr where stdout is to hold one JSON object."""
+    terminal = make_terminal(stderr=stderr)
+    return LiveDisplay(terminal) if terminal.is_terminal else PlainDisplay(terminal)
 
 
 class PlainDisplay:
     """One line per thing that happened."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
         self.start: Event = {}
         self.scores: dict[str, tuple[str, float | None]] = {}
+        self.skipped = -1
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -55,8 +61,17 @@ class PlainDisplay:
         pass
 
     def __call__(self, event: Event) -> None:
-        for line in self.lines(event):
-            self.console.print(line, markup=False)
+        lines = self.lines(event)
+        if event.get("round", self.skipped + 1) > self.skipped:
+            for line in lines:
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        self.terminal.print(line, markup=False)
+
+    def skip_to(self, round_number: int) -> None:
+        """Say nothing of rounds up to this one: a resumed run tells them again."""
+        self.skipped = round_number
 
     def lines(self, event: Event) -> list[str]:
         kind = event["event"]
@@ -75,7 +90,7 @@ class PlainDisplay:
         if kind == "early_stop":
             return [f"  {event['task']}: head fixed at round {event['best_round']} ({number(event['score'])})"]
         if kind == "round":
-            return [*round_lines(event, self.start["num_rounds"]), self.round_line(event)]
+            return [*round_lines(event, self.start), self.round_line(event)]
         return []
 
     def round_line(self, event: Event) -> str:
@@ -86,16 +101,18 @@ class PlainDisplay:
 
     def finish(self, run: RunFolder) -> None:
         """The closing table and where to look."""
-        events = read_events(run)
-        self.console.print(results_table(events, run.name))
-        self.console.print(f"report: {run.report}", markup=False, soft_wrap=True)
+        summary = summarize(read_events(run), run.name)
+        self.terminal.print(results_table(summary), soft_wrap=False)
+        for note in result_notes(summary):
+            self.say(note)
+        self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
 
 
 class LiveDisplay(PlainDisplay):
-    """The same lines, with a bar of the round's clients and a table of scores that stay at the bottom."""
+    """The same lines, with bars of rounds and clients and a table of scores that stay at the bottom."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(terminal)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -103,12 +120,11 @@ class LiveDisplay(PlainDisplay):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=console,
+            console=terminal,
         )
-        self.rounds = self.progress.add_task("rounds", total=None)
-        self.clients = self.progress.add_task("clients", total=None, visible=False)
         self.history: dict[str, list[float | None]] = {}
-        self.live = Live(self._view(), console=console, refresh_per_second=4, transient=True)
+        self.waiting = Spinner("line", "loading the data and the encoder")
+        self.live = Live(self.waiting, console=terminal, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveDisplay:
         self.live.__enter__()
@@ -121,9 +137,9 @@ class LiveDisplay(PlainDisplay):
         super().__call__(event)
         kind = event["event"]
         if kind == "start":
-            self.progress.update(self.rounds, total=event["num_rounds"])
+            self.rounds = self.progress.add_task("rounds", total=event["num_rounds"])
         elif kind == "clients":
-            self.progress.update(self.clients, total=len(event["clients"]), visible=True)
+            self.clients = self.progress.add_task("clients", total=len(event["clients"]))
         elif kind == "answer":
             self.progress.advance(self.clients)
         elif kind == "evaluation":
@@ -131,10 +147,22 @@ class LiveDisplay(PlainDisplay):
             self.history.setdefault(event["task"], []).append(event["metrics"].get(metric))
         elif kind == "round":
             self.progress.update(self.rounds, completed=event["round"])
-            self.progress.reset(self.clients, visible=True)
+            # Where clients are sampled, or join and leave, the last round's number is the best guess.
+            asked = event["clients"] + event["failures"]
+            self.progress.reset(self.clients, **({"total": asked} if asked else {}))
         self.live.update(self._view())
 
-    def _view(self) -> Group:
+    def say(self, line: str) -> None:
+        """Long lines are cut at words, and go on further to the right than they began."""
+        inner = len(line) - len(line.lstrip()) + 2
+        for part in textwrap.wrap(
+            line, self.terminal.width, subsequent_indent=" " * inner, break_on_hyphens=False, break_long_words=False
+        ):
+            super().say(part)
+
+    def _view(self) -> RenderableType:
+        if not self.start:
+            return self.waiting
         table = Table(box=None, pad_edge=False)
         for column in ("task", "metric", "start", "best", "now"):
             table.add_column(column, justify="left" if column in ("task", "metric") else "right")
@@ -143,7 +171,7 @@ class LiveDisplay(PlainDisplay):
             best = max(known) if known else None
             metric = self.start["tasks"][task]["metric"]
             table.add_row(task, metric, number(scores[0]), number(best), number(scores[-1]))
-        return Group(table, self.progress) if self.history else Group(self.progress)
+        return Group(table, self.progress) if self.history else self.progress
 
 
 def _where(event: Event) -> str:

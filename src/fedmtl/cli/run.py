@@ -5,54 +5,65 @@ from __future__ import annotations
 import json
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedmtl.cli.progress import make_display
+from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
+from fedmtl.cli.progress import Display, make_display
+from fedmtl.cli.terminal import write
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
+from fedmtl.run_summary import summarize
 from fedmtl.runs import RunFolder, find_run, read_events
 
 
 def run(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="YAML file; without one, a demonstration on embedded data.", metavar="[CONFIG]"),
-    ] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Replace one setting, such as training.num_rounds=5.", metavar="KEY=VALUE"),
-    ] = None,
+    config: ConfigFile = None,
+    set: Settings = None,
     name: Annotated[str | None, typer.Option(help="The run's name; a taken one gets -2, -3, ...")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this run after its last whole round.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with the results last.")] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with the results; the lines go to stderr.")
+    ] = False,
 ) -> None:
     """Train: one shared encoder, one head per task, over clients that keep their text."""
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
-    display = make_display(quiet=json_)
-    with display:
-        done = _resume(resume, display) if resume is not None else _start(config, set or [], name, display)
+    display = make_display(stderr=json_)
+    done = _start(config, set or [], name, display) if resume is None else _resume(resume, display)
     display.finish(done)
     if json_:
-        from fedmtl.run_summary import summarize
-
-        print(json.dumps(summarize(read_events(done), done.name).to_json()))
+        write(json.dumps(summarize(read_events(done), done.name).to_json()))
 
 
-def _start(path: Path | None, overrides: list[str], name: str | None, display: Any) -> RunFolder:
+def _start(path: Path | None, overrides: list[str], name: str | None, display: Display) -> RunFolder:
     loaded = load(path, overrides)
-    from fedmtl.experiment.run import start_run
+    with display:
+        from fedmtl.experiment.run import start_run
 
-    return start_run(loaded, name or (path.stem if path else "demo"), display)
+        return start_run(loaded, name or (path.stem if path else "demo"), display)
 
 
-def _resume(name: str, display: Any) -> RunFolder:
+def _resume(name: str, display: Display) -> RunFolder:
     found = find_run(name)
-    from fedmtl.experiment.run import resume_run
+    events = read_events(found)
+    summary = summarize(events, found.name)
+    if summary.status == "done" and found.report.exists():
+        display.say(
+            f"{found.name} is finished, there is nothing to resume; to train longer, start a new run:"
+            f" `fedmtl run {found.config} --set training.num_rounds={2 * max(1, summary.rounds)}`"
+        )
+        return found
+    with display:
+        from fedmtl.experiment.run import resume_run
 
-    return resume_run(found, display)
+        display.skip_to(summary.rounds)
+        display.say(f"{found.name} goes on after round {summary.rounds}")
+        return resume_run(found, display)
 
 
 def load(path: Path | None, overrides: list[str]) -> Config:

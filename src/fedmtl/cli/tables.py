@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedmtl.run_summary import RunSummary, summarize
+from fedmtl.run_summary import RunSummary
 
-Event = Mapping[str, Any]
+if TYPE_CHECKING:
+    from fedmtl.tasks.metrics import Scores
 
 
 def number(value: float | None) -> str:
@@ -32,37 +33,65 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def results_table(events: Sequence[Event], name: str) -> Table:
+def results_table(summary: RunSummary) -> Table:
     """Every task's metrics before and after."""
-    summary = summarize(events, name)
     synthetic = ", synthetic data" if summary.synthetic else ""
+    rounds = "1 round" if summary.rounds == 1 else f"{summary.rounds} rounds"
     table = Table(
-        title=f"{name}: {summary.rounds} rounds in {duration(summary.seconds)}{synthetic}",
+        title=f"{summary.name}: {rounds} in {duration(summary.seconds)}{synthetic}",
         title_justify="left",
     )
-    for column, justify in (
-        ("task", "left"),
-        ("metric", "left"),
-        ("before", "right"),
-        ("best", "right"),
-        ("after", "right"),
-    ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("task")
+    table.add_column("metric")
+    for column in ("before", "best", "after"):
+        table.add_column(column, justify="right")
     for task, own in summary.tasks.items():
         for position, metric in enumerate(own.final):
             best = own.best.get(metric)
             at_best = f"{number(best.value)} @{best.round}" if best else "–"
-            marked = f" ({own.marked})" if own.marked and metric == own.metric else ""
-            values = [number(own.start.get(metric)), at_best, number(own.final[metric]) + marked]
-            name_cell = task if position == 0 else ""
-            main = "bold" if metric == own.metric else ""
-            table.add_row(name_cell, metric, *values, style=main, end_section=metric == list(own.final)[-1])
+            table.add_row(
+                task if position == 0 else "",
+                metric,
+                number(own.start.get(metric)),
+                at_best,
+                number(own.final[metric]),
+                style="bold" if metric == own.metric else "",
+                end_section=position == len(own.final) - 1,
+            )
+    return table
+
+
+def result_notes(summary: RunSummary) -> list[str]:
+    """What the numbers alone would hide."""
+    marked = [f"{task} {own.marked}" for task, own in summary.tasks.items() if own.marked]
+    notes = [f"after the last round, {', '.join(marked)}"] if marked else []
+    if summary.failures:
+        many = len(summary.failures)
+        notes.append(f"{many} failed {'answer' if many == 1 else 'answers'} of clients; the report names them")
+    return notes
+
+
+def scores_table(scores: Mapping[str, Scores], main_metrics: Mapping[str, str]) -> Table:
+    """Every task's metrics, with why one is undefined or says little."""
+    table = Table("task", "metric", "value", "")
+    for name, own in scores.items():
+        for position, (metric, value) in enumerate(own.metrics.items()):
+            is_main = metric == main_metrics[name]
+            note = own.undefined.get(metric) or (own.marked if is_main else None)
+            table.add_row(
+                name if position == 0 else "",
+                metric,
+                number(value),
+                note or "",
+                style="bold" if is_main else "",
+                end_section=position == len(own.metrics) - 1,
+            )
     return table
 
 
 def comparison_table(summaries: Sequence[RunSummary]) -> Table:
     """Runs side by side; differences are to the first one."""
-    table = Table(title="differences are to the first run", title_justify="left")
+    table = Table(title=f"differences are to {summaries[0].name}", title_justify="left")
     table.add_column("")
     for summary in summaries:
         table.add_column(summary.name, justify="right")
@@ -74,6 +103,8 @@ def comparison_table(summaries: Sequence[RunSummary]) -> Table:
 def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
     first = summaries[0]
     rows: list[tuple[str, list[str]]] = [("mode", [s.mode for s in summaries])]
+    if any(s.status != "done" for s in summaries):
+        rows.append(("status", [s.status for s in summaries]))
     metrics = {
         (task, metric): None for summary in summaries for task, own in summary.tasks.items() for metric in own.final
     }
@@ -82,7 +113,12 @@ def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str
         rows.append((f"{task} {metric}", _with_differences(values)))
     rows.append(("overall", _with_differences([s.overall for s in summaries])))
     rows.append(("classification", _with_differences([s.classification for s in summaries])))
-    rows.append(("parameters", [_ratio(s.parameters, first.parameters, f"{s.parameters or 0:,}") for s in summaries]))
+    rows.append(
+        (
+            "parameters",
+            [_ratio(s.parameters, first.parameters, f"{s.parameters:,}" if s.parameters else "–") for s in summaries],
+        )
+    )
     rows.append(("bytes up", [_ratio(s.bytes_up, first.bytes_up, amount(s.bytes_up)) for s in summaries]))
     rows.append(("bytes down", [_ratio(s.bytes_down, first.bytes_down, amount(s.bytes_down)) for s in summaries]))
     rows.append(("rounds", [str(s.rounds) for s in summaries]))

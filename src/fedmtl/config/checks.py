@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fedmtl.config import Config
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.errors import ConfigError
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LEVEL = re.compile(r"all|group(\.[1-9][0-9]*)?|task|client|fixed")
 
 
 def check_config(config: Config) -> None:
     """Raise a ConfigError that names the key where two settings contradict each other."""
+    _check_names("tasks", config.tasks)
+    _check_names("clients", config.clients)
     _check_model(config)
     _check_rounds(config)
     _check_tasks(config)
@@ -22,6 +25,16 @@ def check_config(config: Config) -> None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
     _check_rules(config.sharing.rules, depth)
+
+
+def _check_names(path: str, names: Iterable[str]) -> None:
+    # They stand in scopes, parameter names, file names and `--set` paths, each with its own separators.
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{path}: found the name {shown(name)}; use letters from a to z, digits, `_` and `-`,"
+                " and begin with a letter or a digit"
+            )
 
 
 def _check_model(config: Config) -> None:
@@ -108,6 +121,7 @@ def _check_groups(groups: Mapping[str, Any], tasks: Mapping[str, Any]) -> int:
 
 def _walk(groups: Mapping[str, Any], outer: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Every group that lists tasks: its name after those of the groups around it, and the tasks."""
+    _check_names(".".join(("sharing.groups", *outer)), map(str, groups))
     for name, members in groups.items():
         names = (*outer, str(name))
         if isinstance(members, Mapping) and members:

@@ -44,13 +44,16 @@ def _section(value: Any) -> Any:
     return {} if value is None else value
 
 
-Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
-NonNegative = Annotated[Number, Field(ge=0)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-Decay = Annotated[Number, Field(ge=0, lt=1)]
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+# The validators come last, so that the JSON schema shows the bounds.
+_AsNumber = BeforeValidator(_number)
+_AsWhole = BeforeValidator(_whole)
+Number = Annotated[float, Field(allow_inf_nan=False), _AsNumber]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _AsNumber]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _AsNumber]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _AsNumber]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _AsNumber]
+Whole = Annotated[int, Field(ge=0), _AsWhole]
+Count = Annotated[int, Field(ge=1), _AsWhole]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Empty = BeforeValidator(_section)
 
@@ -172,7 +175,7 @@ class DataConfig(Section):
         "auto", description="Where built-in tasks come from; auto is data.root if given, else the hub."
     )
     cache: str | None = Field(None, description="Folder for tokenized texts; empty is the user's cache folder.")
-    validation_fraction: Annotated[Number, Field(gt=0, lt=1)] = Field(
+    validation_fraction: Annotated[float, Field(gt=0, lt=1), _AsNumber] = Field(
         0.1, description="Share of train that becomes validation for a task without a validation file."
     )
 

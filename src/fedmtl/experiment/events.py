@@ -64,6 +64,11 @@ def plan_event(prepared: Prepared) -> Event:
         "layers": layer_counts(prepared.model, state.plan),
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
+        "at_clients": sum(
+            getattr(module, leaf).numel()
+            for name, (module, leaf) in prepared.model.canonical().items()
+            if state.plan.level(name) == "client"
+        ),
     }
 
 
@@ -87,6 +92,7 @@ def failure_event(failure: Failure) -> Event:
         "round": failure.round,
         "client": failure.client,
         "reason": failure.reason,
+        "bytes_up": failure.traffic.bytes_up,
         "bytes_down": failure.traffic.bytes_down,
     }
 

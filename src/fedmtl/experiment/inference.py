@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from fedmtl.config.file import load_config
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import DataError, FedmtlError
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client_state import load_state
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.keys import Weights
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.batches import Shard
@@ -48,42 +49,45 @@ class Prediction:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run's model with its values in place, ready to answer."""
+    """A run's model with its values in place; `tasks` are those it can answer, in the run's order."""
 
     saved: SavedModel
     bound: BoundModel
     run: RunFolder
+    tasks: tuple[str, ...]
 
 
 def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
-    """The final model; where values stay at clients, that of the client named."""
+    """The final model; where values stay at clients, that of the client named, with the tasks it has."""
     saved = load_model(run.model)
-    own = _own_values(run, client) if client else {}
-    needed = {
-        key
-        for view in saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "").values()
-        for key in view.values()
-    }
-    missing = [key for key in needed if key not in saved.weights and key not in own]
-    if missing:
-        kept = (
-            ", ".join(sorted(path.name for path in run.clients.iterdir() if path.name != "fixed"))
-            if run.clients.is_dir()
-            else "none"
-        )
-        raise FedmtlError(f"{run.name}: `{missing[0].name}` stays at the clients; name one with --client: {kept}")
-    return LoadedRun(saved, saved.bind(client or "", own), run)
+    weights = {**saved.weights, **(_own_values(run, client) if client else {})}
+    views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
+    missing = {task: [key for key in view.values() if key not in weights] for task, view in views.items()}
+    tasks = tuple(task for task, keys in missing.items() if not keys)
+    if not tasks:
+        first = next(key for keys in missing.values() for key in keys)
+        kept = _kept_at(run) or "none is here"
+        raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {kept}")
+    bound = BoundModel(saved.model, saved.plan, tasks, client or "", weights)
+    return LoadedRun(saved, bound, run, tasks)
 
 
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
     """Score one task on a labelled file that has the task's columns."""
     known = _task(loaded, task)
-    return _score(loaded, known, examples_from(read_table(path), known))
+    table = read_table(path)
+    absent = [name for name in (*known.text, known.label) if name not in table.columns]
+    if absent:
+        raise DataError(
+            f"{path}: has no column {absent[0]!r}; task {task} reads {', '.join(known.text)} and {known.label},"
+            f" the file has {', '.join(table.columns)}"
+        )
+    return _score(loaded, known, examples_from(table, known))
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
     """Score on the run's own validation examples again."""
-    wanted = [_task(loaded, task).name] if task else list(loaded.saved.tasks)
+    wanted = [_task(loaded, task).name] if task else loaded.tasks
     data = load_tasks(load_config(loaded.run.config))
     return {name: _score(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
 
@@ -93,12 +97,14 @@ def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> li
     if task is not None:
         known = _task(loaded, task)
         if len(known.text) != num_texts:
-            raise FedmtlError(f"task {task} takes {len(known.text)} texts ({', '.join(known.text)}); {num_texts} given")
+            wanted = "one text" if len(known.text) == 1 else "two texts"
+            raise FedmtlError(f"task {task} takes {wanted} ({', '.join(known.text)}); {num_texts} given")
         return [task]
-    names = [name for name, known in loaded.saved.tasks.items() if len(known.text) == num_texts]
+    names = [name for name in loaded.tasks if len(loaded.saved.tasks[name].text) == num_texts]
     if not names:
+        has, lacks = ("two texts", "one") if num_texts == 1 else ("one text", "two")
         raise FedmtlError(
-            f"no task of {loaded.run.name} takes {num_texts} texts; its tasks: {', '.join(loaded.saved.tasks)}"
+            f"{loaded.run.name} has no task on {lacks}; those it has ({', '.join(loaded.tasks)}) take {has}"
         )
     return names
 
@@ -169,12 +175,26 @@ def _score(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
 def _task(loaded: LoadedRun, name: str) -> Task:
     if name not in loaded.saved.tasks:
         raise FedmtlError(f"{loaded.run.name} has no task {name}; it has {', '.join(loaded.saved.tasks)}")
+    if name not in loaded.tasks:
+        raise FedmtlError(
+            f"{loaded.run.name}: values of {name} stay at its clients; name one of them with --client:"
+            f" {_kept_at(loaded.run)}"
+        )
     return loaded.saved.tasks[name]
 
 
-def _own_values(run: RunFolder, client: str) -> Any:
+def _own_values(run: RunFolder, client: str) -> Weights:
     state = load_checkpoint(run.checkpoints)
     accepted = state.accepted.get(client, 0) if state else 0
-    if not accepted:
-        raise FedmtlError(f"{run.name}: {client} never took part, so it kept nothing")
-    return load_state(run.clients / client, accepted).get("values", {})
+    values = load_state(run.clients / client, accepted).get("values", {}) if accepted else {}
+    if not values:
+        kept = _kept_at(run)
+        remedy = f"it is one of {kept}" if kept else "in this run no value stays at a client, so leave --client out"
+        raise FedmtlError(f"--client {client}: kept nothing for itself; {remedy}")
+    return values
+
+
+def _kept_at(run: RunFolder) -> str:
+    """The clients that kept something, for a message."""
+    folders = [path for path in run.clients.glob("*") if any(path.glob("round-*.safetensors"))]
+    return ", ".join(sorted(path.name for path in folders))

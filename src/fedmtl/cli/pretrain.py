@@ -1,0 +1,255 @@
+"""fedmtl pretrain"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedmtl.cli.tables import duration
+from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
+from fedmtl.errors import ConfigError
+from fedmtl.training.layer_maps import parse_layer_map
+
+if TYPE_CHECKING:
+    from fedmtl.compress.pretrain.loop import Update
+
+# Plain lines come at most this often.
+SECONDS_BETWEEN_LINES = 10.0
+DEFAULTS = PretrainSettings(Path(), ())
+WEIGHTS = Losses()
+
+
+def pretrain(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the encoder; it appears when it is complete.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="More files of texts, so that --corpus takes a pattern.", metavar="[FILES]"),
+    ] = None,
+    teacher: Annotated[Path | None, typer.Option("--teacher", help="Folder of the encoder to learn from.")] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--corpus",
+            help="Texts: .txt with one a line, or every text column of a tsv, csv, jsonl or parquet file, also .gz; "
+            "FILE=N takes N chunks of it.",
+            metavar="FILE",
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the student.", metavar="N")] = DEFAULTS.layers,
+    hidden: Annotated[int, typer.Option("--hidden", help="Width of the student.", metavar="N")] = DEFAULTS.hidden,
+    heads: Annotated[
+        int | None, typer.Option("--heads", help="Attention heads; otherwise one per 64 of the width.", metavar="N")
+    ] = None,
+    vocab: Annotated[int, typer.Option("--vocab", help="Word pieces of its own.", metavar="N")] = DEFAULTS.vocab,
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Tokens of a text; longer is cut.", metavar="N")
+    ] = DEFAULTS.max_length,
+    chunk_words: Annotated[
+        int,
+        typer.Option("--chunk-words", help="Longer texts are cut into chunks of at most so many words.", metavar="N"),
+    ] = DEFAULTS.chunk_words,
+    steps: Annotated[int | None, typer.Option("--steps", help="Batches to train on.", metavar="N")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="Minutes to train, instead of --steps; preparing is not counted.", metavar="N"),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Segments per step.", metavar="N")] = DEFAULTS.batch,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="Highest step size; it rises, then falls in a cosine.", metavar="X")
+    ] = DEFAULTS.learning_rate,
+    seed: Annotated[int, typer.Option("--seed", help="All randomness derives from it.", metavar="N")] = DEFAULTS.seed,
+    layer_map: Annotated[
+        str,
+        typer.Option(
+            "--layer-map",
+            help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6.",
+            metavar="MAP",
+        ),
+    ] = "uniform",
+    hidden_loss: Annotated[
+        bool, typer.Option("--hidden-loss/--no-hidden-loss", help="Learn the hidden states of words.")
+    ] = True,
+    similarity_loss: Annotated[
+        bool, typer.Option("--similarity-loss/--no-similarity-loss", help="Learn how alike sentences are.")
+    ] = True,
+    attention_loss: Annotated[
+        bool, typer.Option("--attention-loss/--no-attention-loss", help="Learn which words relate to which.")
+    ] = False,
+    hidden_weight: Annotated[
+        float, typer.Option("--hidden-weight", help="Weight of the hidden states.", metavar="X")
+    ] = WEIGHTS.hidden,
+    similarity_weight: Annotated[
+        float,
+        typer.Option("--similarity-weight", help="Weight of the similarity of projected sentences.", metavar="X"),
+    ] = WEIGHTS.similarity,
+    own_similarity_weight: Annotated[
+        float,
+        typer.Option("--own-similarity-weight", help="Weight of the similarity of sentences as they are.", metavar="X"),
+    ] = WEIGHTS.own_similarity,
+    attention_weight: Annotated[
+        float, typer.Option("--attention-weight", help="Weight of the relations between words.", metavar="X")
+    ] = 1.0,
+    mask_words: Annotated[
+        float,
+        typer.Option("--mask-words", help="Share of words hidden from the student in every second batch.", metavar="X"),
+    ] = DEFAULTS.mask_words,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
+    keep_teacher: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-teacher/--no-keep-teacher",
+            help="Run the teacher once and keep its answers in memory; otherwise where they fit.",
+        ),
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the student with torch.compile.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", help="Steps between two checkpoints.", metavar="N")
+    ] = 1000,
+    work: Annotated[
+        Path | None,
+        typer.Option("--work", help="Folder for checkpoints and tokens, which later runs use again; else OUT.work."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="JSON file for the losses of the training.")] = None,
+    teacher_license: Annotated[
+        str | None, typer.Option("--teacher-license", help="The teacher's licence, for the model card.")
+    ] = None,
+    note: Annotated[
+        list[str] | None, typer.Option("--note", help="A sentence on the teacher, for the model card.")
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            help="JSON of benchmarks/encoder.py, for the model card; without --teacher only the card is rewritten.",
+        ),
+    ] = None,
+) -> None:
+    """Distil a small encoder of your own, with a vocabulary of its own, from a larger one."""
+    if teacher is None:
+        _only_card(out, measured, [*(corpus or []), *(files or [])])
+        return
+    settings = PretrainSettings(
+        teacher=teacher,
+        corpus=(*(corpus or []), *(files or [])),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocab=vocab,
+        max_length=max_length,
+        chunk_words=chunk_words,
+        steps=steps,
+        minutes=minutes,
+        batch=batch,
+        learning_rate=learning_rate,
+        seed=seed,
+        layer_map=parse_layer_map(layer_map),
+        losses=Losses(
+            hidden_weight * hidden_loss,
+            similarity_weight * similarity_loss,
+            own_similarity_weight * similarity_loss,
+            attention_weight * attention_loss,
+        ),
+        mask_words=mask_words,
+    )
+    from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
+
+    command = shlex.join(["fedmtl", *sys.argv[1:]])
+    with make_listener() as listener:
+        pretrain(
+            settings,
+            Place(out, work or out.with_name(f"{out.name}.work"), report),
+            Machine(device, keep_teacher, compile, checkpoint_every),
+            Disclosure(command, teacher_license, tuple(note or []), measured),
+            listener,
+            resume=resume,
+        )
+        listener.say(f"written: {out}")
+
+
+def _only_card(out: Path, measured: Path | None, corpus: list[str]) -> None:
+    if measured is None or corpus:
+        raise ConfigError("--teacher: not given; name the folder of the encoder to learn from")
+    from fedmtl.compress.pretrain.card import update_card
+
+    update_card(out, measured)
+    print(f"card rewritten: {out}")
+
+
+def make_listener() -> PlainListener:
+    """A bar in a terminal, lines elsewhere."""
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return LiveListener(console) if console.is_terminal else PlainListener(console)
+
+
+class PlainListener:
+    """One line per thing that happened, and one for the progress now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last_line = float("-inf")
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        if done == total:
+            self.say(f"{stage}: {total:,} segments")
+
+    def update(self, update: Update) -> None:
+        if update.share >= 1 or update.seconds - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = update.seconds
+            self.say(f"step {update.step:,} ({update.share:.1%}): {_losses(update)}; {_speed(update)}")
+
+
+class LiveListener(PlainListener):
+    """The same lines, with bars that stay at the bottom."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"))
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console
+        )
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Any:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.__exit__(None, None, None)
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        self._bar(stage, stage, done / total)
+
+    def update(self, update: Update) -> None:
+        self._bar("training", f"loss {update.losses['total']:.4f}, {_speed(update)}", update.share)
+
+    def _bar(self, name: str, description: str, share: float) -> None:
+        if name not in self.bars:
+            self.bars[name] = self.progress.add_task(description, total=1.0)
+        self.progress.update(self.bars[name], description=description, completed=min(1.0, share))
+
+
+def _losses(update: Update) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in update.losses.items())
+
+
+def _speed(update: Update) -> str:
+    speed = f"{update.segments_per_second:,.0f} segments/s, {update.tokens_per_second:,.0f} tokens/s"
+    return (
+        f"{speed}, {duration(update.seconds_left)} left" if update.share < 1 else f"{speed}, {duration(update.seconds)}"
+    )

@@ -1,0 +1,121 @@
+"""Batches of segments made on the device the model is on: nothing is read back or sent while training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.compress.pretrain.segments import Segments, Side
+from fedmtl.seeds import derive_seed
+
+# Segments are sorted by length within so many batches: little is padded, and batches still mix.
+WINDOW = 64
+# Few different widths: kernels are chosen, and compiled, per shape.
+MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One side of a batch, padded on the right; `words` numbers each token's word, -1 is none."""
+
+    ids: Tensor
+    mask: Tensor
+    words: Tensor
+
+    def word_means(self, states: Tensor, num_words: int) -> Tensor:
+        """States [batch, token, width] -> [batch, word, width].
+
+        A product with a matrix of shares: unlike adding by index it gives the same bits twice on a GPU too.
+        """
+        numbers = torch.arange(num_words, device=states.device)
+        member = (self.words[:, None, :] == numbers[None, :, None]).to(states.dtype)
+        return torch.bmm(member / member.sum(-1, keepdim=True).clamp(min=1), states)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Which segments, the width of both sides and the number of words padded to; known without asking the device."""
+
+    segments: Tensor
+    teacher_width: int
+    student_width: int
+    num_words: int
+    num_tokens: int
+
+
+class DeviceSide:
+    """One tokenizer's tokens on the device."""
+
+    def __init__(self, side: Side, pad_id: int, device: torch.device) -> None:
+        self.ids = _upload(side.ids, torch.int32, device)
+        self.words = _upload(side.words, torch.int32, device)
+        self.offsets = _upload(side.offsets, torch.int64, device)
+        self.before = torch.tensor(side.before, dtype=torch.int64, device=device)
+        self.after = torch.tensor(side.after, dtype=torch.int64, device=device)
+        self.pad_id = pad_id
+
+    def take(self, segments: Tensor, width: int) -> Tokens:
+        """Those segments with their special tokens, padded to the width."""
+        columns = torch.arange(width, device=segments.device)[None]
+        starts = self.offsets[segments][:, None]
+        ends = self.offsets[segments + 1][:, None]
+        inner = columns - len(self.before)
+        is_text = (inner >= 0) & (inner < ends - starts)
+        places = torch.where(is_text, starts + inner, 0)
+        behind = inner - (ends - starts)
+        mask = behind < len(self.after)
+        ids = torch.where(is_text, self.ids[places].long(), self.pad_id)
+        if len(self.before):
+            ids = torch.where(inner < 0, self.before[columns.clamp(max=len(self.before) - 1)], ids)
+        if len(self.after):
+            is_after = (behind >= 0) & mask
+            ids = torch.where(is_after, self.after[behind.clamp(0, len(self.after) - 1)], ids)
+        return Tokens(ids, mask, torch.where(is_text, self.words[places].long(), -1))
+
+
+class Epochs:
+    """The batch of any step: every epoch takes the segments in another order, which depends on the seed alone."""
+
+    def __init__(self, segments: Segments, batch_size: int, max_length: int, seed: int, device: torch.device) -> None:
+        self.teacher_lengths, self.student_lengths = segments.teacher.lengths(), segments.student.lengths()
+        self.num_words = np.asarray(segments.num_words)
+        self.batch_size, self.max_length, self.seed, self.device = batch_size, max_length, seed, device
+        self.num_batches = len(segments) // batch_size
+        self.epoch = -1
+        self.order = np.zeros((0, batch_size), dtype=np.int64)
+        self.on_device = torch.zeros(0, device=device)
+
+    def batch(self, step: int) -> Batch:
+        epoch, number = divmod(step, self.num_batches)
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, self._shuffled(epoch)
+            self.on_device = torch.from_numpy(self.order).to(self.device)
+        return self.describe(self.order[number], self.on_device[number])
+
+    def describe(self, segments: np.ndarray, on_device: Tensor) -> Batch:
+        return Batch(
+            on_device,
+            min(_rounded(self.teacher_lengths[segments]), self.max_length),
+            min(_rounded(self.student_lengths[segments]), self.max_length),
+            _rounded(self.num_words[segments]),
+            int(self.student_lengths[segments].sum()),
+        )
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
+        order = rng.permutation(len(self.num_words))[: self.num_batches * self.batch_size]
+        size = self.batch_size * WINDOW
+        windows = [order[start : start + size] for start in range(0, len(order), size)]
+        ordered = np.concatenate([w[np.argsort(self.student_lengths[w], kind="stable")] for w in windows])
+        return ordered.reshape(-1, self.batch_size)[rng.permutation(self.num_batches)]
+
+
+def _rounded(lengths: np.ndarray) -> int:
+    return -(-int(lengths.max()) // MULTIPLE) * MULTIPLE
+
+
+def _upload(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64)).to(dtype).to(device)

@@ -1,0 +1,286 @@
+"""A whole pretraining: texts, vocabulary, segments, the teacher's answers, training, the artefact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedmtl.compress.pretrain.artefact import check_place, write_artefact
+from fedmtl.compress.pretrain.batches import DeviceSide, Epochs
+from fedmtl.compress.pretrain.card import Facts, write_card
+from fedmtl.compress.pretrain.checkpoint import Position, load_checkpoint, save_checkpoint
+from fedmtl.compress.pretrain.corpus import Corpus, read_corpus
+from fedmtl.compress.pretrain.loop import Data, Update, distil
+from fedmtl.compress.pretrain.segments import Segments, open_segments, write_segments
+from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
+from fedmtl.compress.pretrain.student import Student, build_optimizer, build_student
+from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits
+from fedmtl.compress.pretrain.vocabulary import train_vocabulary, wrap_tokenizer
+from fedmtl.config import ModelConfig
+from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
+from fedmtl.model.encoder import Encoder, load_encoder
+from fedmtl.runs import write_atomic
+from fedmtl.training.layer_maps import attention_map, hidden_map
+
+
+class Listener(Protocol):
+    """Whoever shows what happens."""
+
+    def say(self, line: str) -> None: ...
+    def advance(self, stage: str, done: int, total: int) -> None: ...
+    def update(self, update: Update) -> None: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things go: the artefact, what is kept between runs, and the log of losses if wanted."""
+
+    out: Path
+    work: Path
+    report: Path | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.work / f"{self.out.name}.checkpoint"
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """What only the user knows and the card should say."""
+
+    command: str
+    teacher_license: str | None = None
+    notes: tuple[str, ...] = ()
+    measured: Path | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How it is computed; the results do not depend on it, but for rounding."""
+
+    device: str = "auto"
+    keep_teacher: bool | None = None
+    compile: bool = False
+    save_every: int = 1000
+
+
+def pretrain(
+    settings: PretrainSettings,
+    place: Place,
+    machine: Machine,
+    disclosure: Disclosure,
+    listener: Listener,
+    *,
+    resume: bool = False,
+) -> Student:
+    """Do all of it; with `resume` from the last checkpoint. The trained student, which is also in `place.out`."""
+    check_settings(settings)
+    check_place(place.out)
+    _check_checkpoint(place.checkpoint, resume)
+    device = pick_device(machine.device)
+    teacher = load_teacher(settings)
+    corpus = read_corpus(settings.corpus, settings.chunk_words, settings.seed)
+    for source in corpus.sources:
+        columns = f" ({', '.join(source.columns)})" if source.columns != ("",) else ""
+        listener.say(f"{source.file}{columns}: {source.texts:,} texts, {source.chunks:,} new chunks")
+    pieces, segments, digest = _prepare(settings, corpus, teacher, place.work, listener)
+    if len(segments) < settings.batch:
+        raise DataError(
+            f"--corpus: {len(segments):,} segments are fewer than one batch of {settings.batch:,}; "
+            "add texts or lower --batch"
+        )
+    student = build_student(settings, len(pieces), teacher.hidden_size).to(device)
+    optimizer = build_optimizer(student, settings)
+    fingerprint = settings.fingerprint(digest)
+    position = load_checkpoint(place.checkpoint, fingerprint, student, optimizer) if resume else Position()
+    data = _on_device(settings, segments, teacher, pieces["[MASK]"], machine, device, listener)
+    if machine.compile:
+        student.encoder.compile(dynamic=True)
+
+    def save() -> None:
+        save_checkpoint(place.checkpoint, fingerprint, position, student, optimizer)
+        _write_report(place.report, settings, corpus, segments, position)
+
+    distil(
+        student,
+        optimizer,
+        data,
+        settings,
+        position,
+        save=save,
+        save_every=machine.save_every,
+        report=listener.update,
+    )
+    _write_report(place.report, settings, corpus, segments, position)
+    facts = _facts(settings, place, disclosure, corpus, segments, position, student, device)
+    tokenizer = wrap_tokenizer(pieces, settings.max_length)
+    write_artefact(place.out, student.encoder, tokenizer, write_card(facts, disclosure.measured))
+    place.checkpoint.unlink(missing_ok=True)
+    return student
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one."""
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        device = torch.device(chosen)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device: {chosen} cannot be used here; write `cpu` or `auto`. [{reason}]") from error
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return device
+
+
+def load_teacher(settings: PretrainSettings) -> Encoder:
+    """The teacher, in evaluation mode and without a pooler."""
+    if not (settings.teacher / "config.json").is_file():
+        raise ModelError(f"--teacher: {settings.teacher} is no folder with a config.json; name a model's folder")
+    # A relative name without a slash would be looked up on the hub.
+    config = ModelConfig(server_model=str(settings.teacher.resolve()), max_length=settings.max_length)
+    try:
+        encoder = load_encoder(config, settings.seed, keep_pooler=False)
+    except ModelError as error:
+        named = str(error).replace("model.server_model", "--teacher").replace("model.max_length", "--max-length")
+        raise ModelError(named) from error
+    encoder.module.requires_grad_(False).eval()
+    return encoder
+
+
+def _check_checkpoint(path: Path, resume: bool) -> None:
+    if resume and not path.exists():
+        raise FedmtlError(f"--resume: there is no checkpoint {path}; start without --resume")
+    if not resume and path.exists():
+        raise FedmtlError(f"{path}: an earlier pretraining did not end; go on with --resume, or delete this file")
+
+
+def _prepare(
+    settings: PretrainSettings, corpus: Corpus, teacher: Encoder, work: Path, listener: Listener
+) -> tuple[dict[str, int], Segments, str]:
+    """The vocabulary and the segments, from `work` where an earlier run left the same; and their digest."""
+    backend = json.loads(teacher.tokenizer.backend_tokenizer.to_str()) if teacher.tokenizer.is_fast else {}
+    known = [corpus.digest(), settings.vocab, settings.max_length, backend.get("model"), backend.get("normalizer")]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    vocabulary = work / f"vocabulary-{digest}.json"
+    if vocabulary.exists():
+        pieces: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+    else:
+        listener.say(f"training a vocabulary on {len(corpus.texts):,} texts")
+        pieces = train_vocabulary(corpus.texts, settings.vocab)
+        write_atomic(vocabulary, json.dumps(pieces).encode())
+    if len(pieces) < settings.vocab:
+        listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {settings.vocab:,} asked for")
+    folder = work / f"segments-{digest}"
+    segments = open_segments(folder)
+    if segments is None:
+        student = wrap_tokenizer(pieces, settings.max_length)
+        write_segments(
+            folder, corpus.texts, teacher.tokenizer, student, settings.max_length, _stage(listener, "tokenizing")
+        )
+        segments = open_segments(folder)
+        assert segments is not None, "the segments were just written"
+    listener.say(
+        f"{len(segments):,} segments, {int(segments.num_words.sum()):,} words, {int(segments.student.offsets[-1]):,} "
+        f"pieces (teacher {int(segments.teacher.offsets[-1]):,}); {segments.num_skipped:,} texts did not align"
+    )
+    return pieces, segments, digest
+
+
+def _on_device(
+    settings: PretrainSettings,
+    segments: Segments,
+    teacher: Encoder,
+    mask_id: int,
+    machine: Machine,
+    device: torch.device,
+    listener: Listener,
+) -> Data:
+    teacher.module.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    num_layers = int(teacher.module.config.num_hidden_layers)
+    wanted = Wanted(
+        hidden_map(num_layers, settings.layers, settings.layer_map) if settings.losses.hidden else (),
+        _attention_layer(settings, num_layers) if settings.losses.attention else None,
+    )
+    epochs = Epochs(segments, settings.batch, settings.max_length, settings.seed, device)
+    live = LiveTargets(teacher, DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device), wanted)
+    keep = machine.keep_teacher
+    targets: TargetSource = live
+    if keep is None:
+        # Asking for every segment pays only where every segment comes up.
+        sees_all = settings.steps is None or settings.steps * settings.batch >= len(segments)
+        keep = sees_all and fits(segments, wanted, teacher.hidden_size, device)
+    if keep:
+        targets = KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher"))
+    num_words = torch.from_numpy(segments.num_words.copy()).to(device)
+    return Data(DeviceSide(segments.student, 0, device), num_words, targets, epochs, mask_id)
+
+
+def _attention_layer(settings: PretrainSettings, num_layers: int) -> int:
+    """The teacher's layer whose relations the student's last layer learns, as in MiniLM only that one."""
+    layer_map = settings.layer_map
+    if isinstance(layer_map, str):
+        return attention_map(num_layers, settings.layers, layer_map)[-1]
+    return max(0, layer_map[-1] - 1)
+
+
+def _stage(listener: Listener, stage: str) -> Callable[[int, int], None]:
+    return lambda done, total: listener.advance(stage, done, total)
+
+
+def _write_report(
+    path: Path | None, settings: PretrainSettings, corpus: Corpus, segments: Segments, position: Position
+) -> None:
+    if path is None:
+        return
+    record = {
+        "settings": settings.to_json(),
+        "corpus": [vars(source) for source in corpus.sources],
+        "segments": len(segments),
+        "words": int(segments.num_words.sum()),
+        "tokens": int(segments.student.offsets[-1]),
+        "skipped": segments.num_skipped,
+        "steps": position.step,
+        "seconds": position.seconds,
+        "segments_seen": position.num_segments,
+        "tokens_seen": position.num_tokens,
+        "log": position.log,
+    }
+    write_atomic(path, json.dumps(record, indent=1).encode())
+
+
+def _facts(
+    settings: PretrainSettings,
+    place: Place,
+    disclosure: Disclosure,
+    corpus: Corpus,
+    segments: Segments,
+    position: Position,
+    student: Student,
+    device: torch.device,
+) -> Facts:
+    last: dict[str, Any] = position.log[-1] if position.log else {}
+    return Facts(
+        name=place.out.name,
+        teacher=settings.teacher.name,
+        teacher_license=disclosure.teacher_license,
+        notes=disclosure.notes,
+        command=disclosure.command,
+        settings=settings.to_json(),
+        num_parameters=sum(p.numel() for p in student.encoder.parameters()),
+        num_pieces=int(student.encoder.config.vocab_size),
+        sources=corpus.sources,
+        num_segments=len(segments),
+        num_skipped=segments.num_skipped,
+        steps=position.step,
+        seconds=position.seconds,
+        segments_seen=position.num_segments,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        final_losses={k: v for k, v in last.items() if k not in ("step", "learning_rate", "seconds")},
+    )

@@ -1,0 +1,150 @@
+"""The corpus in both tokenizations, end to end in arrays on disk that are opened as memory maps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmtl.compress.pretrain.alignment import Pieces, align
+from fedmtl.errors import DataError, FedmtlError, ModelError
+
+BLOCK = 4096
+SIDES = ("teacher", "student")
+
+
+@dataclass(frozen=True)
+class Side:
+    """All segments of one tokenizer: ids and the word each belongs to, and where each segment begins.
+
+    `before` and `after` are the special tokens around every segment; they are in no array.
+    """
+
+    ids: np.ndarray
+    words: np.ndarray
+    offsets: np.ndarray
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each segment, special ones included."""
+        return np.diff(self.offsets) + len(self.before) + len(self.after)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segment n has the same words on both sides; `num_skipped` texts did not align."""
+
+    teacher: Side
+    student: Side
+    num_words: np.ndarray
+    num_skipped: int
+
+    def __len__(self) -> int:
+        return len(self.num_words)
+
+
+def write_segments(
+    folder: Path,
+    texts: Sequence[str],
+    teacher: Any,
+    student: Any,
+    max_length: int,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Tokenize with both tokenizers and write the folder, whole or not at all."""
+    sides = {"teacher": _plain(teacher), "student": _plain(student)}
+    around = {name: _special(tokenizer) for name, tokenizer in sides.items()}
+    rooms = [max_length - len(around[name][0]) - len(around[name][1]) for name in SIDES]
+    parts: dict[str, list[np.ndarray]] = {f"{side}.{name}": [] for side in SIDES for name in ("ids", "words")}
+    counts: dict[str, list[int]] = {"teacher": [], "student": [], "words": []}
+    num_skipped = 0
+    for start in range(0, len(texts), BLOCK):
+        block = list(texts[start : start + BLOCK])
+        for pair in zip(*(_encode(sides[name], block) for name in SIDES), strict=True):
+            aligned = align(*pair, *rooms)
+            if aligned is None:
+                num_skipped += 1
+                continue
+            for name, pieces, num in zip(SIDES, pair, (aligned.num_teacher, aligned.num_student), strict=True):
+                parts[f"{name}.ids"].append(np.asarray(pieces.ids[:num], dtype=np.int32))
+                parts[f"{name}.words"].append(np.asarray(pieces.words[:num], dtype=np.uint16))
+                counts[name].append(num)
+            counts["words"].append(aligned.num_words)
+        report(min(start + BLOCK, len(texts)), len(texts))
+    if not counts["words"]:
+        raise DataError(
+            f"--corpus: none of its {len(texts)} texts has the same words for the teacher and the student; "
+            "take a teacher that splits words at spaces and punctuation, as BERT does"
+        )
+    arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    arrays |= {f"{name}.offsets": np.concatenate([[0], np.cumsum(counts[name])]).astype(np.int64) for name in SIDES}
+    arrays["num_words"] = np.asarray(counts["words"], dtype=np.int64)
+    _write(folder, arrays, {"num_skipped": num_skipped, "around": around})
+
+
+def open_segments(folder: Path) -> Segments | None:
+    """The segments of a folder that `write_segments` finished, or nothing."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+    def load(name: str) -> np.ndarray:
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+
+    def side(name: str) -> Side:
+        before, after = map(tuple, meta["around"][name])
+        return Side(load(f"{name}.ids"), load(f"{name}.words"), load(f"{name}.offsets"), before, after)
+
+    return Segments(side("teacher"), side("student"), load("num_words"), meta["num_skipped"])
+
+
+def _plain(tokenizer: Any) -> Any:
+    """The tokenizers library's own object, without padding and truncation, which a file may have set."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError("--teacher: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
+    plain = copy.deepcopy(tokenizer.backend_tokenizer)
+    plain.no_padding()
+    plain.no_truncation()
+    return plain
+
+
+def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
+    encoded = tokenizer.encode("a")
+    marks = encoded.special_tokens_mask
+    begin = marks.index(0) if 0 in marks else 0
+    end = len(marks) - marks[::-1].index(0) if 0 in marks else len(marks)
+    return list(encoded.ids[:begin]), list(encoded.ids[end:])
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> Iterator[Pieces]:
+    for encoded in tokenizer.encode_batch(texts, add_special_tokens=False):
+        words = encoded.word_ids
+        # A piece that belongs to no word, such as a special token written out in a text, has no partner.
+        known = [] if None in words else words
+        yield Pieces(encoded.ids, known, [end for _, end in encoded.offsets])
+
+
+def _write(folder: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".segments-", dir=folder.parent) as temporary:
+            whole = Path(temporary) / folder.name
+            whole.mkdir()
+            for name, array in arrays.items():
+                np.save(whole / f"{name}.npy", array)
+            (whole / "meta.json").write_text(json.dumps(meta))
+            shutil.rmtree(folder, ignore_errors=True)
+            whole.rename(folder)
+    except OSError as error:
+        raise FedmtlError(
+            f"--work: cannot write to {folder.parent} ({error.strerror or error}); make room, or name another folder"
+        ) from error

@@ -1,0 +1,101 @@
+"""What a pretraining is told; every default of `fedmtl pretrain` stands here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fedmtl.errors import ConfigError
+from fedmtl.training.layer_maps import LayerMap
+
+# Room for the special tokens, a basic alphabet at the start of words and inside them, and some words.
+FEWEST_PIECES = 200
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The weight of each term; 0 leaves it out, and nothing of it is computed.
+
+    `own_similarity` compares the student's sentences as they are, `similarity` after the last projection.
+    """
+
+    hidden: float = 1.0
+    similarity: float = 10.0
+    own_similarity: float = 30.0
+    attention: float = 0.0
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """One pretraining; the same settings, texts and teacher give the same bits on one CPU thread with `steps`."""
+
+    teacher: Path
+    corpus: tuple[str, ...]
+    layers: int = 2
+    hidden: int = 128
+    heads: int | None = None
+    vocab: int = 15_000
+    max_length: int = 128
+    chunk_words: int = 64
+    steps: int | None = None
+    minutes: float | None = None
+    batch: int = 1024
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.01
+    warmup: float = 0.02
+    max_grad_norm: float = 1.0
+    seed: int = 0
+    layer_map: LayerMap = "uniform"
+    losses: Losses = field(default_factory=Losses)
+    mask_words: float = 0.15
+
+    @property
+    def num_heads(self) -> int:
+        """As given, or one for every 64 of the width."""
+        return self.heads or max(1, self.hidden // 64)
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        layer_map = self.layer_map
+        values["layer_map"] = layer_map if isinstance(layer_map, str) else list(layer_map)
+        return {**values, "teacher": str(self.teacher), "corpus": list(self.corpus), "heads": self.num_heads}
+
+    def fingerprint(self, segments: str) -> str:
+        """Equal where a checkpoint of one may go on under the other."""
+        values = {**self.to_json(), "teacher": self.teacher.name, "corpus": segments}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_settings(settings: PretrainSettings) -> None:
+    """Raise a ConfigError for what cannot be, before anything is read."""
+    for name in ("layers", "hidden", "batch", "learning_rate", "chunk_words"):
+        if getattr(settings, name) <= 0:
+            raise ConfigError(f"{_option(name)}: found {getattr(settings, name):g}; write a number above 0")
+    if (settings.steps is None) == (settings.minutes is None):
+        raise ConfigError("--steps, --minutes: give one of them, it says when to end")
+    if (settings.steps or settings.minutes or 0) <= 0:
+        raise ConfigError("--steps, --minutes: there is nothing to do; write a number above 0")
+    if settings.batch < 2:
+        raise ConfigError("--batch: found 1; sentences of a batch are compared, write 2 or more")
+    if settings.hidden % settings.num_heads:
+        raise ConfigError(
+            f"--heads: {settings.num_heads} do not divide --hidden {settings.hidden}; write one that does"
+        )
+    if settings.vocab < FEWEST_PIECES:
+        raise ConfigError(f"--vocab: found {settings.vocab}; write {FEWEST_PIECES} or more")
+    if settings.max_length < 4:
+        raise ConfigError(f"--max-length: {settings.max_length} leaves no room for text; write 4 or more")
+    if not 0 <= settings.mask_words < 1:
+        raise ConfigError(f"--mask-words: found {settings.mask_words:g}; write a share from 0 to below 1")
+    weights = [getattr(settings.losses, item.name) for item in fields(settings.losses)]
+    if any(weight < 0 for weight in weights):
+        raise ConfigError("a loss has a weight below 0; write 0 to leave it out")
+    if not any(weights):
+        raise ConfigError("every loss is switched off; leave one on")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,125 @@
+"""What the teacher says of a batch, by word: computed once and kept where it fits, else again for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.compress.pretrain.attention import AttentionTap
+from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs
+from fedmtl.compress.pretrain.segments import Segments
+from fedmtl.model.encoder import Encoder
+from fedmtl.training.distillation import mean_pool
+
+# Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
+GPU_SHARE = 0.6
+CPU_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which of the teacher's hidden states, and whose layer's queries, keys and values, the losses use."""
+
+    hidden: tuple[int, ...]
+    attention: int | None
+
+    @property
+    def num_states(self) -> int:
+        return len(self.hidden) + (0 if self.attention is None else 3)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """States [batch, word, width] of each layer wanted, relations likewise, and sentences [batch, width]."""
+
+    hidden: tuple[Tensor, ...]
+    relations: tuple[Tensor, ...]
+    sentences: Tensor
+
+
+class TargetSource(Protocol):
+    def __call__(self, batch: Batch) -> Targets: ...
+
+
+class LiveTargets:
+    """Runs the teacher on the batch."""
+
+    def __init__(self, encoder: Encoder, tokens: DeviceSide, wanted: Wanted) -> None:
+        self.encoder, self.tokens, self.wanted = encoder, tokens, wanted
+        self.tap = None if wanted.attention is None else AttentionTap(encoder.module, wanted.attention)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Targets:
+        tokens = self.tokens.take(batch.segments, batch.teacher_width)
+        offered = {"input_ids": tokens.ids, "attention_mask": tokens.mask.long()}
+        given: dict[str, Any] = {name: value for name, value in offered.items() if name in self.encoder.accepts}
+        states = self.encoder.module(**given, output_hidden_states=True).hidden_states
+        relations = () if self.tap is None else self.tap.take()
+        return Targets(
+            tuple(tokens.word_means(states[layer].float(), batch.num_words) for layer in self.wanted.hidden),
+            tuple(tokens.word_means(state.float(), batch.num_words) for state in relations),
+            mean_pool(states[-1].float(), tokens.mask),
+        )
+
+
+class KeptTargets:
+    """The teacher's answers for every segment, on the device."""
+
+    def __init__(
+        self,
+        live: LiveTargets,
+        segments: Segments,
+        epochs: Epochs,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        device = epochs.device
+        starts = np.concatenate([[0], np.cumsum(segments.num_words)])
+        self.starts = torch.from_numpy(starts[:-1]).to(device)
+        self.last = int(starts[-1]) - 1
+        self.num_hidden = len(live.wanted.hidden)
+        counts = torch.from_numpy(segments.num_words.copy()).to(device)
+        self.states: list[Tensor] = []
+        self.sentences = torch.zeros(0, device=device)
+        by_length = np.argsort(segments.teacher.lengths(), kind="stable")
+        for start in range(0, len(by_length), epochs.batch_size):
+            part = by_length[start : start + epochs.batch_size]
+            batch = epochs.describe(part, torch.from_numpy(part).to(device))
+            targets = live(batch)
+            found = (*targets.hidden, *targets.relations)
+            if not self.states:
+                self.states = [
+                    state.new_empty(self.last + 1, state.shape[-1], dtype=kept_dtype(device)) for state in found
+                ]
+                self.sentences = targets.sentences.new_empty(len(by_length), targets.sentences.shape[-1])
+            columns = torch.arange(batch.num_words, device=device)[None]
+            is_word = columns < counts[batch.segments][:, None]
+            places = (self.starts[batch.segments][:, None] + columns)[is_word]
+            for kept, state in zip(self.states, found, strict=True):
+                kept[places] = state[is_word].to(kept.dtype)
+            self.sentences[batch.segments] = targets.sentences
+            report(min(start + epochs.batch_size, len(by_length)), len(by_length))
+
+    def __call__(self, batch: Batch) -> Targets:
+        columns = torch.arange(batch.num_words, device=self.starts.device)[None]
+        # Behind a segment's last word stand the next segment's; the losses' mask leaves them out.
+        places = (self.starts[batch.segments][:, None] + columns).clamp(max=self.last)
+        states = tuple(state[places] for state in self.states)
+        return Targets(states[: self.num_hidden], states[self.num_hidden :], self.sentences[batch.segments])
+
+
+def kept_dtype(device: torch.device) -> torch.dtype:
+    """On a GPU the teacher runs in bfloat16, so nothing is lost by keeping its answers so."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def fits(segments: Segments, wanted: Wanted, width: int, device: torch.device) -> bool:
+    """Whether the teacher's answers for all segments may be kept on the device."""
+    size = kept_dtype(device).itemsize
+    needed = int(segments.num_words.sum()) * width * wanted.num_states * size + len(segments) * width * 4
+    room = GPU_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
+    return needed <= room

@@ -1,0 +1,79 @@
+"""Losses that make a student resemble its teacher; all are 0 where it does.
+
+Each takes tensors and a mask of what is real, and knows nothing of where they come from. What is padded is in no
+sum and no count, so padding changes no loss. The teacher's side gets no gradient.
+
+* hidden states, attention scores: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
+* relations: MiniLMv2 (Wang et al. 2021).
+* similarity: relations between the sentences of a batch (Park et al. 2019), here of cosines.
+* soft targets: Hinton et al. 2015, as a divergence, so that equal outputs give 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of states [batch, position, width] over the real positions."""
+    errors = (student.float() - teacher.detach().float()).square().mean(-1)
+    return _mean(errors, mask)
+
+
+def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of raw scores [batch, head, query, key] over real queries and keys."""
+    pairs = (mask[:, None, :, None] & mask[:, None, None, :]).expand(student.shape)
+    # What is padded may hold minus infinity, which times zero is not a number.
+    difference = torch.where(pairs, student.float(), 0.0) - torch.where(pairs, teacher.detach().float(), 0.0)
+    return difference.square().sum() / pairs.sum().clamp(min=1)
+
+
+def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int) -> Tensor:
+    """How far apart the teacher and the student are on which positions are like which.
+
+    States [batch, position, width] are split into `num_heads`, whatever the widths; a position's relation is the
+    softmax of its scaled products with all real ones. The mean divergence over real positions and heads.
+    """
+    target, own = _log_relations(teacher.detach(), mask, num_heads), _log_relations(student, mask, num_heads)
+    terms = torch.where(mask[:, None, None, :], target.exp() * (target - own), 0.0)
+    return _mean(terms.sum(-1).mean(1), mask)
+
+
+def similarity_loss(teacher: Tensor, student: Tensor) -> Tensor:
+    """Mean squared difference of the cosines between all vectors [batch, width]; the widths may differ."""
+    target, own = F.normalize(teacher.detach().float(), dim=-1), F.normalize(student.float(), dim=-1)
+    return F.mse_loss(own @ own.T, target @ target.T)
+
+
+def soft_target_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """Divergence of the class probabilities, scaled by the square of the temperature; one output is a yes or no."""
+    target, own = teacher.detach().float() / temperature, student.float() / temperature
+    if student.shape[-1] == 1:
+        target, own = (torch.cat([torch.zeros_like(logits), logits], dim=-1) for logits in (target, own))
+    divergence = F.kl_div(F.log_softmax(own, -1), F.log_softmax(target, -1), reduction="batchmean", log_target=True)
+    return divergence * temperature**2
+
+
+def score_loss(teacher: Tensor, student: Tensor) -> Tensor:
+    """Mean squared difference of a regression's scores."""
+    return F.mse_loss(student.float(), teacher.detach().float())
+
+
+def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """The mean state [batch, width] of the real positions."""
+    real = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def _log_relations(states: Tensor, mask: Tensor, num_heads: int) -> Tensor:
+    batch, length, width = states.shape
+    heads = states.float().reshape(batch, length, num_heads, width // num_heads).transpose(1, 2)
+    scores = heads @ heads.transpose(2, 3) / heads.shape[-1] ** 0.5
+    # A finite floor: a row that is all padding then still has a softmax.
+    return F.log_softmax(scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min), dim=-1)
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)

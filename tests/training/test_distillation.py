@@ -1,0 +1,136 @@
+import math
+
+import pytest
+import torch
+
+from fedmtl.training.distillation import (
+    attention_loss,
+    hidden_loss,
+    mean_pool,
+    relation_loss,
+    score_loss,
+    similarity_loss,
+    soft_target_loss,
+)
+
+MASK = torch.tensor([[True, True, True], [True, False, False]])
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_mask():
+    """Losses over states and a mask, each with the shape of its states."""
+    return {
+        "hidden": (hidden_loss, (2, 3, 8)),
+        "attention": (attention_loss, (2, 2, 3, 3)),
+        "relation": (lambda t, s, m: relation_loss(t, s, m, 2), (2, 3, 8)),
+    }
+
+
+def without_mask():
+    return {
+        "similarity": similarity_loss,
+        "soft targets": lambda t, s: soft_target_loss(t, s, 2.0),
+        "score": score_loss,
+    }
+
+
+@pytest.mark.parametrize("name", with_mask())
+def test_equal_states_cost_nothing(name):
+    loss, shape = with_mask()[name]
+    states = draw(*shape)
+    assert loss(states, states.clone(), MASK).item() == pytest.approx(0.0, abs=1e-6)
+    assert loss(states, draw(*shape, seed=1), MASK).item() > 0.01
+
+
+@pytest.mark.parametrize("name", without_mask())
+def test_equal_outputs_cost_nothing_and_pull_nowhere(name):
+    loss = without_mask()[name]
+    teacher = draw(4, 3)
+    student = teacher.clone().requires_grad_()
+    value = loss(teacher, student)
+    value.backward()
+    assert value.item() == pytest.approx(0.0, abs=1e-6)
+    assert student.grad.abs().max() < 1e-6
+    assert loss(teacher, draw(4, 3, seed=1)).item() > 0.01
+
+
+@pytest.mark.parametrize("name", with_mask())
+def test_padding_changes_no_loss(name):
+    loss, shape = with_mask()[name]
+    teacher, student = draw(*shape), draw(*shape, seed=1)
+    before = loss(teacher, student, MASK)
+    # Two more positions hold what a padded position may hold, minus infinity among it.
+    longer = [5 if size == 3 else size for size in shape]
+    padded = [torch.full(longer, fill) for fill in (7.0, -math.inf if name == "attention" else 9.0)]
+    place = tuple(slice(0, size) for size in shape)
+    for whole, part in zip(padded, (teacher, student), strict=True):
+        whole[place] = part
+    after = loss(*padded, torch.nn.functional.pad(MASK, (0, 2)))
+    torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("name", with_mask())
+def test_gradients_go_to_the_students_real_positions_only(name):
+    loss, shape = with_mask()[name]
+    teacher, student = draw(*shape).requires_grad_(), draw(*shape, seed=1).requires_grad_()
+    loss(teacher, student, MASK).backward()
+    assert teacher.grad is None
+    assert student.grad.isfinite().all()
+    assert student.grad[0].abs().sum() > 0
+    padded = student.grad[1, ..., 1:, :]
+    assert padded.abs().max() == 0
+
+
+@pytest.mark.parametrize("name", without_mask())
+def test_the_teachers_outputs_get_no_gradient(name):
+    teacher, student = draw(4, 3).requires_grad_(), draw(4, 3, seed=1).requires_grad_()
+    without_mask()[name](teacher, student).backward()
+    assert teacher.grad is None
+    assert student.grad.abs().sum() > 0
+
+
+def test_hidden_loss_is_the_mean_over_real_positions():
+    # Real: (1, 1) -> mean square 1, (3, 1) -> 5, (0, 2) -> 2; mean 8/3. Padded positions are far off.
+    student = torch.tensor([[[1.0, 1.0], [3.0, 1.0]], [[0.0, 2.0], [9.0, 9.0]]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert hidden_loss(torch.zeros_like(student), student, mask).item() == pytest.approx(8 / 3)
+
+
+def test_similarity_compares_angles_not_lengths_or_widths():
+    # Cosine 0 between the teacher's two, 0.6 between the student's: two of four entries differ by 0.6.
+    teacher = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
+    student = torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    assert similarity_loss(teacher, student).item() == pytest.approx(0.36 / 2)
+
+
+def test_relations_of_unequal_widths_compare():
+    # One head, three words alike: every relation is uniform, whatever the width.
+    assert relation_loss(torch.ones(1, 3, 6), torch.ones(1, 3, 2), MASK[:1], 1).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_relation_loss_by_hand():
+    # Words (1), (0); products row 1: 1, 0; row 2: 0, 0. Student (0), (0): uniform. Only row 1 differs:
+    # p = e/(1+e); KL to (.5, .5) = p ln 2p + (1-p) ln 2(1-p); the mean over two words.
+    p = math.e / (1 + math.e)
+    expected = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))) / 2
+    teacher, student = torch.tensor([[[1.0], [0.0]]]), torch.zeros(1, 2, 1)
+    assert relation_loss(teacher, student, torch.ones(1, 2, dtype=torch.bool), 1).item() == pytest.approx(expected)
+
+
+def test_soft_targets_by_hand():
+    # Teacher (ln 3, 0) -> (3/4, 1/4), student even; at temperature 1: .75 ln 1.5 + .25 ln .5
+    teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert soft_target_loss(teacher, student).item() == pytest.approx(expected)
+    # At temperature 2 the logits are halved and the loss times four.
+    assert soft_target_loss(2 * teacher, student, 2.0).item() == pytest.approx(4 * expected)
+    # One output is the same as two of which one is 0.
+    assert soft_target_loss(teacher[:, :1], student[:, :1]).item() == pytest.approx(expected)
+
+
+def test_mean_pool_leaves_padding_out():
+    hidden = torch.tensor([[[1.0], [3.0], [100.0]], [[5.0], [100.0], [100.0]]])
+    assert mean_pool(hidden, torch.tensor([[True, True, False], [True, False, False]])).tolist() == [[2.0], [5.0]]
