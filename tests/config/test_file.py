@@ -371,3 +371,22 @@ def test_the_schema_describes_every_key_and_refuses_others():
     assert training["properties"]["num_rounds"]["default"] == 10
     assert training["additionalProperties"] is False
     assert schema["required"] == ["tasks"]
+
+
+@pytest.mark.parametrize("name", ["a.b", "a/b", "a|b", "a b", "ärger", "", "-a", "..", "a:b", "a\n"])
+@pytest.mark.parametrize("path", ["tasks", "clients", "sharing.groups", "sharing.groups.outer"])
+def test_names_that_would_break_a_scope_or_a_path_are_refused(load, path, name):
+    at = {
+        "tasks": {"tasks": {name: {"kind": "classification"}}},
+        "clients": {"clients": {name: {"tasks": ["sst2"]}}},
+        "sharing.groups": {"sharing": {"groups": {name: ["sst2"]}}},
+        "sharing.groups.outer": {"sharing": {"groups": {"outer": {name: ["sst2"]}}}},
+    }[path]
+    with pytest.raises(ConfigError, match=f"^{re.escape(path)}: found the name .*; use letters from a to z, digits"):
+        load(yaml.safe_dump({"tasks": {"sst2": {}}} | at))
+
+
+@pytest.mark.parametrize("name", ["sst2", "ag_news", "clinic-a", "7", "A_1-b"])
+def test_letters_digits_and_two_signs_make_a_name(load, name):
+    config = load(f"tasks: {{'{name}': {{}}}}\nclients: {{'{name}': {{tasks: ['{name}']}}}}\n")
+    assert (list(config.tasks), list(config.clients)) == ([name], [name])

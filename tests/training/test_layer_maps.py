@@ -47,7 +47,7 @@ def test_a_list_is_taken_as_it_is():
         (lambda: hidden_map(2, 3), "give the student at most 2"),
         (lambda: hidden_map(12, 2, (0, 6)), "has 2 numbers; the student has 3 hidden states"),
         (lambda: attention_map(12, 2, (0, 6, 11)), "has 3 numbers; the student has 2 attention layers"),
-        (lambda: hidden_map(6, 2, (0, 3, 7)), "the teacher has no 7; its hidden states, the embeddings first are 0 to 6"),
+        (lambda: hidden_map(6, 2, (0, 3, 7)), "the teacher has no 7; its hidden states .embeddings first. are 0 to 6"),
         (lambda: attention_map(6, 2, (-1, 5)), "the teacher has no -1; its attention layers are 0 to 5"),
         (lambda: hidden_map(6, 0), "at least 1"),
         (lambda: hidden_map(6, 2, "middle"), "choose uniform, top, bottom"),

@@ -99,6 +99,13 @@ def pretrain(
         float,
         typer.Option("--mask-words", help="Share of words hidden from the student in every second batch.", metavar="X"),
     ] = DEFAULTS.mask_words,
+    neighbours: Annotated[
+        bool,
+        typer.Option(
+            "--neighbours/--no-neighbours",
+            help="Fill half of each batch with texts that the teacher finds similar to the other half.",
+        ),
+    ] = DEFAULTS.neighbours,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     keep_teacher: Annotated[
         bool | None,
@@ -157,6 +164,7 @@ def pretrain(
             attention_weight * attention_loss,
         ),
         mask_words=mask_words,
+        neighbours=neighbours,
     )
     from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
 

@@ -31,7 +31,7 @@ def parse_layer_map(text: str) -> LayerMap:
 def hidden_map(num_teacher: int, num_student: int, layer_map: LayerMap = "uniform") -> tuple[int, ...]:
     """The teacher's hidden state for each of the student's, embeddings first: one more than it has layers."""
     if not isinstance(layer_map, str):
-        return _checked(layer_map, num_student + 1, num_teacher, "hidden states, the embeddings first")
+        return _checked(layer_map, num_student + 1, num_teacher, "hidden states (embeddings first)")
     _check_sizes(num_teacher, num_student)
     if layer_map == "uniform":
         # Rounded in whole numbers, half up: round() would take 2.5 to 2 and 3.5 to 4.

@@ -77,13 +77,26 @@ class DeviceSide:
 
 
 class Epochs:
-    """The batch of any step: every epoch takes the segments in another order, which depends on the seed alone."""
+    """The batch of any step: every epoch takes the segments in another order, which depends on the seed alone.
 
-    def __init__(self, segments: Segments, batch_size: int, max_length: int, seed: int, device: torch.device) -> None:
+    With `neighbours` [segment, any number], half of a batch is drawn so, and each of it brings one of its own.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        batch_size: int,
+        max_length: int,
+        seed: int,
+        device: torch.device,
+        neighbours: np.ndarray | None = None,
+    ) -> None:
         self.teacher_lengths, self.student_lengths = segments.teacher.lengths(), segments.student.lengths()
         self.num_words = np.asarray(segments.num_words)
         self.batch_size, self.max_length, self.seed, self.device = batch_size, max_length, seed, device
-        self.num_batches = len(segments) // batch_size
+        self.neighbours = neighbours
+        self.num_drawn = batch_size if neighbours is None else batch_size // 2
+        self.num_batches = len(segments) // self.num_drawn
         self.epoch = -1
         self.order = np.zeros((0, batch_size), dtype=np.int64)
         self.on_device = torch.zeros(0, device=device)
@@ -106,11 +119,15 @@ class Epochs:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
-        order = rng.permutation(len(self.num_words))[: self.num_batches * self.batch_size]
-        size = self.batch_size * WINDOW
+        order = rng.permutation(len(self.num_words))[: self.num_batches * self.num_drawn]
+        size = self.num_drawn * WINDOW
         windows = [order[start : start + size] for start in range(0, len(order), size)]
         ordered = np.concatenate([w[np.argsort(self.student_lengths[w], kind="stable")] for w in windows])
-        return ordered.reshape(-1, self.batch_size)[rng.permutation(self.num_batches)]
+        batches = ordered.reshape(-1, self.num_drawn)[rng.permutation(self.num_batches)]
+        if self.neighbours is None:
+            return batches
+        brought = self.neighbours[batches, rng.integers(self.neighbours.shape[1], size=batches.shape)]
+        return np.concatenate([batches, brought], axis=1)
 
 
 def _rounded(lengths: np.ndarray) -> int:

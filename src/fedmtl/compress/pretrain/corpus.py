@@ -50,7 +50,7 @@ def read_corpus(files: Sequence[str], chunk_words: int, seed: int) -> Corpus:
     for name in files:
         path, limit = _parse(name)
         columns = _read(path)
-        texts = [text for column in columns.values() for text in column]
+        texts = [text for column in columns.values() for text in column if text.strip()]
         fresh = [chunk for chunk in dict.fromkeys(_chunks(texts, chunk_words)) if chunk not in seen]
         if limit is not None and limit < len(fresh):
             rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "corpus", path.name)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ def loss_terms(
     terms: dict[str, Tensor] = {}
     if losses.hidden:
         weights = layer_weights(len(states) - 1)
-        words = [tokens.word_means(state.float(), num_words) for state in states]
+        words = _word_means(tokens, states, num_words)
         # Projected after the mean, which is the same as before it and less work.
         errors = [
             weight * hidden_loss(target, project(state), word_mask)
@@ -48,13 +50,16 @@ def loss_terms(
     if losses.own_similarity:
         terms["own_similarity"] = similarity_loss(targets.sentences, sentences)
     if relations:
-        pairs = [
-            (target, tokens.word_means(own.float(), num_words))
-            for target, own in zip(targets.relations, relations, strict=True)
-        ]
+        pairs = list(zip(targets.relations, _word_means(tokens, relations, num_words), strict=True))
         heads = relation_heads(pairs[0][0].shape[-1], pairs[0][1].shape[-1], MOST_RELATION_HEADS)
         terms["attention"] = torch.stack([relation_loss(*pair, word_mask, heads) for pair in pairs]).mean()
     return terms
+
+
+def _word_means(tokens: Tokens, states: Sequence[Tensor], num_words: int) -> tuple[Tensor, ...]:
+    # Side by side in one product: small models wait for launches, not for arithmetic.
+    joined = tokens.word_means(torch.cat([state.float() for state in states], dim=-1), num_words)
+    return torch.split(joined, [state.shape[-1] for state in states], dim=-1)
 
 
 def layer_weights(num_layers: int) -> list[float]:

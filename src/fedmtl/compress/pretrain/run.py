@@ -20,13 +20,16 @@ from fedmtl.compress.pretrain.loop import Data, Update, distil
 from fedmtl.compress.pretrain.segments import Segments, open_segments, write_segments
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
 from fedmtl.compress.pretrain.student import Student, build_optimizer, build_student
-from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits
+from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits, nearest
 from fedmtl.compress.pretrain.vocabulary import train_vocabulary, wrap_tokenizer
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.runs import write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
+
+# A segment brings one of so many nearest ones, another every time.
+NUM_NEIGHBOURS = 8
 
 
 class Listener(Protocol):
@@ -166,7 +169,9 @@ def _prepare(
 ) -> tuple[dict[str, int], Segments, str]:
     """The vocabulary and the segments, from `work` where an earlier run left the same; and their digest."""
     backend = json.loads(teacher.tokenizer.backend_tokenizer.to_str()) if teacher.tokenizer.is_fast else {}
-    known = [corpus.digest(), settings.vocab, settings.max_length, backend.get("model"), backend.get("normalizer")]
+    # Neither changes a segment, and every call of the tokenizer changes them.
+    rules = {name: rule for name, rule in backend.items() if name not in ("padding", "truncation")}
+    known = [corpus.digest(), settings.vocab, settings.max_length, rules]
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     vocabulary = work / f"vocabulary-{digest}.json"
     if vocabulary.exists():
@@ -212,12 +217,17 @@ def _on_device(
     live = LiveTargets(teacher, DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device), wanted)
     keep = machine.keep_teacher
     targets: TargetSource = live
+    if keep is None and settings.neighbours:
+        keep = True
     if keep is None:
         # Asking for every segment pays only where every segment comes up.
         sees_all = settings.steps is None or settings.steps * settings.batch >= len(segments)
         keep = sees_all and fits(segments, wanted, teacher.hidden_size, device)
     if keep:
-        targets = KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher"))
+        targets = kept = KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher"))
+        if settings.neighbours:
+            near = nearest(kept.sentences, min(NUM_NEIGHBOURS, len(segments) - 1))
+            epochs = Epochs(segments, settings.batch, settings.max_length, settings.seed, device, near)
     num_words = torch.from_numpy(segments.num_words.copy()).to(device)
     return Data(DeviceSide(segments.student, 0, device), num_words, targets, epochs, mask_id)
 

@@ -51,6 +51,7 @@ class PretrainSettings:
     layer_map: LayerMap = "uniform"
     losses: Losses = field(default_factory=Losses)
     mask_words: float = 0.15
+    neighbours: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -80,6 +81,10 @@ def check_settings(settings: PretrainSettings) -> None:
         raise ConfigError("--steps, --minutes: there is nothing to do; write a number above 0")
     if settings.batch < 2:
         raise ConfigError("--batch: found 1; sentences of a batch are compared, write 2 or more")
+    if settings.neighbours and settings.batch % 2:
+        raise ConfigError(
+            f"--batch: found {settings.batch}; with --neighbours half of it is brought, write an even one"
+        )
     if settings.hidden % settings.num_heads:
         raise ConfigError(
             f"--heads: {settings.num_heads} do not divide --hidden {settings.hidden}; write one that does"

@@ -19,6 +19,8 @@ from fedmtl.training.distillation import mean_pool
 # Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
 GPU_SHARE = 0.6
 CPU_BYTES = 2 * 2**30
+# Rows of the matrix of all cosines that are there at once.
+BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,19 @@ class KeptTargets:
         places = (self.starts[batch.segments][:, None] + columns).clamp(max=self.last)
         states = tuple(state[places] for state in self.states)
         return Targets(states[: self.num_hidden], states[self.num_hidden :], self.sentences[batch.segments])
+
+
+@torch.no_grad()
+def nearest(vectors: Tensor, num: int) -> np.ndarray:
+    """The `num` vectors nearest in angle to each, itself left out: [vector, num]."""
+    units = torch.nn.functional.normalize(vectors, dim=-1).to(kept_dtype(vectors.device))
+    found: list[Tensor] = []
+    for start in range(0, len(units), BLOCK):
+        cosines = units[start : start + BLOCK] @ units.T
+        rows = torch.arange(len(cosines), device=units.device)
+        cosines[rows, start + rows] = -2.0
+        found.append(cosines.topk(num, dim=-1).indices)
+    return torch.cat(found).cpu().numpy()
 
 
 def kept_dtype(device: torch.device) -> torch.dtype:

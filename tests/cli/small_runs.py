@@ -1,0 +1,44 @@
+"""Runs of some seconds, and what the command line answered."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SMALL = (
+    "model.server_model=random-1x32",
+    "model.pair=dual",
+    "model.pool=cls",
+    *(f"tasks.{task}={{train_samples: 40, val_samples: 24}}" for task in ("sentiment", "paraphrase", "similarity")),
+    "federation.clients_per_task=2",
+    "training.num_rounds=2",
+    "training.batch_size=8",
+    "training.learning_rate=1e-3",
+    "compute.workers=0",
+    "compute.device=cpu",
+)
+MADE = {
+    "demo": (),
+    "central": ("mode=centralized", "training.num_rounds=1"),
+    "personal": ("sharing.rules=[{heads.*: client}, {'*': all}]", "training.num_rounds=1"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on stderr."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+
+Cli = Callable[..., Result]
+
+
+def small(*overrides: str) -> list[str]:
+    """The arguments of a run of some seconds."""
+    return [part for override in (*SMALL, *overrides) for part in ("--set", override)]

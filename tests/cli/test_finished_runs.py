@@ -1,0 +1,160 @@
+"""evaluate, predict, compare, export and report, on runs that have ended."""
+
+import io
+import json
+
+import pytest
+
+from cli.small_runs import small
+
+
+def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs):
+    again = json.loads(cli("evaluate", "demo", "--json").out)["metrics"]
+    ended = json.loads(cli("run", "--resume", "demo", "--json").out)["metrics"]
+    assert again.keys() == ended.keys()
+    for task, metrics in ended.items():
+        for name, value in metrics.items():
+            assert again[task][name] == (value if value is None else pytest.approx(value, abs=1e-5))
+
+
+def test_evaluate_scores_a_file(cli, runs, tmp_path):
+    rows = ["sentence\tlabel", "a good film\tpositive", "a bad film\tnegative", "a dull film\tnegative"]
+    (tmp_path / "new.tsv").write_text("\n".join(rows) + "\n")
+    done = cli("evaluate", "demo", "--task", "sentiment", "--file", "new.tsv", "--json")
+    record = json.loads(done.out)
+    assert list(record["metrics"]) == ["sentiment"]
+    assert record["tasks"]["sentiment"]["examples"] == 3
+    assert "sentiment │ accuracy" in cli("evaluate", "demo", "--task", "sentiment", "--file", "new.tsv").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--file", "x.tsv"], "--file: needs --task, which says whose columns and labels the file has"),
+        (["--task", "mood"], "demo has no task mood; it has sentiment, paraphrase, similarity"),
+        (["--task", "sentiment", "--file", "x.tsv"], "x.tsv: no such file"),
+        (
+            ["--task", "sentiment", "--file", "wrong.tsv"],
+            "wrong.tsv: has no column 'sentence'; task sentiment reads sentence and label, the file has text, label",
+        ),
+        (["--client", "a"], "--client a: kept nothing for itself; in this run no value stays at a client"),
+    ],
+)
+def test_what_cannot_be_evaluated(cli, runs, tmp_path, arguments, error):
+    (tmp_path / "wrong.tsv").write_text("text\tlabel\nx\tpositive\n")
+    done = cli("evaluate", "demo", *arguments)
+    assert done.code == 2
+    assert done.error.startswith(error)
+
+
+def test_one_text_and_two_go_to_the_heads_that_take_them(cli, runs):
+    one, two = cli("predict", "demo", "a fine film").out, cli("predict", "demo", "a film", "the film").out
+    assert [line.split(":")[0] for line in one.splitlines()] == ["sentiment"]
+    assert [line.split(":")[0] for line in two.splitlines()] == ["paraphrase", "similarity"]
+    only = cli("predict", "demo", "--task", "similarity", "a film", "the film").out
+    assert only.splitlines() == two.splitlines()[1:]
+
+
+def test_many_texts_from_a_file_or_a_pipe_are_answered_line_by_line(cli, runs, tmp_path, monkeypatch):
+    lines = "a fine film\n\nÜnïcödé 漢字 🎉\u2028 :smile: [b]\n" + "long " * 3000 + "\n"
+    (tmp_path / "texts.txt").write_text(lines)
+    from_file = cli("predict", "demo", "--file", "texts.txt").out.splitlines(keepends=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    from_pipe = cli("predict", "demo").out
+    assert "\n".join(from_file) == from_pipe.rstrip("\n").replace("\u2028", "\n")
+    assert len(from_pipe.rstrip("\n").split("\n")) == 3
+    assert from_pipe.split("\n")[1].split("\t")[0] == "Ünïcödé 漢字 🎉\u2028 :smile: [b]"
+    monkeypatch.setattr("sys.stdin", io.StringIO("a film\tthe film\nb\tc\n"))
+    records = [json.loads(line) for line in cli("predict", "demo", "--json").out.splitlines()]
+    assert [record["texts"] for record in records] == [["a film", "the film"], ["b", "c"]]
+    assert [list(answer) for answer in records[0]["predictions"]] == [
+        ["task", "label", "probabilities"],
+        ["task", "score"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "error"),
+    [
+        (["a", "b", "c"], "", "predict: takes one text, or two for a pair; 3 given. Use --file for many"),
+        ([" "], "", "predict: a text is empty"),
+        (["a", "--file", "x"], "", "predict: found texts and --file; give one of them"),
+        (["--file", "none"], "", "none: cannot be read (No such file or directory); give a text file"),
+        ([], "\n\n", "predict: no text given; write it after the run's name"),
+        ([], "a\n\nb\tc\n", "stdin, line 3: has 2 texts, the first line 1; give as many"),
+        ([], "a\tb\tc\n", "stdin, line 1: has 3 texts; give one a line, or two with a tab between"),
+        ([], "a\t \n", "stdin, line 1: a text is empty; fill it or remove the line"),
+        (["--task", "sentiment", "a", "b"], "", "task sentiment takes one text (sentence); 2 given"),
+        (["--task", "mood", "a"], "", "demo has no task mood"),
+    ],
+)
+def test_what_cannot_be_predicted(cli, runs, monkeypatch, arguments, typed, error):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    done = cli("predict", "demo", *arguments)
+    assert done.code == 2
+    assert done.error.startswith(error)
+    assert done.out == ""
+
+
+def test_what_a_client_kept_is_asked_for_by_its_name(cli, runs):
+    done = cli("predict", "personal", "a film")
+    assert done.code == 2
+    assert done.error.startswith("personal: `heads.sentiment.weight` stays at the clients; name one with --client: ")
+    assert cli("predict", "personal", "--client", "sentiment_client_1", "a film").out.startswith("sentiment: ")
+    done = cli("predict", "personal", "--client", "sentiment_client_1", "a film", "the film")
+    assert done.error == "personal has no task on two; those it has (sentiment) take one text"
+    done = cli("evaluate", "personal", "--client", "sentiment_client_1", "--task", "similarity")
+    assert done.error == (
+        "personal: values of similarity stay at its clients; name one of them with --client: paraphrase_client_1,"
+        " paraphrase_client_2, sentiment_client_1, sentiment_client_2, similarity_client_1, similarity_client_2"
+    )
+
+
+def test_runs_of_different_tasks_and_modes_stand_side_by_side(cli, runs):
+    tasks = "tasks={sentiment: {train_samples: 40, val_samples: 24}}"
+    cli("run", "--name", "single", *small("training.num_rounds=0", tasks))
+    done = cli("compare", "demo", "central", "single")
+    assert done.out.startswith("differences are to demo")
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in map(_cells, done.out.splitlines())}
+    assert rows["mode"] == ["federated", "centralized", "federated"]
+    assert rows["similarity pearson"][2] == "–"
+    assert rows["rounds"] == ["2", "1", "0"]
+    first, second, _ = rows["sentiment accuracy"]
+    value, difference = second.split(" ")
+    assert float(value) - float(first) == pytest.approx(float(difference.strip("()")), abs=2e-3)
+    record = json.loads(cli("compare", "demo", "central", "--json").out)
+    assert [run["name"] for run in record["runs"]] == ["demo", "central"]
+    assert cli("compare", "demo").error == "compare: found only demo; name two runs or more"
+
+
+def _cells(line: str) -> list[str]:
+    return line.split("│") if line.startswith("│") else ["", "", ""]
+
+
+def test_export_says_what_was_written_and_what_could_not_be(cli, runs, tmp_path):
+    done = cli("export", "demo", "--to", "hf")
+    lines = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert lines[0] == "sentiment: runs/demo/export/sentiment"
+    assert (tmp_path / "runs/demo/export/sentiment/model.safetensors").exists()
+    assert [line.split(":")[:2] for line in lines[1:]] == [
+        ["not written", " paraphrase"],
+        ["not written", " similarity"],
+    ]
+
+
+def test_nothing_to_export_is_an_error_with_the_remedy(cli):
+    tasks = "tasks={paraphrase: {train_samples: 40, val_samples: 24}}"
+    cli("run", "--name", "pairs", *small("training.num_rounds=0", tasks))
+    done = cli("export", "pairs")
+    assert done.code == 2
+    assert done.error == (
+        "pairs: no task can be written for plain transformers;"
+        " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
+    )
+
+
+def test_report_is_written_again(cli, runs):
+    (runs / "demo/report.html").unlink()
+    assert cli("report", "demo").out == "runs/demo/report.html\n"
+    assert (runs / "demo/report.html").read_text().startswith("<!doctype html>")

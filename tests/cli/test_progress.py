@@ -1,0 +1,69 @@
+"""The live display: the same lines as elsewhere, with bars that leave nothing behind."""
+
+import io
+from typing import Any
+
+from fedmtl.cli.progress import LiveDisplay, PlainDisplay
+from fedmtl.cli.terminal import Terminal
+
+TASKS = {name: {"metric": "accuracy"} for name in ("sentiment_of_reviews", "paraphrase_of_questions")}
+START = {"event": "start", "version": "1", "mode": "federated", "device": "cpu", "workers": 0, "seed": 0}
+START |= {"num_rounds": 2, "tasks": TASKS}
+
+
+def evaluation(number: int, task: str, accuracy: float | None) -> dict[str, Any]:
+    return {"event": "evaluation", "round": number, "task": task, "metrics": {"accuracy": accuracy}}
+
+
+def round_end(number: int) -> dict[str, Any]:
+    event = {"event": "round", "round": number, "clients": 2, "failures": 1, "tasks": dict.fromkeys(TASKS, 1)}
+    return event | {"aggregated": [], "bytes_up": 2_000_000, "bytes_down": 3_000, "seconds": 1.0}
+
+
+def told(display: PlainDisplay) -> None:
+    display(START)
+    display({"event": "clients", "clients": {"a": {}, "b": {}, "c": {}, "d": {}}})
+    for number, accuracy in ((0, None), (1, 0.75), (2, 0.5)):
+        for client in "abc":
+            display({"event": "answer", "round": number, "client": client})
+        for task in TASKS:
+            display(evaluation(number, task, accuracy))
+        display(round_end(number))
+
+
+def test_bars_follow_rounds_and_clients():
+    display = LiveDisplay(Terminal(file=io.StringIO(), force_terminal=True, width=80))
+    told(display)
+    rounds, clients = display.progress.tasks
+    assert (rounds.completed, rounds.total) == (2, 2)
+    # Four clients were known; three were asked in the last round.
+    assert (clients.completed, clients.total) == (0, 3)
+
+
+def test_the_scores_stand_below_with_the_best():
+    display = LiveDisplay(Terminal(file=io.StringIO(), force_terminal=True, width=80))
+    told(display)
+    seen = io.StringIO()
+    Terminal(file=seen, width=80).print(display._view())
+    header, first = seen.getvalue().splitlines()[:2]
+    assert header.split() == ["task", "metric", "start", "best", "now"]
+    assert first.split() == ["sentiment_of_reviews", "accuracy", "–", "0.750", "0.500"]
+
+
+def test_a_long_line_is_cut_at_words_in_a_terminal_only():
+    wide, narrow = io.StringIO(), io.StringIO()
+    told(PlainDisplay(Terminal(file=wide, width=80, soft_wrap=True)))
+    told(LiveDisplay(Terminal(file=narrow, width=80)))
+    line = "  after round 1: sentiment_of_reviews accuracy 0.750, paraphrase_of_questions accuracy 0.750"
+    assert f"{line} (up 2.0 MB, down 3.0 kB, 1.0 s)\n" in wide.getvalue()
+    assert max(map(len, narrow.getvalue().splitlines())) <= 80
+    assert "\n    accuracy 0.750 (up 2.0 MB, down 3.0 kB, 1.0 s)\n" in narrow.getvalue()
+
+
+def test_rounds_told_before_a_resume_are_not_told_again():
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True))
+    display.skip_to(1)
+    told(display)
+    assert "after round 1" not in seen.getvalue()
+    assert "after round 2: sentiment_of_reviews accuracy 0.500" in seen.getvalue()

@@ -1,0 +1,100 @@
+"""What loads and what is said before any work."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = "[name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]"
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_importing_the_package_loads_no_numeric_library():
+    assert python(f"import sys, fedmtl; print({HEAVY})") == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["config"]])
+def test_what_needs_no_model_loads_no_numeric_library(arguments):
+    code = f"""
+import sys
+from fedmtl.cli import main
+sys.argv[1:] = {arguments}
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print({HEAVY})
+"""
+    assert python(code) == "[]"
+
+
+def test_help_names_every_command(cli):
+    done = cli()
+    assert done.code == 0
+    for command in ("run", "evaluate", "predict", "compare", "export", "report", "tasks", "config"):
+        assert f"\n│ {command} " in done.out
+    assert cli("--help").out == done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["nope"], "No such command 'nope'; see `fedmtl --help`"),
+        (["run", "--nam", "x"], "see `fedmtl run --help`"),
+        (["evaluate"], "Missing argument 'RUN'; see `fedmtl evaluate --help`"),
+        (["export", "x", "--to", "onnx"], "'onnx' is not 'hf'; see `fedmtl export --help`"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(cli, arguments, error):
+    done = cli(*arguments)
+    assert done.code == 2
+    assert error in done.error
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_traceback_may_stand_anywhere(cli, place):
+    arguments = ["config", "--set", "mode=x"]
+    arguments.insert(place, "--traceback")
+    done = cli(*arguments)
+    assert done.code == 2
+    assert "Traceback" in done.err
+    assert done.err.splitlines()[-1].startswith("error: mode: found 'x'")
+
+
+def test_the_shell_completes_commands_and_runs(runs):
+    def complete(words: str) -> list[str]:
+        environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        environment |= {"_FEDMTL_COMPLETE": "complete_bash"}
+        code = "import sys; sys.argv[0] = 'fedmtl'; from fedmtl.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=os.environ | environment,
+            cwd=runs.parent,
+            check=False,
+        )
+        return done.stdout.split()
+
+    assert complete("fedmtl e") == ["evaluate", "export"]
+    assert complete("fedmtl evaluate de") == ["demo"]
+    assert complete("fedmtl run --resume p") == ["personal"]
+
+
+def test_config_prints_a_file_that_runs_again(cli, tmp_path):
+    first = cli("config", "--set", "training.num_rounds=3").out
+    (tmp_path / "again.yaml").write_text(first)
+    assert "num_rounds: 3\n" in first
+    assert cli("config", "again.yaml").out == first
+
+
+def test_the_table_of_tasks_fits_80_columns(cli):
+    lines = cli("tasks").out.splitlines()
+    table = lines[: lines.index("")]
+    assert "…" not in "".join(table)
+    assert max(map(len, table)) <= 80

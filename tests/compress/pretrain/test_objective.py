@@ -1,0 +1,66 @@
+import pytest
+import torch
+from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel
+
+from fedmtl.compress.pretrain.attention import AttentionTap, relation_heads
+from fedmtl.compress.pretrain.batches import Tokens
+from fedmtl.compress.pretrain.loop import rate_factor
+from fedmtl.compress.pretrain.objective import hide_words, layer_weights
+from fedmtl.compress.pretrain.settings import PretrainSettings
+from fedmtl.compress.pretrain.student import build_student
+from fedmtl.compress.pretrain.targets import nearest
+from fedmtl.errors import ModelError
+
+SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+def test_a_hidden_word_is_hidden_in_all_its_pieces_and_special_tokens_never():
+    words = torch.tensor([[-1, 0, 0, 1, 2, 2, 2, -1, -1]]).repeat(200, 1)
+    tokens = Tokens(torch.arange(10, 19).repeat(200, 1), words >= -1, words)
+    hidden = hide_words(tokens, 8, 0.5, 4, torch.Generator().manual_seed(0)).ids == 4
+    assert not hidden[:, [0, 7, 8]].any()
+    assert torch.equal(hidden[:, 1], hidden[:, 2])
+    assert torch.equal(hidden[:, 4], hidden[:, 6])
+    # 600 words at a half: 300, give or take four deviations of 12.
+    assert 250 < hidden[:, [1, 3, 4]].sum() < 350
+
+
+def test_padding_changes_no_state_of_the_student(tmp_path):
+    student = build_student(PretrainSettings(tmp_path, (), hidden=16, heads=2), 50, 32)
+    ids, mask = torch.tensor([[2, 9, 8, 3]]), torch.ones(1, 4, dtype=torch.bool)
+    wide, wide_mask = torch.nn.functional.pad(ids, (0, 3)), torch.nn.functional.pad(mask, (0, 3))
+    for short, long in zip(student(ids, mask), student(wide, wide_mask), strict=True):
+        torch.testing.assert_close(short, long[:, :4])
+
+
+def test_queries_keys_and_values_of_other_kinds_of_teachers():
+    model = DistilBertModel(DistilBertConfig(vocab_size=20, dim=8, n_layers=2, n_heads=2, hidden_dim=8))
+    tap = AttentionTap(model, 1)
+    model(torch.tensor([[1, 2, 3]]))
+    assert [tuple(state.shape) for state in tap.take()] == [(1, 3, 8)] * 3
+
+
+def test_layers_that_share_their_weights_have_no_relations_of_their_own():
+    with pytest.raises(ModelError, match="leave that loss off"):
+        AttentionTap(AlbertModel(AlbertConfig(embedding_size=8, **SIZES)), 0)
+
+
+def test_relation_heads_divide_both_widths():
+    # 384 and 128 have 128 in common; of 1 to 12 the largest that divides it is 8.
+    assert relation_heads(384, 128, 12) == 8
+    assert relation_heads(30, 7, 12) == 1
+
+
+def test_later_layers_weigh_more():
+    assert layer_weights(2) == [0.3, 1.0, 2.0]
+
+
+def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
+    # Warm-up over a tenth; then half a cosine over the rest, halfway at 0.1 + 0.45.
+    factors = [rate_factor(share, 0.1) for share in (0.05, 0.1, 0.55, 1.0)]
+    assert factors == pytest.approx([0.5, 1.0, 0.5, 0.0])
+
+
+def test_the_nearest_in_angle_without_itself():
+    vectors = torch.tensor([[1.0, 0.0], [9.0, 1.0], [0.0, 1.0], [-1.0, 0.1]])
+    assert nearest(vectors, 1).tolist() == [[1], [0], [1], [2]]
