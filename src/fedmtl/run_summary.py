@@ -33,7 +33,11 @@ class TaskSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in numbers. `rounds` counts rounds of training; `status` is `unfinished` without an end."""
+    """A run in numbers.
+
+    `parameters` counts all values that are kept, at the server and at clients; `rounds` counts rounds of training;
+    `status` is `unfinished` without an end.
+    """
 
     name: str
     mode: str
@@ -97,7 +101,7 @@ def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary
             for event in events
             if event["event"] == "failure"
         ),
-        parameters=plan.get("total"),
+        parameters=plan["total"] + plan.get("at_clients", 0) if "total" in plan else None,
         weights_sha256=end.get("weights_sha256"),
     )
 

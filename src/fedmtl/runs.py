@@ -146,7 +146,7 @@ def read_events(run: RunFolder) -> list[Event]:
 
 def cut_back(run: RunFolder, round: int) -> None:
     """Drop what events.jsonl and results.csv say of later rounds and of the end, as if they never were."""
-    kept = [e for e in read_events(run) if e["event"] != "end" and e.get("round", 0) <= round]
+    kept = [e for e in read_events(run) if e["event"] != "end" and e.get("round", -1) <= round]
     write_atomic(run.events, b"".join(map(_line, kept)))
     if any(event["event"] == "start" for event in kept):
         write_atomic(run.results, results_table(kept).encode())

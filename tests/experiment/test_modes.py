@@ -4,9 +4,9 @@ import pytest
 
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
-from fedmtl.experiment.run import start_run
+from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.run_summary import summarize
-from fedmtl.runs import read_events
+from fedmtl.runs import RunFolder, append_results, read_events
 
 
 def run(config, name):
@@ -168,3 +168,33 @@ def test_clients_with_files_of_their_own(make_config, tmp_path):
     assert [e["status"] for e in events if e["event"] == "end"] == ["done"]
     central = prepare(config.model_copy(update={"mode": "centralized"}))
     assert central.clients["central"].num_examples["sentiment"] == 54
+
+
+def test_a_local_run_that_was_interrupted_resumes_to_the_same_models(make_config, monkeypatch):
+    config = make_config("mode=local", "training.num_rounds=3")
+    whole = start_run(config, "whole")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*args, **kwargs):
+        raise Killed
+
+    calls = iter([append_results, append_results, die])
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmtl.experiment.run.append_results", lambda *args: next(calls)(*args))
+        with pytest.raises(Killed):
+            start_run(config, "killed")
+    resumed = resume_run(RunFolder(whole.path.parent / "killed"))
+    name = "similarity_client_1/round-0003.safetensors"
+    assert (resumed.clients / name).read_bytes() == (whole.clients / name).read_bytes()
+
+
+def test_local_counts_a_whole_model_per_client(make_config):
+    _, events = run(make_config("mode=local", "training.num_rounds=0"), "local")
+    shared = summarize(run(make_config("training.num_rounds=0"), "shared")[1]).parameters
+    heads = {"sentiment": 2 * 33, "paraphrase": 2 * (4 * 32 + 2), "similarity": 4 * 32 + 2}
+    assert shared is not None
+    encoder = shared - sum(heads.values())
+    # six clients, each with an encoder and the head of its own task
+    assert summarize(events).parameters == 6 * encoder + 2 * sum(heads.values())

@@ -123,6 +123,10 @@ class TestClassification:
     def test_an_accuracy_equal_to_the_majority_share_is_marked(self):
         # 6 of 10 are no; 4 + 2 are right
         assert confusion(TWO, [[4, 2], [2, 2]]).marked == "equals the majority class"
+
+    def test_one_label_for_all_is_marked_as_that_when_it_is_not_the_majoritys(self):
+        # six of ten are `no`, all are called `yes`: .4, below the majority's .6
+        assert confusion(TWO, [[0, 6], [0, 4]]).marked == "gives one label to all"
         assert confusion(TWO, [[5, 1], [2, 2]]).marked is None
 
     def test_outputs_that_are_not_finite_undefine_everything(self):
@@ -189,6 +193,13 @@ class TestRegression:
         scores = score(STSB, regress([], []))
         assert set(scores.metrics.values()) == {None}
         assert set(scores.undefined.values()) == {"no examples"}
+
+    def test_predictions_off_in_scale_alone_are_not_called_no_better_than_the_mean(self):
+        scores = score(STSB, regress([4.0, 4.2, 4.4, 4.6], [0, 1, 2, 3]))
+        # perfectly in order, but three points too high: r2 says so, Pearson does not
+        assert scores.metrics["pearson"] == pytest.approx(1.0)
+        assert scores.metrics["r2"] < 0
+        assert scores.marked is None
 
     def test_a_good_model_is_not_marked(self):
         assert score(STSB, regress([1.1, 2, 2.9], [1, 2, 3])).marked is None

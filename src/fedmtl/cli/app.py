@@ -16,6 +16,7 @@ from fedmtl.cli.config import config
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.predict import predict
+from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
 from fedmtl.cli.tasks import tasks
@@ -29,7 +30,7 @@ app = typer.Typer(
     help="Federated multi-task learning for text: one shared encoder, one head per task, many owners of data.",
     pretty_exceptions_enable=False,
 )
-for command in (run, evaluate, predict, compare, export, report, tasks, config):
+for command in (run, evaluate, predict, compare, export, report, tasks, config, pretrain):
     app.command()(command)
 
 

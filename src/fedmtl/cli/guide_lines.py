@@ -25,9 +25,8 @@ def summary_lines(start: Event, plan: Event) -> list[str]:
             lines.append(f"  Parameters of {scope['scope'].replace(':', ' ')}: {encoder:,}")
         elif scope["level"] == "fixed":
             lines.append(f"  Fixed Parameters: {scope['parameters']:,}")
-    stays = sum(layer["parameters"] for layer in plan["layers"] if layer["level"] == "client")
-    if stays:
-        lines.append(f"  Parameters that stay at the clients: {stays:,} in all")
+    if plan["at_clients"]:
+        lines.append(f"  Parameters that stay at the clients: {plan['at_clients']:,} in all")
     lines += [f"  Task '{task}' Head: {count:,} parameters" for task, count in heads.items()]
     return [*lines, f"  Total Parameters: {plan['total']:,}"]
 

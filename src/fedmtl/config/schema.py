@@ -39,6 +39,11 @@ def _digits(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lstrip("+-").isdigit()
 
 
+def _columns(value: Any) -> Any:
+    # `text: message` says as much as `text: [message]`.
+    return [value] if isinstance(value, str) else value
+
+
 def _section(value: Any) -> Any:
     # `sst2:` with nothing behind it is null in YAML and means that every default holds.
     return {} if value is None else value
@@ -120,7 +125,9 @@ class TaskConfig(Section):
 
     kind: Literal["classification", "regression"] | None = Field(None, description="What the head predicts.")
     source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
-    text: list[str] | None = Field(None, description="One or two text columns.", min_length=1, max_length=2)
+    text: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
+        None, description="One or two text columns.", min_length=1, max_length=2
+    )
     label: str | None = Field(None, description="The column with the label or the score.")
     labels: list[Name] | None = Field(
         None,

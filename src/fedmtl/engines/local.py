@@ -16,7 +16,7 @@ import torch
 
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import Answer, Handler, WorkerPool
-from fedmtl.errors import CannotContinue, WireError
+from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
@@ -128,7 +128,13 @@ def start_worker(setup: SiteSetup) -> Handler:
         bound.clear()
         job = decode_job(call)
         path = setup.spool / f"{job.kind}-{job.round:04d}-{job.client}"
-        path.write_bytes(encode_update(run_job(job, site)))
+        encoded = encode_update(run_job(job, site))
+        try:
+            path.write_bytes(encoded)
+        except OSError as error:
+            raise FedmtlError(
+                f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"
+            ) from error
         return str(path)
 
     return handle

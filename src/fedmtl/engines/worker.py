@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +65,10 @@ class WorkerPool:
         self._context: Any = multiprocessing.get_context(kind)
         if num_workers and kind == "forkserver":
             self._context.set_forkserver_preload(PRELOADED)
+            from multiprocessing import forkserver
+
+            with _environment(ONE_THREAD), _ignoring_interrupts():
+                forkserver.ensure_running()
         for _ in range(num_workers):
             self._workers.append(self._spawn())
 
@@ -149,8 +155,6 @@ class WorkerPool:
 
 def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     """A worker's life: build once, then answer calls until the pipe closes."""
-    import signal
-
     import torch
 
     # Ctrl-C goes to the whole group; the parent decides and closes the pipe.
@@ -179,6 +183,19 @@ def _call(handler: Handler, ticket: int, call: Any) -> Answer:
         return Answer(ticket, error=str(error))
     except Exception as error:
         return Answer(ticket, error=f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """A process started here ignores Ctrl-C from its first moment, also while it imports; the parent decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -64,11 +64,7 @@ def plan_event(prepared: Prepared) -> Event:
         "layers": layer_counts(prepared.model, state.plan),
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
-        "at_clients": sum(
-            getattr(module, leaf).numel()
-            for name, (module, leaf) in prepared.model.canonical().items()
-            if state.plan.level(name) == "client"
-        ),
+        "at_clients": _kept_by_clients(prepared),
     }
 
 
@@ -209,6 +205,19 @@ def _label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:
     counts, _ = np.histogram(labels, bins=edges)
     names = [f"{low + (high - low) * a:.1f}-{low + (high - low) * b:.1f}" for a, b in pairwise(edges)]
     return {name: int(count) for name, count in zip(names, counts, strict=True)}
+
+
+def _kept_by_clients(prepared: Prepared) -> int:
+    """Parameters that stay at clients, all clients together."""
+    places = prepared.model.canonical()
+    own = {
+        key
+        for client, shards in prepared.population.train.items()
+        for view in prepared.state.plan.keys(places, list(shards), client).values()
+        for key in view.values()
+        if key.scope.startswith("client:")
+    }
+    return sum(getattr(places[key.name][0], places[key.name][1]).numel() for key in own)
 
 
 def _head_counts(prepared: Prepared) -> dict[str, int]:

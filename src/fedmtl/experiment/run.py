@@ -122,9 +122,10 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log) -> RunFo
     """Turn the loop to its end, and leave a whole folder behind however it ends."""
     status, reason = "done", None
     error: FedmtlError | None = None
-    engine = open_engine(prepared, run)
+    engine: LocalEngine | None = None
     try:
         with _signals():
+            engine = open_engine(prepared, run)
             last = time.perf_counter()
             for turn in rounds(state, prepared.strategy, _Watched(engine, log._observe), _evaluator(prepared, engine)):
                 now = time.perf_counter()
@@ -138,11 +139,17 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log) -> RunFo
         cut_back(run, state.round if state.progress else -1)
         reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
         status = "interrupted"
-        error = Interrupted(f"{reason}; go on with `fedmtl run --resume {run.name}`", stop.number)
+        where = run.name if run.path.parent == Path("runs") else run.path
+        error = Interrupted(f"{reason}; go on with `fedmtl run --resume {where}`", stop.number)
     finally:
-        engine.close()
+        if engine is not None:
+            engine.close()
         shutil.rmtree(run.spool, ignore_errors=True)
-    _finish(prepared, state, run, log, status, reason)
+    try:
+        _finish(prepared, state, run, log, status, reason)
+    except FedmtlError as later:
+        # A full disk fails twice: what ended the run comes first.
+        raise (error or later) from later
     if error is not None:
         raise error
     return run

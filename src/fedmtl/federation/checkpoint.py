@@ -70,7 +70,8 @@ def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
     plan = record["plan"]
     return State(
         round=record["round"],
-        weights=slots["weights"],
+        # Where all values stay at the clients, no tensor was saved.
+        weights=slots.get("weights", {}),
         plan=SharingPlan(tuple((pattern, level) for pattern, level in plan["rules"]), tuple(plan["groups"])),
         server_optimizer={
             slot.removeprefix(OPTIMIZER): values for slot, values in slots.items() if slot.startswith(OPTIMIZER)

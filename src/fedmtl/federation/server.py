@@ -53,9 +53,10 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     accepted, failures = _collect(state, strategy, engine, dispatch, number)
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
-        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[:3])
+        first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
         raise RoundFailed(
-            f"round {number} got {len(accepted)} of at least {needed} updates (federation.min_clients). {reasons}",
+            f"round {number} got {len(accepted)} updates, federation.min_clients is {needed}"
+            f"{first or '; lower it, or let more clients take part'}",
             number,
             failures,
         )

@@ -81,7 +81,8 @@ def encode_update(update: Update) -> bytearray:
         "num_examples": dict(update.num_examples),
         "losses": dict(update.losses),
         "sums": dict(update.sums),
-        "seconds": update.traffic.seconds,
+        # Of fixed width, so that equal runs have equal sizes.
+        "seconds": f"{update.traffic.seconds:013.3f}",
     }
     return pack(header, _with_rows(update.delta, update.rows))
 

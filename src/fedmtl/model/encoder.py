@@ -174,7 +174,9 @@ def _reach(load: Any, name: str, **options: Any) -> Any:
     """Call a from_pretrained; an encoder that cannot be reached is one line, never another encoder."""
     looks_like_path = name.startswith(("/", "./", "../"))
     if looks_like_path and not Path(name).is_dir():
-        raise ModelError(f"model.server_model: there is no folder {name}")
+        raise ModelError(
+            f"model.server_model: there is no folder {name}; give one that has config.json, weights and tokenizer"
+        )
     try:
         return load(name, **options)
     except Exception as error:  # every library a loader calls has its own kinds

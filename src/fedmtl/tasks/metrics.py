@@ -31,6 +31,7 @@ __all__ = [
 
 NEEDS_PAIRS = "needs pairs of prediction and label; set evaluation.share_pairs"
 MAJORITY = "equals the majority class"
+CONSTANT = "gives one label to all"
 MEAN = "no better than the mean prediction"
 # From this correlation on, predictions know something that their mean does not.
 FOLLOWS = 0.1
@@ -119,8 +120,9 @@ def _score_classes(task: Task, sums: ClassificationSums) -> tuple[dict[str, _Val
         "f1": _f1(task, true, predicted, correct),
         "matthews": _matthews(task, true, predicted, correct),
     }
-    no_better = sum(correct) == max(true) or max(predicted) == total
-    return values, MAJORITY if no_better else None
+    if sum(correct) == max(true):
+        return values, MAJORITY
+    return values, CONSTANT if max(predicted) == total else None
 
 
 def _f1(task: Task, true: list[int], predicted: list[int], correct: list[int]) -> _Value:
