@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from small_config import SMALL
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from fedmtl.config import Config
@@ -32,19 +34,6 @@ def make_config(tmp_path: Path) -> MakeConfig:
     """A config of three tasks, two clients each, forty examples a task; overrides as of `--set`."""
 
     def make(*overrides: str) -> Config:
-        small = [
-            "model.server_model=random-1x32",
-            "model.pair=dual",
-            "model.pool=cls",
-            *(f"tasks.{t}={{train_samples: 40, val_samples: 24}}" for t in ("sentiment", "paraphrase", "similarity")),
-            "federation.clients_per_task=2",
-            "training.num_rounds=2",
-            "training.batch_size=8",
-            "training.learning_rate=1e-3",
-            "compute.workers=0",
-            "compute.device=cpu",
-            f"output={tmp_path / 'runs'}",
-        ]
-        return load_config(None, [*small, *overrides])
+        return load_config(None, [*SMALL, f"output={tmp_path / 'runs'}", *overrides])
 
     return make

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.small_runs import MADE, SMALL, Cli, Result
+from cli.small_runs import MADE, Cli, Result
 from fedmtl.cli import main
 from fedmtl.config.file import load_config
 from fedmtl.experiment.run import start_run
+from small_config import SMALL
 
 
 @pytest.fixture

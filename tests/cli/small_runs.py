@@ -3,18 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SMALL = (
-    "model.server_model=random-1x32",
-    "model.pair=dual",
-    "model.pool=cls",
-    *(f"tasks.{task}={{train_samples: 40, val_samples: 24}}" for task in ("sentiment", "paraphrase", "similarity")),
-    "federation.clients_per_task=2",
-    "training.num_rounds=2",
-    "training.batch_size=8",
-    "training.learning_rate=1e-3",
-    "compute.workers=0",
-    "compute.device=cpu",
-)
+from small_config import SMALL
+
 MADE = {
     "demo": (),
     "central": ("mode=centralized", "training.num_rounds=1"),

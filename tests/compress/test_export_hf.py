@@ -11,8 +11,7 @@ from fedmtl.model.multitask import build_model
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.saved import SavedModel
 from fedmtl.model.values import initial_weights
-
-from .tiny import KINDS, LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
+from model.tiny import KINDS, LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
 
