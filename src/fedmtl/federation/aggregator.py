@@ -7,22 +7,27 @@ from typing import Any
 
 from fedmtl.federation.combine import combine
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Weights, head_task
-from fedmtl.model.plan import SharingPlan
+from fedmtl.model.keys import head_task
+from fedmtl.model.server_model import MTLServerModel
 
 
-def aggregate_mtl_updates(
-    client_updates: Iterable[Update],
-    before: Weights,
-    plan: SharingPlan,
-    task_weights: Mapping[str, float] | None = None,
-) -> dict[str, Any]:
-    """`{'shared': {name: value}, 'task_heads': {task: {name: value}}}` of everything that somebody returned."""
-    updates = list(client_updates)
-    weights = task_weights or {task: 1.0 for update in updates for task in update.tasks}
-    result: dict[str, Any] = {"shared": {}, "task_heads": {}}
-    for key, delta in combine(updates, before, plan, weights).items():
-        task = head_task(key.name)
-        place = result["shared"] if task is None else result["task_heads"].setdefault(task, {})
-        place[key.name] = before[key] + delta
-    return result
+class MTLAggregator:
+    """Averages updates as the server model's plan says; the model itself is changed by its setters only."""
+
+    def __init__(self, server_model: MTLServerModel, task_weights: Mapping[str, float] | None = None) -> None:
+        self._model = server_model
+        self._task_weights = task_weights
+
+    def aggregate_mtl_updates(self, client_updates: Iterable[Update]) -> dict[str, Any]:
+        """`{'shared': {name: value}, 'task_heads': {task: {name: value}}}` of everything that somebody returned."""
+        updates = list(client_updates)
+        before, plan = self._model.weights, self._model.plan
+        task_weights = self._task_weights or {task: 1.0 for update in updates for task in update.tasks}
+        result: dict[str, Any] = {"shared": {}, "task_heads": {}}
+        for key, delta in combine(updates, before, plan, task_weights).items():
+            task = head_task(key.name)
+            if task is not None:
+                result["task_heads"].setdefault(task, {})[key.name] = before[key] + delta
+            elif key.scope == "all":
+                result["shared"][key.name] = before[key] + delta
+        return result
