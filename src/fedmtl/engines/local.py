@@ -149,8 +149,3 @@ def _chunks(shard: Shard) -> list[np.ndarray]:
     """The examples in calls of one size, longest first."""
     order = np.concatenate(sorted_batches(shard, CHUNK)) if len(shard) else shard.indices
     return [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
-
-
-def pick_device(name: str) -> str:
-    """`auto` is a GPU where there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -60,16 +60,18 @@ class LoadedRun:
 def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
     """The final model; where values stay at clients, that of the client named, with the tasks it has."""
     saved = load_model(run.model)
-    weights = {**saved.weights, **(_own_values(run, client) if client else {})}
+    own = _own_values(run, client) if client else {}
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
-    missing = {task: [key for key in view.values() if key not in weights] for task, view in views.items()}
+    missing = {
+        task: [key for key in view.values() if key not in saved.weights and key not in own]
+        for task, view in views.items()
+    }
     tasks = tuple(task for task, keys in missing.items() if not keys)
     if not tasks:
         first = next(key for keys in missing.values() for key in keys)
         kept = _kept_at(run) or "none is here"
         raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {kept}")
-    bound = BoundModel(saved.model, saved.plan, tasks, client or "", weights)
-    return LoadedRun(saved, bound, run, tasks)
+    return LoadedRun(saved, saved.bind(client or "", own, tasks), run, tasks)
 
 
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:

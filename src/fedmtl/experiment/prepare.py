@@ -6,16 +6,15 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from fedmtl.config import Config
-from fedmtl.engines.local import LocalEngine, pick_device
+from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_data, mode_plan
 from fedmtl.experiment.population import Population, build_population, client_infos
 from fedmtl.federation.messages import ClientInfo, State
 from fedmtl.federation.strategy import Strategy
+from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.plan import check_plan
@@ -49,7 +48,7 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
-    device = _device(config)
+    device = str(pick_device(config.compute.device, "compute.device"))
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
@@ -104,17 +103,6 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         device=prepared.device,
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
-
-
-def _device(config: Config) -> str:
-    device = pick_device(config.compute.device)
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"compute.device: {device} cannot be used here; write `cpu` or `auto`. [{str(error).splitlines()[0]}]"
-        ) from error
-    return device
 
 
 def _num_workers(config: Config, device: str, num_clients: int) -> int:

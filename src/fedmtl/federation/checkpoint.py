@@ -34,7 +34,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     save_tensors(tensors, slots)
     record = {
         "round": state.round,
-        "plan": {"rules": state.plan.rules, "groups": list(state.plan.groups)},
+        "plan": state.plan.to_dict(),
         "progress": {task: _progress_to_dict(progress) for task, progress in state.progress.items()},
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
@@ -67,12 +67,11 @@ def load_checkpoint(folder: Path, round_number: int | None = None) -> State | No
 
 
 def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
-    plan = record["plan"]
     return State(
         round=record["round"],
         # Where all values stay at the clients, no tensor was saved.
         weights=slots.get("weights", {}),
-        plan=SharingPlan(tuple((pattern, level) for pattern, level in plan["rules"]), tuple(plan["groups"])),
+        plan=SharingPlan.from_dict(record["plan"]),
         server_optimizer={
             slot.removeprefix(OPTIMIZER): values for slot, values in slots.items() if slot.startswith(OPTIMIZER)
         },

@@ -15,8 +15,6 @@ from torch import Tensor
 from fedmtl.model.keys import Key, Weights, weights_sha256
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 
-KEPT_ROUNDS = 2
-
 
 def fixed_digest(key: Key, value: Tensor) -> str:
     return weights_sha256({key: value})[:16]

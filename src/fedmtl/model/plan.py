@@ -49,6 +49,15 @@ class SharingPlan:
             for task in tasks
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in JSON's types."""
+        return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> SharingPlan:
+        """The plan that `to_dict` wrote."""
+        return SharingPlan(tuple((pattern, level) for pattern, level in values["rules"]), tuple(values["groups"]))
+
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
         """The plan with one more rule in front of all others."""
         return replace(self, rules=((pattern, level), *self.rules))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ class SavedModel:
     weights: Weights
     max_length: int
 
-    def bind(self, client: str = "", own: Weights | None = None) -> BoundModel:
-        """The model with all its values in place; `own` are values a client kept for itself."""
-        return BoundModel(self.model, self.plan, list(self.tasks), client, {**self.weights, **(own or {})})
+    def bind(self, client: str = "", own: Weights | None = None, tasks: Sequence[str] | None = None) -> BoundModel:
+        """The model with its values in place, for all tasks or those named; `own` are values a client kept."""
+        weights = {**self.weights, **(own or {})}
+        return BoundModel(self.model, self.plan, list(tasks or self.tasks), client, weights)
 
 
 def save_model(
@@ -54,7 +55,7 @@ def save_model(
         "encoder": encoder.name,
         "has_pooler": encoder.has_pooler,
         "max_length": max_length,
-        "plan": {"rules": plan.rules, "groups": list(plan.groups)},
+        "plan": plan.to_dict(),
         "tasks": {name: asdict(task) for name, task in tasks.items()},
     }
     write_atomic(folder / "tasks.json", json.dumps(record, indent=1).encode())
@@ -67,12 +68,11 @@ def load_model(folder: Path) -> SavedModel:
     module = AutoModel.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
     tasks = {name: _task(values) for name, values in record["tasks"].items()}
-    plan = record["plan"]
     return SavedModel(
         build_model(encoder, tasks, seed=0),
         encoder,
         tasks,
-        SharingPlan(tuple((pattern, level) for pattern, level in plan["rules"]), tuple(plan["groups"])),
+        SharingPlan.from_dict(record["plan"]),
         load_tensors(folder / "weights.safetensors").get("weights", {}),
         record["max_length"],
     )

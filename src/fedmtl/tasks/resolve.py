@@ -14,7 +14,7 @@ from fedmtl.tasks.task import Task
 
 Kind = Literal["classification", "regression"]
 
-METRICS: dict[Kind, tuple[str, ...]] = {
+MAIN_METRICS: dict[Kind, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),
     "regression": ("pearson", "spearman"),
 }
@@ -171,9 +171,11 @@ def _score_range(name: str, given: TaskConfig, kind: Kind, defaults: BuiltinTask
 
 
 def _metric(name: str, given: TaskConfig, kind: Kind, defaults: BuiltinTask) -> str:
-    metric = given.metric or defaults.metric or METRICS[kind][0]
-    if metric not in METRICS[kind]:
-        raise ConfigError(f"tasks.{name}.metric: found {metric} on a {kind}, write one of {', '.join(METRICS[kind])}")
+    metric = given.metric or defaults.metric or MAIN_METRICS[kind][0]
+    if metric not in MAIN_METRICS[kind]:
+        raise ConfigError(
+            f"tasks.{name}.metric: found {metric} on a {kind}, write one of {', '.join(MAIN_METRICS[kind])}"
+        )
     return metric
 
 

@@ -4,15 +4,14 @@ import torch
 
 from fedmtl.compress.pretrain.batches import DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import open_segments, write_segments
-from fedmtl.compress.pretrain.vocabulary import SPECIAL, wrap_tokenizer
 from fedmtl.errors import DataError
-from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.model.wordpiece import SPECIAL, basic_tokenizer, wrap_tokenizer
 
 CPU = torch.device("cpu")
 
 
 def tokenizer_of(*pieces):
-    return wrap_tokenizer({piece: number for number, piece in enumerate((*SPECIAL, *pieces))}, 32)
+    return wrap_tokenizer({piece: number for number, piece in enumerate((*SPECIAL, *pieces))}, model_max_length=32)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ import os
 import subprocess
 import sys
 
-from fedmtl.compress.pretrain.vocabulary import SPECIAL, train_vocabulary, wrap_tokenizer
+from fedmtl.compress.pretrain.vocabulary import train_vocabulary
+from fedmtl.model.wordpiece import SPECIAL, wrap_tokenizer
 from fedmtl.tasks.embedded import embedded_columns
 
 TEXTS = embedded_columns("paraphrase", "train")["sentence1"][:300]
@@ -27,7 +28,7 @@ def test_another_process_trains_the_same_vocabulary():
 
 
 def test_texts_are_lower_case_and_unknown_characters_one_piece():
-    tokenizer = wrap_tokenizer(train_vocabulary(TEXTS, 250), 32)
+    tokenizer = wrap_tokenizer(train_vocabulary(TEXTS, 250), model_max_length=32)
     assert tokenizer("The")["input_ids"] == tokenizer("the")["input_ids"]
     encoded = tokenizer("the 漢")["input_ids"]
     assert encoded[0], encoded[-1] == tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]"])

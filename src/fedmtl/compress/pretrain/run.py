@@ -21,10 +21,12 @@ from fedmtl.compress.pretrain.segments import Segments, open_segments, write_seg
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
 from fedmtl.compress.pretrain.student import Student, build_optimizer, build_student
 from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits, nearest
-from fedmtl.compress.pretrain.vocabulary import train_vocabulary, wrap_tokenizer
+from fedmtl.compress.pretrain.vocabulary import train_vocabulary
 from fedmtl.config import ModelConfig
-from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
+from fedmtl.errors import DataError, FedmtlError, ModelError
+from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
+from fedmtl.model.wordpiece import wrap_tokenizer
 from fedmtl.runs import write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
 
@@ -86,7 +88,9 @@ def pretrain(
     check_settings(settings)
     check_place(place.out)
     _check_checkpoint(place.checkpoint, resume)
-    device = pick_device(machine.device)
+    device = pick_device(machine.device, "--device")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     teacher = load_teacher(settings)
     corpus = read_corpus(settings.corpus, settings.chunk_words, settings.seed)
     for source in corpus.sources:
@@ -122,24 +126,10 @@ def pretrain(
     )
     _write_report(place.report, settings, corpus, segments, position)
     facts = _facts(settings, place, disclosure, corpus, segments, position, student, device)
-    tokenizer = wrap_tokenizer(pieces, settings.max_length)
+    tokenizer = wrap_tokenizer(pieces, model_max_length=settings.max_length)
     write_artefact(place.out, student.encoder, tokenizer, write_card(facts, disclosure.measured))
     place.checkpoint.unlink(missing_ok=True)
     return student
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one."""
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    try:
-        device = torch.device(chosen)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device: {chosen} cannot be used here; write `cpu` or `auto`. [{reason}]") from error
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    return device
 
 
 def load_teacher(settings: PretrainSettings) -> Encoder:
@@ -185,7 +175,7 @@ def _prepare(
     folder = work / f"segments-{digest}"
     segments = open_segments(folder)
     if segments is None:
-        student = wrap_tokenizer(pieces, settings.max_length)
+        student = wrap_tokenizer(pieces, model_max_length=settings.max_length)
         write_segments(
             folder, corpus.texts, teacher.tokenizer, student, settings.max_length, _stage(listener, "tokenizing")
         )

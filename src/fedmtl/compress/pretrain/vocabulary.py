@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, trainers
 
 from fedmtl.compress.pretrain.settings import FEWEST_PIECES
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-INSIDE = "##"
+from fedmtl.model.wordpiece import INSIDE, SPECIAL, make_tokenizer
 
 
 def train_vocabulary(texts: Sequence[str], num_pieces: int) -> dict[str, int]:
@@ -33,30 +29,6 @@ def train_vocabulary(texts: Sequence[str], num_pieces: int) -> dict[str, int]:
     tokenizer.train_from_iterator(texts, trainer)
     ids = tokenizer.get_vocab()
     return dict(sorted(ids.items(), key=lambda item: item[1]))
-
-
-def make_tokenizer(pieces: dict[str, int]) -> Tokenizer:
-    """BERT's uncased rules over these pieces; a text alone becomes [CLS] text [SEP]."""
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", continuing_subword_prefix=INSIDE))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=INSIDE)
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", pieces["[SEP]"]), ("[CLS]", pieces["[CLS]"]))
-    return tokenizer
-
-
-def wrap_tokenizer(pieces: dict[str, int], max_length: int) -> Any:
-    """The tokenizer as transformers saves and loads it."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=make_tokenizer(pieces),
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=max_length,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )
 
 
 def _alphabet(tokenizer: Tokenizer, texts: Sequence[str], num_pieces: int) -> tuple[list[str], list[str]]:
