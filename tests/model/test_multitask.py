@@ -23,8 +23,16 @@ def test_two_texts_apart_are_compared_by_exactly_five_features(folders):
     assert v == [[0, 4], [2, 4]]
     assert difference == [[3, 4], [1, 2]]
     assert product == [[0, 0], [2, 8]]
-    # cos((3,0),(0,4)) = 0; (1,2) and (2,4) point the same way.
-    torch.testing.assert_close(features[:, -1], torch.tensor([0.0, 1.0]))
+    # cos((3,0),(0,4)) = 0; (1,2) and (2,4) point the same way; scaled by ten.
+    torch.testing.assert_close(features[:, -1], torch.tensor([0.0, 10.0]))
+
+
+def test_the_score_of_two_texts_apart_begins_as_their_cosine(folders):
+    dual = make_task(text=("a", "b"), pair="dual", pool="mean", kind="regression")
+    _, model = load(folders["bert"], [dual])
+    u, v = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(0))
+    scores = model.head("single", torch.cat([u, v]))
+    torch.testing.assert_close(scores[:, 0], torch.cosine_similarity(u, v))
 
 
 def test_each_way_of_pooling_takes_what_it_says(folders):

@@ -106,6 +106,15 @@ def test_similarity_compares_angles_not_lengths_or_widths():
     assert similarity_loss(teacher, student).item() == pytest.approx(0.36 / 2)
 
 
+def test_a_balanced_similarity_counts_levels_alike():
+    # Teacher: 1 and 2 alike (cosine 1), 3 unlike both (0). Student: 1 and 2 have cosine 0, 3 has 0 and 1 with them.
+    teacher = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    student = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    # Plain: four of nine entries are off by 1. Levels: the alike pair is off by 1; of the two unlike ones, one is.
+    assert similarity_loss(teacher, student).item() == pytest.approx(4 / 9)
+    assert similarity_loss(teacher, student, balanced=True).item() == pytest.approx((4 / 9 + (1 + 1 / 2) / 2) / 2)
+
+
 def test_relations_of_unequal_widths_compare():
     # One head, three words alike: every relation is uniform, whatever the width.
     assert relation_loss(torch.ones(1, 3, 6), torch.ones(1, 3, 2), MASK[:1], 1).item() == pytest.approx(0.0, abs=1e-6)

@@ -92,7 +92,7 @@ class PlainModel(nn.Module):
             return head(self.vectors(task, columns))
         length = max(len(ids) for column in columns for ids in TOKENIZER(column)["input_ids"])
         u, v = (self.vectors(task, [column], length) for column in columns)
-        return head(torch.cat([u, v, (u - v).abs(), u * v, F.cosine_similarity(u, v)[:, None]], dim=1))
+        return head(torch.cat([u, v, (u - v).abs(), u * v, 10 * F.cosine_similarity(u, v)[:, None]], dim=1))
 
     def vectors(self, task: Task, columns: list[list[str]], length: int | None = None) -> Tensor:
         padding = {"padding": "longest"} if length is None else {"padding": "max_length", "max_length": length}

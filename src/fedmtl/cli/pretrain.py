@@ -92,13 +92,23 @@ def pretrain(
         float,
         typer.Option("--mask-words", help="Share of words hidden from the student in every second batch.", metavar="X"),
     ] = DEFAULTS.mask_words,
-    neighbours: Annotated[
+    altered: Annotated[
         bool,
         typer.Option(
-            "--neighbours/--no-neighbours",
-            help="Fill half of each batch with texts that the teacher finds similar to the other half.",
+            "--altered/--no-altered",
+            help="Make half of each batch of copies of the other half with words left out, swapped or cut off.",
         ),
-    ] = DEFAULTS.neighbours,
+    ] = DEFAULTS.altered,
+    balanced: Annotated[
+        bool,
+        typer.Option(
+            "--balanced/--no-balanced", help="Let the few pairs that are alike count as much as the many not."
+        ),
+    ] = DEFAULTS.balanced,
+    teacher_table: Annotated[
+        bool,
+        typer.Option("--teacher-table/--no-teacher-table", help="Begin with the teacher's embeddings, made narrower."),
+    ] = DEFAULTS.teacher_table,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     keep_teacher: Annotated[
         bool | None,
@@ -107,7 +117,9 @@ def pretrain(
             help="Run the teacher once and keep its answers in memory; otherwise where they fit.",
         ),
     ] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the student with torch.compile.")] = False,
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="On a GPU, record each shape of step once and replay it.")
+    ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
     checkpoint_every: Annotated[
         int, typer.Option("--checkpoint-every", help="Steps between two checkpoints.", metavar="N")
@@ -157,7 +169,9 @@ def pretrain(
             attention_weight * attention_loss,
         ),
         mask_words=mask_words,
-        neighbours=neighbours,
+        altered=altered,
+        balanced=balanced,
+        teacher_table=teacher_table,
     )
     from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
 
@@ -166,7 +180,7 @@ def pretrain(
         pretrain(
             settings,
             Place(out, work or out.with_name(f"{out.name}.work"), report),
-            Machine(device, keep_teacher, compile, checkpoint_every),
+            Machine(device, keep_teacher, graphs, checkpoint_every),
             Disclosure(command, teacher_license, tuple(note or []), measured),
             listener,
             resume=resume,

@@ -76,8 +76,9 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     server_model: str = Field(
-        "random-2x128",
-        description="The shared encoder: a folder, a hub name, or random-LxH: a new BERT, L layers, H wide.",
+        "tiny",
+        description="The shared encoder: tiny, which is in the box, a folder, a hub name, or random-LxH: a new BERT,"
+        " L layers, H wide.",
     )
     client_model: str | None = Field(
         None,

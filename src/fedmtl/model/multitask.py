@@ -29,8 +29,15 @@ class Inputs:
         return Inputs(*(part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments)))
 
 
+# A cosine lies between -1 and 1 and two classes may part at .8: unscaled, its weight would have to grow to ten.
+COSINE_SCALE = 10.0
+
+
 class Head(nn.Linear):
-    """A task's head, with dropout in front."""
+    """A task's head, with dropout in front.
+
+    That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by.
+    """
 
     def __init__(self, task: Task, hidden_size: int, seed: int) -> None:
         super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, num_outputs(task))
@@ -38,6 +45,9 @@ class Head(nn.Linear):
         with torch.no_grad():
             self.weight.normal_(0.0, 0.02, generator=generator)
             self.bias.zero_()
+            if task.is_dual and task.is_regression:
+                self.weight.zero_()
+                self.weight[:, -1] = 1 / COSINE_SCALE
         self.dropout = task.dropout
 
     def forward(self, features: Tensor) -> Tensor:
@@ -101,7 +111,7 @@ class MultiTaskModel(nn.Module):
         if self.tasks[task].is_dual:
             u, v = vectors.chunk(2)
             cosine = F.cosine_similarity(u, v).unsqueeze(-1)
-            vectors = torch.cat([u, v, (u - v).abs(), u * v, cosine], dim=-1)
+            vectors = torch.cat([u, v, (u - v).abs(), u * v, COSINE_SCALE * cosine], dim=-1)
         output: Tensor = self.heads[task](vectors)
         return output
 

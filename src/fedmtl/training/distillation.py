@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+# Of a balanced similarity: cosines up to .2, .4, .6, .8 and above.
+LEVELS = 5
+
 
 def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of states [batch, position, width] over the real positions."""
@@ -41,10 +44,22 @@ def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int
     return _mean(terms.sum(-1).mean(1), mask)
 
 
-def similarity_loss(teacher: Tensor, student: Tensor) -> Tensor:
-    """Mean squared difference of the cosines between all vectors [batch, width]; the widths may differ."""
+def similarity_loss(teacher: Tensor, student: Tensor, *, balanced: bool = False) -> Tensor:
+    """Mean squared difference of the cosines between all vectors [batch, width]; the widths may differ.
+
+    Nearly all pairs of a batch are unlike. With `balanced`, half of the loss is the mean over five levels of likeness,
+    each counting the same however few its pairs are; a vector with itself is no pair there.
+    """
     target, own = F.normalize(teacher.detach().float(), dim=-1), F.normalize(student.float(), dim=-1)
-    return F.mse_loss(own @ own.T, target @ target.T)
+    cosines = target @ target.T
+    errors = (own @ own.T - cosines).square()
+    if not balanced:
+        return errors.mean()
+    levels = (cosines * LEVELS).floor().clamp(0, LEVELS - 1).fill_diagonal_(-1)
+    members = levels == torch.arange(LEVELS, device=levels.device)[:, None, None]
+    sizes = members.sum((1, 2))
+    means = torch.where(members, errors, 0.0).sum((1, 2)) / sizes.clamp(min=1)
+    return (errors.mean() + means.sum() / (sizes > 0).sum().clamp(min=1)) / 2
 
 
 def soft_target_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:

@@ -31,11 +31,18 @@ def test_duplicates_are_dropped_across_files_and_spacings(tmp_path):
     assert [source.chunks for source in corpus.sources] == [1, 1]
 
 
-def test_long_texts_become_even_chunks(tmp_path):
-    # Ten words by at most four: three chunks of 3, 3 and 4.
-    words = [f"w{i}" for i in range(10)]
-    corpus = read_corpus([write(tmp_path / "a.txt", " ".join(words))], 4, seed=0)
-    assert corpus.texts == ["w0 w1 w2", "w3 w4 w5", "w6 w7 w8 w9"]
+def test_long_texts_become_chunks_of_all_lengths(tmp_path):
+    words = [f"w{i}" for i in range(5000)]
+    name = write(tmp_path / "a.txt", " ".join(words))
+    corpus = read_corpus([name], 64, seed=0)
+    assert " ".join(corpus.texts).split() == words
+    lengths = [len(text.split()) for text in corpus.texts[:-1]]
+    assert min(lengths) == 8
+    # As many up to the geometric middle of 8 and 64 as above it.
+    assert 0.3 < sum(length < 23 for length in lengths) / len(lengths) < 0.7
+    assert 50 < max(lengths) <= 64
+    assert read_corpus([name], 64, seed=0) == corpus
+    assert read_corpus([name], 5000, seed=0).texts == [" ".join(words)]
 
 
 def test_a_number_behind_a_file_draws_chunks_by_seed(tmp_path):

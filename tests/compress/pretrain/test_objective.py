@@ -8,21 +8,16 @@ from fedmtl.compress.pretrain.loop import rate_factor
 from fedmtl.compress.pretrain.objective import hide_words, layer_weights
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.student import build_student
-from fedmtl.compress.pretrain.targets import nearest
 from fedmtl.errors import ModelError
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 
 
 def test_a_hidden_word_is_hidden_in_all_its_pieces_and_special_tokens_never():
-    words = torch.tensor([[-1, 0, 0, 1, 2, 2, 2, -1, -1]]).repeat(200, 1)
-    tokens = Tokens(torch.arange(10, 19).repeat(200, 1), words >= -1, words)
-    hidden = hide_words(tokens, 8, 0.5, 4, torch.Generator().manual_seed(0)).ids == 4
-    assert not hidden[:, [0, 7, 8]].any()
-    assert torch.equal(hidden[:, 1], hidden[:, 2])
-    assert torch.equal(hidden[:, 4], hidden[:, 6])
-    # 600 words at a half: 300, give or take four deviations of 12.
-    assert 250 < hidden[:, [1, 3, 4]].sum() < 350
+    words = torch.tensor([[-1, 0, 0, 1, 2, 2, 2, -1, -1]]).repeat(2, 1)
+    tokens = Tokens(torch.arange(10, 19).repeat(2, 1), words >= -1, words)
+    hidden = hide_words(tokens, torch.tensor([[True, False, True], [False, True, False]]), 4).ids == 4
+    assert hidden.int().tolist() == [[0, 1, 1, 0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0, 0]]
 
 
 def test_padding_changes_no_state_of_the_student(tmp_path):
@@ -59,8 +54,3 @@ def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
     # Warm-up over a tenth; then half a cosine over the rest, halfway at 0.1 + 0.45.
     factors = [rate_factor(share, 0.1) for share in (0.05, 0.1, 0.55, 1.0)]
     assert factors == pytest.approx([0.5, 1.0, 0.5, 0.0])
-
-
-def test_the_nearest_in_angle_without_itself():
-    vectors = torch.tensor([[1.0, 0.0], [9.0, 1.0], [0.0, 1.0], [-1.0, 0.1]])
-    assert nearest(vectors, 1).tolist() == [[1], [0], [1], [2]]

@@ -6,8 +6,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from fedmtl.compress.pretrain import loop
-from fedmtl.compress.pretrain.run import Disclosure, Machine
-from fedmtl.compress.pretrain.settings import Losses
+from fedmtl.compress.pretrain.run import Disclosure, Machine, load_teacher
+from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
+from fedmtl.compress.pretrain.steps import Step
+from fedmtl.compress.pretrain.table import table_from_teacher
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
 from fedmtl.model.encoder import load_encoder
@@ -37,17 +39,17 @@ def test_the_same_settings_give_the_same_bits_and_another_seed_others(run):
 
 def test_resume_gives_the_bits_of_a_run_that_was_never_stopped(run, monkeypatch):
     whole, _ = run("whole", steps=7)
-    real = loop._terms
+    real = Step.__call__
 
     def fail_at_six(*arguments):
-        if arguments[-1] == 5:
+        if arguments[2] == 5:
             raise RuntimeError("killed")
         return real(*arguments)
 
-    monkeypatch.setattr(loop, "_terms", fail_at_six)
+    monkeypatch.setattr(Step, "__call__", fail_at_six)
     with pytest.raises(RuntimeError):
         run("part", steps=7, machine=Machine("cpu", save_every=3))
-    monkeypatch.setattr(loop, "_terms", real)
+    monkeypatch.setattr(Step, "__call__", real)
     resumed, listener = run("part", steps=7, machine=Machine("cpu", save_every=3), resume=True)
     assert same(whole, resumed)
     # Steps 4 to 7 after the checkpoint of step 3.
@@ -55,21 +57,44 @@ def test_resume_gives_the_bits_of_a_run_that_was_never_stopped(run, monkeypatch)
 
 
 def test_kept_answers_of_the_teacher_equal_live_ones(run):
-    kept, _ = run("kept", machine=Machine("cpu", keep_teacher=True), losses=Losses(attention=1.0))
-    live, _ = run("live", machine=Machine("cpu", keep_teacher=False), losses=Losses(attention=1.0))
+    kept, _ = run("kept", altered=False, machine=Machine("cpu", keep_teacher=True), losses=Losses(attention=1.0))
+    live, _ = run("live", altered=False, machine=Machine("cpu", keep_teacher=False), losses=Losses(attention=1.0))
     for a, b in zip(kept.parameters(), live.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_neighbours_in_a_batch_change_what_is_learned(run):
-    assert not same(run("alone")[0], run("near", neighbours=True)[0])
-    assert same(run("near", neighbours=True)[0], run("again", neighbours=True)[0])
+@pytest.mark.parametrize("name", ["altered", "balanced", "teacher_table"])
+def test_what_can_be_switched_off_changes_what_is_learned(run, name):
+    assert not same(run("on")[0], run("off", **{name: False})[0])
+
+
+def test_a_student_as_wide_as_its_teacher_begins_with_all_of_its_table(teacher, sentences):
+    settings = PretrainSettings(teacher, (str(sentences),), hidden=32, max_length=32)
+    encoder = load_teacher(settings)
+    pieces = {"film": 0, "##z": 1, "zq": 2}
+    table = table_from_teacher(pieces, encoder, 32)
+    rows = encoder.module.get_parameter(encoder.table)
+    known = encoder.tokenizer.get_vocab()
+    # The teacher has no piece for "zq" and makes two of it.
+    expected = torch.stack([rows[known["film"]], rows[known["##z"]], (rows[known["z"]] + rows[known["##q"]]) / 2])
+    expected = expected - expected.mean(0)
+    torch.testing.assert_close(table / table.std(), expected / expected.std())
+
+
+def test_a_narrower_table_keeps_the_distances_that_fit(teacher, sentences):
+    settings = PretrainSettings(teacher, (str(sentences),), hidden=4, max_length=32)
+    encoder = load_teacher(settings)
+    # Three vectors span a plane, so two dimensions hold them.
+    words = {word: number for number, word in enumerate(list(encoder.tokenizer.get_vocab())[20:23])}
+    wide, narrow = (table_from_teacher(words, encoder, width) for width in (32, 2))
+    distances = [torch.pdist(table) / torch.pdist(table).sum() for table in (wide, narrow)]
+    torch.testing.assert_close(*distances)
 
 
 def test_minutes_end_it(run):
     _, listener = run(steps=None, minutes=0.01)
     assert listener.updates[-1].share >= 1.0
-    assert 0.6 <= listener.updates[-1].seconds < 5
+    assert 0.6 <= listener.updates[-1].seconds < 60
 
 
 @pytest.mark.parametrize(
@@ -142,7 +167,7 @@ def test_the_card_says_where_it_comes_from(run, tmp_path, sentences):
         ({"steps": None}, ConfigError, "give one of them"),
         ({"minutes": 1.0}, ConfigError, "give one of them"),
         ({"steps": 0}, ConfigError, "above 0"),
-        ({"batch": 31, "neighbours": True}, ConfigError, "write an even one"),
+        ({"batch": 31}, ConfigError, "write an even number"),
         ({"heads": 3}, ConfigError, "3 do not divide --hidden 16"),
         ({"vocab": 20}, ConfigError, "write 200 or more"),
         ({"mask_words": 1.0}, ConfigError, "a share from 0 to below 1"),
@@ -184,18 +209,18 @@ def test_a_checkpoint_asks_for_resume_and_the_same_settings(run, tmp_path):
 
 def test_a_signal_saves_and_resume_goes_on(run, monkeypatch):
     whole, _ = run("whole", steps=5, learning_rate=5e-3)
-    real = loop._terms
+    real = Step.__call__
 
     def signal_at_three(*arguments):
-        if arguments[-1] == 2:
+        if arguments[2] == 2:
             signal.raise_signal(signal.SIGTERM)
         return real(*arguments)
 
-    monkeypatch.setattr(loop, "_terms", signal_at_three)
+    monkeypatch.setattr(Step, "__call__", signal_at_three)
     with pytest.raises(loop.Interrupted, match=r"ended by SIGTERM after step 3; .*--resume") as error:
         run("part", steps=5, learning_rate=5e-3)
     assert error.value.exit_code == 143
-    monkeypatch.setattr(loop, "_terms", real)
+    monkeypatch.setattr(Step, "__call__", real)
     with pytest.raises(FedmtlError, match="was made with other settings"):
         run("part", steps=5, learning_rate=1e-3, resume=True)
     assert same(whole, run("part", steps=5, learning_rate=5e-3, resume=True)[0])

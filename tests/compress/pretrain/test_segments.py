@@ -72,14 +72,3 @@ def test_an_epoch_takes_every_segment_once_and_depends_on_the_seed_alone(tmp_pat
     assert again.batch(7).segments.tolist() == epochs.batch(7).segments.tolist()
     assert again.batch(2).segments.tolist() == first[2]
     assert Epochs(segments, 8, 32, 4, CPU).batch(0).segments.tolist() != first[0]
-
-
-def test_half_a_batch_brings_its_neighbours(tmp_path):
-    texts = [" ".join("c" * (1 + i % 7)) for i in range(16)]
-    write_segments(tmp_path / "s", texts, tokenizer_of("c"), tokenizer_of("c"), 32)
-    neighbours = (np.arange(16)[:, None] + [1, 2]) % 16
-    epochs = Epochs(open_segments(tmp_path / "s"), 8, 32, 3, CPU, neighbours)
-    # Sixteen segments, four drawn for each batch.
-    batches = np.stack([epochs.batch(step).segments.numpy() for step in range(4)])
-    assert sorted(batches[:, :4].ravel()) == list(range(16))
-    assert set(((batches[:, 4:] - batches[:, :4]) % 16).ravel()) == {1, 2}

@@ -25,14 +25,24 @@ class Tokens:
     mask: Tensor
     words: Tensor
 
+    def rolled(self) -> Tokens:
+        """Every text in its neighbour's place."""
+        return Tokens(*(part.roll(1, 0) for part in (self.ids, self.mask, self.words)))
+
+    def with_more(self, other: Tokens) -> Tokens:
+        """The texts of both, which are of one width."""
+        pairs = ((self.ids, other.ids), (self.mask, other.mask), (self.words, other.words))
+        return Tokens(*(torch.cat(pair) for pair in pairs))
+
     def word_means(self, states: Tensor, num_words: int) -> Tensor:
         """States [batch, token, width] -> [batch, word, width].
 
-        A product with a matrix of shares: unlike adding by index it gives the same bits twice on a GPU too.
+        A product with a matrix of zeros and ones: unlike adding by index it gives the same bits twice on a GPU too.
         """
         numbers = torch.arange(num_words, device=states.device)
-        member = (self.words[:, None, :] == numbers[None, :, None]).to(states.dtype)
-        return torch.bmm(member / member.sum(-1, keepdim=True).clamp(min=1), states)
+        member = self.words[:, None, :] == numbers[None, :, None]
+        sums = torch.bmm(member.to(states.dtype), states).float()
+        return sums / member.sum(-1, keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class DeviceSide:
 class Epochs:
     """The batch of any step: every epoch takes the segments in another order, which depends on the seed alone.
 
-    With `neighbours` [segment, any number], half of a batch is drawn so, and each of it brings one of its own.
+    With `joint`, the widths of both sides and the words are one number, so there are few shapes of batches.
     """
 
     def __init__(
@@ -89,14 +99,13 @@ class Epochs:
         max_length: int,
         seed: int,
         device: torch.device,
-        neighbours: np.ndarray | None = None,
+        joint: bool = False,
     ) -> None:
         self.teacher_lengths, self.student_lengths = segments.teacher.lengths(), segments.student.lengths()
         self.num_words = np.asarray(segments.num_words)
         self.batch_size, self.max_length, self.seed, self.device = batch_size, max_length, seed, device
-        self.neighbours = neighbours
-        self.num_drawn = batch_size if neighbours is None else batch_size // 2
-        self.num_batches = len(segments) // self.num_drawn
+        self.joint = joint
+        self.num_batches = len(segments) // batch_size
         self.epoch = -1
         self.order = np.zeros((0, batch_size), dtype=np.int64)
         self.on_device = torch.zeros(0, device=device)
@@ -109,25 +118,21 @@ class Epochs:
         return self.describe(self.order[number], self.on_device[number])
 
     def describe(self, segments: np.ndarray, on_device: Tensor) -> Batch:
-        return Batch(
-            on_device,
-            min(_rounded(self.teacher_lengths[segments]), self.max_length),
-            min(_rounded(self.student_lengths[segments]), self.max_length),
-            _rounded(self.num_words[segments]),
-            int(self.student_lengths[segments].sum()),
-        )
+        teacher = min(_rounded(self.teacher_lengths[segments]), self.max_length)
+        student = min(_rounded(self.student_lengths[segments]), self.max_length)
+        words = _rounded(self.num_words[segments])
+        if self.joint:
+            # There are never more words than tokens.
+            teacher = student = words = max(teacher, student)
+        return Batch(on_device, teacher, student, words, int(self.student_lengths[segments].sum()))
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         rng = np.random.Generator(np.random.PCG64(derive_seed(self.seed, "epoch", epoch)))
-        order = rng.permutation(len(self.num_words))[: self.num_batches * self.num_drawn]
-        size = self.num_drawn * WINDOW
+        order = rng.permutation(len(self.num_words))[: self.num_batches * self.batch_size]
+        size = self.batch_size * WINDOW
         windows = [order[start : start + size] for start in range(0, len(order), size)]
         ordered = np.concatenate([w[np.argsort(self.student_lengths[w], kind="stable")] for w in windows])
-        batches = ordered.reshape(-1, self.num_drawn)[rng.permutation(self.num_batches)]
-        if self.neighbours is None:
-            return batches
-        brought = self.neighbours[batches, rng.integers(self.neighbours.shape[1], size=batches.shape)]
-        return np.concatenate([batches, brought], axis=1)
+        return ordered.reshape(-1, self.batch_size)[rng.permutation(self.num_batches)]
 
 
 def _rounded(lengths: np.ndarray) -> int:

@@ -18,6 +18,8 @@ from fedmtl.tasks.sources import SUFFIXES, read_table
 LINES = (".txt", ".txt.gz")
 # Whatever it holds, a column of this name is what a text was judged as.
 LABEL = "label"
+# Words of the shortest chunk of a long text, but for its last.
+SHORTEST = 8
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ def read_corpus(files: Sequence[str], chunk_words: int, seed: int) -> Corpus:
         path, limit = _parse(name)
         columns = _read(path)
         texts = [text for column in columns.values() for text in column if text.strip()]
-        fresh = [chunk for chunk in dict.fromkeys(_chunks(texts, chunk_words)) if chunk not in seen]
+        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "corpus", path.name)))
+        fresh = [chunk for chunk in dict.fromkeys(_chunks(texts, chunk_words, rng)) if chunk not in seen]
         if limit is not None and limit < len(fresh):
-            rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "corpus", path.name)))
             fresh = [fresh[i] for i in np.sort(rng.permutation(len(fresh))[:limit])]
         seen.update(dict.fromkeys(fresh))
         sources.append(SourceCount(str(path), tuple(columns), len(texts), len(fresh)))
@@ -114,14 +116,20 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _chunks(texts: Iterable[str], chunk_words: int) -> Iterable[str]:
-    """Each text with single spaces, in as few chunks as it needs, all about as long."""
+def _chunks(texts: Iterable[str], chunk_words: int, rng: np.random.Generator) -> Iterable[str]:
+    """Each text with single spaces; one of more than `chunk_words` in chunks of all lengths, short ones more often.
+
+    A student that has seen only long texts, or few positions, does badly on what it has not seen.
+    """
+    shortest = min(SHORTEST, chunk_words)
     for text in texts:
         words = _mend(text).split()
-        pieces = -(-len(words) // chunk_words)
-        for piece in range(pieces):
-            start, end = (len(words) * at // pieces for at in (piece, piece + 1))
-            yield " ".join(words[start:end])
+        while len(words) > chunk_words:
+            size = int(shortest * (chunk_words / shortest) ** rng.random())
+            yield " ".join(words[:size])
+            words = words[size:]
+        if words:
+            yield " ".join(words)
 
 
 def _mend(text: str) -> str:

@@ -10,17 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedmtl.compress.pretrain.attention import AttentionTap
-from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs
 from fedmtl.compress.pretrain.checkpoint import Position
-from fedmtl.compress.pretrain.objective import hide_words, loss_terms
 from fedmtl.compress.pretrain.settings import PretrainSettings
-from fedmtl.compress.pretrain.student import Student
-from fedmtl.compress.pretrain.targets import TargetSource
+from fedmtl.compress.pretrain.steps import Step
 from fedmtl.errors import CannotContinue, FedmtlError
-from fedmtl.seeds import derive_seed
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50
@@ -32,17 +27,6 @@ class Interrupted(FedmtlError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
-
-
-@dataclass(frozen=True)
-class Data:
-    """The student's tokens, the teacher's answers and the order of batches, all on one device."""
-
-    tokens: DeviceSide
-    num_words: Tensor
-    targets: TargetSource
-    epochs: Epochs
-    mask_id: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +44,7 @@ class Update:
 
 
 def distil(
-    student: Student,
-    optimizer: torch.optim.Optimizer,
-    data: Data,
+    step: Step,
     settings: PretrainSettings,
     position: Position,
     *,
@@ -74,22 +56,13 @@ def distil(
 
     `save` is called every `save_every` steps and when a signal ends the loop, after `position` is up to date.
     """
-    tap = AttentionTap(student.encoder, -1) if settings.losses.attention else None
     meter = _Meter(settings, position)
-    parameters = list(student.parameters())
     with _signals() as received:
         while meter.share() < 1.0:
             rate = settings.learning_rate * rate_factor(meter.share(ahead=1), settings.warmup)
-            batch = data.epochs.batch(position.step)
-            terms = _terms(student, tap, data, batch, settings, position.step)
-            total = _total(terms, settings)
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            meter.add({"total": total.detach(), **terms}, batch.num_tokens)
+            batch = step.data.epochs.batch(position.step)
+            losses = step(batch, position.step, rate)
+            meter.add(losses, batch.num_tokens)
             if position.step % LOG_STEPS == 0 or meter.share() >= 1.0 or received:
                 report(meter.read(rate))
             if received:
@@ -110,23 +83,6 @@ def rate_factor(share: float, warmup: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (share - warmup) / (1.0 - warmup))))
 
 
-def _terms(
-    student: Student, tap: AttentionTap | None, data: Data, batch: Batch, settings: PretrainSettings, step: int
-) -> dict[str, Tensor]:
-    tokens = data.tokens.take(batch.segments, batch.student_width)
-    # Every second batch: the other half sees whole sentences, as it will when it is used.
-    if settings.mask_words and step % 2:
-        generator = torch.Generator(tokens.ids.device).manual_seed(derive_seed(settings.seed, "hidden words", step))
-        tokens = hide_words(tokens, batch.num_words, settings.mask_words, data.mask_id, generator)
-    columns = torch.arange(batch.num_words, device=tokens.ids.device)[None]
-    word_mask = columns < data.num_words[batch.segments][:, None]
-    return loss_terms(student, tap, tokens, word_mask, data.targets(batch), settings.losses)
-
-
-def _total(terms: dict[str, Tensor], settings: PretrainSettings) -> Tensor:
-    return torch.stack([getattr(settings.losses, name) * term for name, term in terms.items()]).sum()
-
-
 class _Meter:
     """Keeps the position up to date, and sums of losses on the device until they are read."""
 
@@ -144,7 +100,8 @@ class _Meter:
 
     def add(self, losses: dict[str, Tensor], num_tokens: int) -> None:
         for name, loss in losses.items():
-            self.sums[name] = loss.detach() if name not in self.sums else self.sums[name] + loss.detach()
+            # The next step may write its loss to the same place.
+            self.sums[name] = loss.clone() if name not in self.sums else self.sums[name] + loss
         self.num_steps += 1
         self.position.step += 1
         self.position.num_segments += self.settings.batch

@@ -27,10 +27,13 @@ def loss_terms(
     word_mask: Tensor,
     targets: Targets,
     losses: Losses,
+    *,
+    balanced: bool = False,
 ) -> dict[str, Tensor]:
     """Each term that has a weight, without it; on a GPU the student runs in bfloat16."""
     device = tokens.ids.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+    # Weights that were cast and kept would be stale when a recorded step is replayed.
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
         states = student(tokens.ids, tokens.mask)
         relations = () if tap is None else tap.take()
     num_words = word_mask.shape[1]
@@ -46,9 +49,9 @@ def loss_terms(
         terms["hidden"] = torch.stack(errors).sum()
     sentences = mean_pool(states[-1].float(), tokens.mask)
     if losses.similarity:
-        terms["similarity"] = similarity_loss(targets.sentences, student.projections[-1](sentences))
+        terms["similarity"] = similarity_loss(targets.sentences, student.projections[-1](sentences), balanced=balanced)
     if losses.own_similarity:
-        terms["own_similarity"] = similarity_loss(targets.sentences, sentences)
+        terms["own_similarity"] = similarity_loss(targets.sentences, sentences, balanced=balanced)
     if relations:
         pairs = list(zip(targets.relations, _word_means(tokens, relations, num_words), strict=True))
         heads = relation_heads(pairs[0][0].shape[-1], pairs[0][1].shape[-1], MOST_RELATION_HEADS)
@@ -66,8 +69,7 @@ def layer_weights(num_layers: int) -> list[float]:
     return [EMBEDDINGS_WEIGHT, *(2 * layer / num_layers for layer in range(1, num_layers + 1))]
 
 
-def hide_words(tokens: Tokens, num_words: int, share: float, mask_id: int, generator: torch.Generator) -> Tokens:
-    """The same tokens with a share of the words, drawn at random, replaced by the mask piece by piece."""
-    drawn = torch.rand(len(tokens.ids), num_words, generator=generator, device=tokens.ids.device) < share
-    hidden = drawn.gather(1, tokens.words.clamp(min=0)) & (tokens.words >= 0)
+def hide_words(tokens: Tokens, is_hidden: Tensor, mask_id: int) -> Tokens:
+    """The same tokens with some words [batch, word] replaced by the mask, piece by piece."""
+    hidden = is_hidden.gather(1, tokens.words.clamp(min=0)) & (tokens.words >= 0)
     return Tokens(torch.where(hidden, mask_id, tokens.ids), tokens.mask, tokens.words)

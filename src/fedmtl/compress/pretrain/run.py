@@ -16,11 +16,13 @@ from fedmtl.compress.pretrain.batches import DeviceSide, Epochs
 from fedmtl.compress.pretrain.card import Facts, write_card
 from fedmtl.compress.pretrain.checkpoint import Position, load_checkpoint, save_checkpoint
 from fedmtl.compress.pretrain.corpus import Corpus, read_corpus
-from fedmtl.compress.pretrain.loop import Data, Update, distil
+from fedmtl.compress.pretrain.loop import Update, distil
 from fedmtl.compress.pretrain.segments import Segments, open_segments, write_segments
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
+from fedmtl.compress.pretrain.steps import Data, GraphStep, Step
 from fedmtl.compress.pretrain.student import Student, build_optimizer, build_student
-from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits, nearest
+from fedmtl.compress.pretrain.table import table_from_teacher
+from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits
 from fedmtl.compress.pretrain.vocabulary import train_vocabulary
 from fedmtl.config import ModelConfig
 from fedmtl.errors import DataError, FedmtlError, ModelError
@@ -29,9 +31,6 @@ from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
 from fedmtl.runs import write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
-
-# A segment brings one of so many nearest ones, another every time.
-NUM_NEIGHBOURS = 8
 
 
 class Listener(Protocol):
@@ -71,7 +70,7 @@ class Machine:
 
     device: str = "auto"
     keep_teacher: bool | None = None
-    compile: bool = False
+    graphs: bool = True
     save_every: int = 1000
 
 
@@ -102,28 +101,24 @@ def pretrain(
             f"--corpus: {len(segments):,} segments are fewer than one batch of {settings.batch:,}; "
             "add texts or lower --batch"
         )
-    student = build_student(settings, len(pieces), teacher.hidden_size).to(device)
+    table = table_from_teacher(pieces, teacher, settings.hidden) if settings.teacher_table else None
+    student = build_student(settings, len(pieces), teacher.hidden_size, table).to(device)
     optimizer = build_optimizer(student, settings)
     fingerprint = settings.fingerprint(digest)
     position = load_checkpoint(place.checkpoint, fingerprint, student, optimizer) if resume else Position()
     data = _on_device(settings, segments, teacher, pieces["[MASK]"], machine, device, listener)
-    if machine.compile:
-        student.encoder.compile(dynamic=True)
+    graphs = machine.graphs and device.type == "cuda"
+    step = (
+        GraphStep(student, optimizer, data, settings, listener.say)
+        if graphs
+        else Step(student, optimizer, data, settings)
+    )
 
     def save() -> None:
         save_checkpoint(place.checkpoint, fingerprint, position, student, optimizer)
         _write_report(place.report, settings, corpus, segments, position)
 
-    distil(
-        student,
-        optimizer,
-        data,
-        settings,
-        position,
-        save=save,
-        save_every=machine.save_every,
-        report=listener.update,
-    )
+    distil(step, settings, position, save=save, save_every=machine.save_every, report=listener.update)
     _write_report(place.report, settings, corpus, segments, position)
     facts = _facts(settings, place, disclosure, corpus, segments, position, student, device)
     tokenizer = wrap_tokenizer(pieces, model_max_length=settings.max_length)
@@ -203,23 +198,22 @@ def _on_device(
         hidden_map(num_layers, settings.layers, settings.layer_map) if settings.losses.hidden else (),
         _attention_layer(settings, num_layers) if settings.losses.attention else None,
     )
-    epochs = Epochs(segments, settings.batch, settings.max_length, settings.seed, device)
-    live = LiveTargets(teacher, DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device), wanted)
+    joint = machine.graphs and device.type == "cuda"
+    epochs = Epochs(segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=joint)
+    side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device)
+    live = LiveTargets(teacher, side, wanted)
     keep = machine.keep_teacher
-    targets: TargetSource = live
-    if keep is None and settings.neighbours:
-        keep = True
     if keep is None:
         # Asking for every segment pays only where every segment comes up.
         sees_all = settings.steps is None or settings.steps * settings.batch >= len(segments)
         keep = sees_all and fits(segments, wanted, teacher.hidden_size, device)
-    if keep:
-        targets = kept = KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher"))
-        if settings.neighbours:
-            near = nearest(kept.sentences, min(NUM_NEIGHBOURS, len(segments) - 1))
-            epochs = Epochs(segments, settings.batch, settings.max_length, settings.seed, device, near)
+    # An altered copy is new every time.
+    kept = keep and not settings.altered
+    targets: TargetSource = (
+        KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher")) if kept else live
+    )
     num_words = torch.from_numpy(segments.num_words.copy()).to(device)
-    return Data(DeviceSide(segments.student, 0, device), num_words, targets, epochs, mask_id)
+    return Data(DeviceSide(segments.student, 0, device), num_words, live, targets, epochs, mask_id)
 
 
 def _attention_layer(settings: PretrainSettings, num_layers: int) -> int:

@@ -39,7 +39,7 @@ class PretrainSettings:
     heads: int | None = None
     vocab: int = 15_000
     max_length: int = 128
-    chunk_words: int = 64
+    chunk_words: int = 96
     steps: int | None = None
     minutes: float | None = None
     batch: int = 1024
@@ -50,8 +50,15 @@ class PretrainSettings:
     seed: int = 0
     layer_map: LayerMap = "uniform"
     losses: Losses = field(default_factory=Losses)
-    mask_words: float = 0.15
-    neighbours: bool = False
+    mask_words: float = 0.0
+    altered: bool = True
+    balanced: bool = True
+    teacher_table: bool = True
+
+    @property
+    def num_drawn(self) -> int:
+        """Segments of a batch that come from the corpus; the others are altered copies of them."""
+        return self.batch // 2 if self.altered else self.batch
 
     @property
     def num_heads(self) -> int:
@@ -81,9 +88,10 @@ def check_settings(settings: PretrainSettings) -> None:
         raise ConfigError("--steps, --minutes: there is nothing to do; write a number above 0")
     if settings.batch < 2:
         raise ConfigError("--batch: found 1; sentences of a batch are compared, write 2 or more")
-    if settings.neighbours and settings.batch % 2:
+    if settings.altered and (settings.batch % 2 or settings.batch < 4):
         raise ConfigError(
-            f"--batch: found {settings.batch}; with --neighbours half of it is brought, write an even one"
+            f"--batch: found {settings.batch}; half of it are altered copies of the other half, write an even number "
+            "from 4 on, or --no-altered"
         )
     if settings.hidden % settings.num_heads:
         raise ConfigError(

@@ -30,8 +30,10 @@ class Student(nn.Module):
         return states
 
 
-def build_student(settings: PretrainSettings, num_pieces: int, teacher_width: int) -> Student:
-    """A student in evaluation mode, so without dropout, whose bits follow from the settings."""
+def build_student(
+    settings: PretrainSettings, num_pieces: int, teacher_width: int, table: Tensor | None = None
+) -> Student:
+    """A student in evaluation mode, so without dropout, whose bits follow from the settings and the table given."""
     config = BertConfig(
         vocab_size=num_pieces,
         hidden_size=settings.hidden,
@@ -43,7 +45,11 @@ def build_student(settings: PretrainSettings, num_pieces: int, teacher_width: in
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(settings.seed, "student"))
-        return Student(config, teacher_width).float().eval()
+        student = Student(config, teacher_width).float().eval()
+    if table is not None:
+        with torch.no_grad():
+            student.encoder.get_input_embeddings().weight.copy_(table)
+    return student
 
 
 def build_optimizer(student: Student, settings: PretrainSettings) -> torch.optim.Optimizer:
@@ -55,4 +61,8 @@ def build_optimizer(student: Student, settings: PretrainSettings) -> torch.optim
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, fused=True)
+    device = next(student.parameters()).device
+    if device.type != "cuda":
+        return torch.optim.AdamW(groups, lr=0.0, fused=True)
+    # On the device, so that a recorded step takes the rate it has when it is replayed.
+    return torch.optim.AdamW(groups, lr=torch.zeros((), device=device), fused=True, capturable=True)

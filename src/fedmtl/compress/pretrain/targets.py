@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.compress.pretrain.attention import AttentionTap
-from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs
+from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import Segments
 from fedmtl.model.encoder import Encoder
 from fedmtl.training.distillation import mean_pool
@@ -19,8 +19,6 @@ from fedmtl.training.distillation import mean_pool
 # Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
 GPU_SHARE = 0.6
 CPU_BYTES = 2 * 2**30
-# Rows of the matrix of all cosines that are there at once.
-BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -53,18 +51,24 @@ class LiveTargets:
 
     def __init__(self, encoder: Encoder, tokens: DeviceSide, wanted: Wanted) -> None:
         self.encoder, self.tokens, self.wanted = encoder, tokens, wanted
+        self.is_bert = encoder.module.config.model_type == "bert"
         self.tap = None if wanted.attention is None else AttentionTap(encoder.module, wanted.attention)
 
-    @torch.no_grad()
     def __call__(self, batch: Batch) -> Targets:
-        tokens = self.tokens.take(batch.segments, batch.teacher_width)
-        offered = {"input_ids": tokens.ids, "attention_mask": tokens.mask.long()}
+        return self.answer(self.tokens.take(batch.segments, batch.teacher_width), batch.num_words)
+
+    @torch.no_grad()
+    def answer(self, tokens: Tokens, num_words: int) -> Targets:
+        """What the teacher says of any texts."""
+        # As for the student: BERT takes four dimensions as they are and asks the device nothing.
+        mask = tokens.mask[:, None, None, :] if self.is_bert else tokens.mask.long()
+        offered = {"input_ids": tokens.ids, "attention_mask": mask}
         given: dict[str, Any] = {name: value for name, value in offered.items() if name in self.encoder.accepts}
         states = self.encoder.module(**given, output_hidden_states=True).hidden_states
         relations = () if self.tap is None else self.tap.take()
         return Targets(
-            tuple(tokens.word_means(states[layer].float(), batch.num_words) for layer in self.wanted.hidden),
-            tuple(tokens.word_means(state.float(), batch.num_words) for state in relations),
+            tuple(tokens.word_means(states[layer], num_words) for layer in self.wanted.hidden),
+            tuple(tokens.word_means(state, num_words) for state in relations),
             mean_pool(states[-1].float(), tokens.mask),
         )
 
@@ -93,7 +97,7 @@ class KeptTargets:
             batch = epochs.describe(part, torch.from_numpy(part).to(device))
             targets = live(batch)
             found = (*targets.hidden, *targets.relations)
-            if not self.states:
+            if not len(self.sentences):
                 self.states = [
                     state.new_empty(self.last + 1, state.shape[-1], dtype=kept_dtype(device)) for state in found
                 ]
@@ -112,19 +116,6 @@ class KeptTargets:
         places = (self.starts[batch.segments][:, None] + columns).clamp(max=self.last)
         states = tuple(state[places] for state in self.states)
         return Targets(states[: self.num_hidden], states[self.num_hidden :], self.sentences[batch.segments])
-
-
-@torch.no_grad()
-def nearest(vectors: Tensor, num: int) -> np.ndarray:
-    """The `num` vectors nearest in angle to each, itself left out: [vector, num]."""
-    units = torch.nn.functional.normalize(vectors, dim=-1).to(kept_dtype(vectors.device))
-    found: list[Tensor] = []
-    for start in range(0, len(units), BLOCK):
-        cosines = units[start : start + BLOCK] @ units.T
-        rows = torch.arange(len(cosines), device=units.device)
-        cosines[rows, start + rows] = -2.0
-        found.append(cosines.topk(num, dim=-1).indices)
-    return torch.cat(found).cpu().numpy()
 
 
 def kept_dtype(device: torch.device) -> torch.dtype:
