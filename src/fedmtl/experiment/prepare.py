@@ -52,7 +52,7 @@ def prepare(config: Config) -> Prepared:
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
-    model = build_model(encoder, tasks, config.seed)
+    model = build_model(encoder, tasks, config.seed, plain=config.compute.encoder == "plain")
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
@@ -101,6 +101,7 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         folder=run.clients,
         spool=run.spool,
         device=prepared.device,
+        plain_encoder=prepared.config.compute.encoder == "plain",
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
 
