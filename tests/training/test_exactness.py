@@ -18,6 +18,7 @@ from fedmtl.model.keys import Key
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
+from fedmtl.training import optimizer
 from fedmtl.training.local import planned_steps, train
 from fedmtl.training.settings import LocalSettings
 from same_masks import Recorder, replayed
@@ -266,8 +267,8 @@ def test_fused_adamw_follows_the_plain_one_in_single_precision(tmp_path, monkeyp
     fused, plain = bind(small_model(SINGLE, dtype=torch.float32)), bind(small_model(SINGLE, dtype=torch.float32))
     before = copied(fused.values())
     train(fused, shards, settings, round_number=1, seed=SEED, device=CPU)
-    adamw = torch.optim.AdamW
-    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, fused, **options: adamw(groups, fused=False, **options))
+    adamw = optimizer.adamw
+    monkeypatch.setattr(optimizer, "adamw", lambda *lists, fused, **options: adamw(*lists, fused=False, **options))
     train(plain, shards, settings, round_number=1, seed=SEED, device=CPU)
     # 15 steps of 1e-3 move a weight by up to 1.5e-2; rounding may differ by a thousandth of that.
     assert furthest(fused.values(), before) > 5e-3

@@ -142,7 +142,7 @@ def start_worker(setup: SiteSetup) -> Handler:
 
 def _bind(call: PredictCall, site: Site) -> BoundModel:
     weights = unpack(np.memmap(call.weights, dtype=np.uint8, mode="c"))[1]
-    return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device)
+    return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device, read=True)
 
 
 def _chunks(shard: Shard) -> list[np.ndarray]:
