@@ -9,7 +9,7 @@ from fedmtl.model.dropout_masks import no_masks
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.fast_bert import pooled_vectors
 from fedmtl.model.multitask import build_model
-from fedmtl.model.packing import pack
+from fedmtl.model.packing import Packed, pack
 from same_masks import Recorder, replayed
 
 from .tiny import KINDS, PAIRS, SINGLES, encode, load, make_task, make_tokenizer
@@ -123,18 +123,13 @@ def test_padding_changes_nothing(pool):
 def test_a_batch_that_is_not_packed_gives_the_same(monkeypatch):
     model, inputs = build("cross", "mean", torch.float64)
     packed = model("cross", inputs)
-    meta = torch.empty((), device="meta").device
-    whole = pack(*(part.to(meta) for part in (inputs.ids, inputs.mask, inputs.segments)))
-    assert whole.places is None
-    assert whole.sources is None
-    width = inputs.ids.shape[1]
-    monkeypatch.setattr(
-        "fedmtl.model.multitask.pack",
-        lambda ids, mask, segments: type(whole)(
-            ids.reshape(-1), segments.reshape(-1), torch.arange(ids.numel()) % width, mask,
-            torch.arange(0, ids.numel(), width), None, None,
-        ),
+    size, width = inputs.ids.numel(), inputs.ids.shape[1]
+    places = torch.arange(size)
+    whole = Packed(
+        inputs.ids.reshape(-1), inputs.segments.reshape(-1), places % width, inputs.mask, places[::width], places,
+        places,
     )  # fmt: skip
+    monkeypatch.setattr("fedmtl.model.multitask.pack", lambda *_: whole)
     torch.testing.assert_close(model("cross", inputs), packed, atol=1e-12, rtol=0)
 
 

@@ -14,9 +14,12 @@ def test_real_tokens_come_end_to_end_with_their_positions():
     assert (batch.num_rows, batch.width) == (3, 4)
 
 
-def test_padding_and_unpadding_are_inverse_and_padding_holds_the_rows_first_token():
-    batch = pack(IDS, MASK, MASK)
-    tokens = torch.arange(9.0)[:, None]
-    padded = batch.pad(tokens)
+def test_padding_holds_the_rows_first_token():
+    padded = pack(IDS, MASK, MASK).pad(torch.arange(9.0)[:, None])
     assert padded.squeeze(-1).tolist() == [[0, 1, 2, 0], [3, 4, 3, 3], [5, 6, 7, 8]]
-    assert torch.equal(batch.unpad(padded), tokens)
+
+
+def test_each_token_is_found_at_its_place():
+    batch = pack(IDS, MASK, MASK)
+    assert torch.equal(IDS.reshape(-1)[batch.places], batch.ids)
+    assert torch.equal(batch.pad(batch.ids[:, None]).reshape(-1)[batch.places], batch.ids)

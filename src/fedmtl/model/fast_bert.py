@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedmtl.model.bert_layout import BertLayout
 from fedmtl.model.dropout_masks import MaskSource
+from fedmtl.model.packed_attention import HeadPlaces, attend, head_places
 from fedmtl.model.packing import Packed
 
 Values = Mapping[str, Tensor]
@@ -24,16 +25,15 @@ def pooled_vectors(
     values: Values, layout: BertLayout, batch: Packed, pool: str, masks: MaskSource, padding: int | None
 ) -> Tensor:
     """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
-    additive = torch.zeros(batch.mask.shape, dtype=values["embeddings.LayerNorm.weight"].dtype, device=batch.ids.device)
-    additive.masked_fill_(batch.mask == 0, -torch.inf)
+    heads = head_places(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
     hidden = _embed(values, layout, batch, masks, padding)
     num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
     for number in range(num_full):
-        hidden = _layer(values, layout, batch, masks, number, hidden, additive)
+        hidden = _layer(values, layout, batch, masks, number, hidden, heads)
     if pool == "mean":
         real = batch.mask.unsqueeze(-1).to(hidden.dtype)
         return (batch.pad(hidden) * real).sum(1) / real.sum(1).clamp(min=1.0)
-    first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, additive)
+    first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, heads)
     return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
 
 
@@ -54,21 +54,14 @@ def _layer(
     masks: MaskSource,
     number: int,
     hidden: Tensor,
-    additive: Tensor,
+    heads: HeadPlaces,
 ) -> Tensor:
     """One layer at every position; tokens in, tokens out."""
-    name = f"encoder.layer.{number}.attention"
-    size = hidden.shape[1] // layout.num_heads
-    query, key, value = (
-        _heads(batch.pad(_linear(values, f"{name}.self.{part}", hidden)), layout) for part in ("query", "key", "value")
-    )
-    bias = additive.repeat_interleave(layout.num_heads, 0).unsqueeze(1)
-    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=size**-0.5)
-    mixed = torch.bmm(
-        _dropped(torch.softmax(scores, -1), f"{number}.attention", layout.attention_dropout, masks), value
-    )
-    mixed = mixed.view(-1, layout.num_heads, batch.width, size).transpose(1, 2)
-    return _feed_forward(values, layout, masks, number, hidden, batch.unpad(mixed))
+    name = f"encoder.layer.{number}.attention.self"
+    query, key, value = (_linear(values, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
+    shape = (batch.num_rows * layout.num_heads, batch.width, batch.width)
+    mixed = attend(query, key, value, heads, masks(f"{number}.attention", shape, layout.attention_dropout))
+    return _feed_forward(values, layout, masks, number, hidden, mixed)
 
 
 def _first_position(
@@ -78,7 +71,7 @@ def _first_position(
     masks: MaskSource,
     number: int,
     hidden: Tensor,
-    additive: Tensor,
+    places: HeadPlaces,
 ) -> Tensor:
     """One layer at the first position of every row; tokens in, rows out."""
     name = f"encoder.layer.{number}.attention.self"
@@ -92,7 +85,7 @@ def _first_position(
     # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
     constant = (query * values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
     padded = batch.pad(hidden)
-    scores = (torch.bmm(seen, padded.transpose(1, 2)) + constant) * size**-0.5 + additive.unsqueeze(1)
+    scores = (torch.bmm(seen, padded.transpose(1, 2)) + constant) * size**-0.5 + places.bias.unsqueeze(1)
     shares = _dropped(torch.softmax(scores, -1), f"{number}.attention", layout.attention_dropout, masks)
     value_weight = values[f"{name}.value.weight"].view(heads, size, width)
     mixed = torch.bmm(torch.bmm(shares, padded).transpose(0, 1), value_weight.transpose(1, 2)).transpose(0, 1)
@@ -131,10 +124,3 @@ def _added(hidden: Tensor, addend: Tensor, site: str, p: float, masks: MaskSourc
     """The residual sum, with dropout on the addend."""
     mask = masks(site, tuple(addend.shape), p)
     return hidden + addend if mask is None else torch.addcmul(hidden, addend, mask)
-
-
-def _heads(padded: Tensor, layout: BertLayout) -> Tensor:
-    """(rows, width, features) -> (rows * heads, width, features of one head)."""
-    rows, width, features = padded.shape
-    split = padded.view(rows, width, layout.num_heads, features // layout.num_heads).transpose(1, 2)
-    return split.reshape(rows * layout.num_heads, width, -1)
