@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -41,6 +42,24 @@ class Answer:
     ticket: int
     result: Any = None
     error: str | None = None
+
+
+class _Ahead:
+    """The calls, of which the next may be made before it is asked for."""
+
+    def __init__(self, calls: Iterator[tuple[int, Any]]) -> None:
+        self._calls = calls
+        self._next: list[tuple[int, Any]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        return self._next.pop() if self._next else next(self._calls)
+
+    def prepare(self) -> None:
+        if not self._next:
+            self._next.extend(islice(self._calls, 1))
 
 
 @dataclass
@@ -77,25 +96,29 @@ class WorkerPool:
         if not self._num_workers:
             yield from self._map_here(calls)
             return
-        pending = enumerate(calls)
+        pending = _Ahead(enumerate(calls))
         deadline = time.monotonic() + seconds
         too_late = f"no answer within {seconds:g} s (federation.round_timeout)"
         for worker in self._workers:
             self._feed(worker, pending)
+        pending.prepare()
         while busy := [worker for worker in self._workers if worker.ticket is not None]:
             left = deadline - time.monotonic()
             ready = wait([worker.pipe for worker in busy], timeout=min(LONGEST_WAIT, max(0.0, left)))
             for worker in busy:
                 is_over = time.monotonic() >= deadline
                 if worker.pipe in ready:
-                    yield self._receive(worker)
+                    answer = self._receive(worker)
                 elif is_over:
-                    yield self._replace(worker, too_late)
+                    answer = self._replace(worker, too_late)
                 else:
                     continue
                 worker.ticket = None
                 if not is_over:
+                    # First of all, so that no worker waits while its last answer is read and the next call is made.
                     self._feed(worker, pending)
+                    pending.prepare()
+                yield answer
         for ticket, _ in pending:
             yield Answer(ticket, error=too_late)
 
