@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fedmtl.engines.memory import heap_trimmer
 from fedmtl.errors import FedmtlError
 
 # Set for the workers before any numeric library loads: one thread per process, and no idle pools of them.
@@ -80,14 +81,9 @@ class WorkerPool:
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._handler: Handler | None = None
-        kind = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self._context: Any = multiprocessing.get_context(kind)
-        if num_workers and kind == "forkserver":
-            self._context.set_forkserver_preload(PRELOADED)
-            from multiprocessing import forkserver
-
-            with _environment(ONE_THREAD), _ignoring_interrupts():
-                forkserver.ensure_running()
+        self._context: Any = multiprocessing.get_context(_start_method())
+        if num_workers:
+            warm_up()
         for _ in range(num_workers):
             self._workers.append(self._spawn())
 
@@ -176,6 +172,21 @@ class WorkerPool:
         return _Worker(process, ours)
 
 
+def warm_up() -> None:
+    """Let what all workers import be imported in the background; a pool that comes later finds it there."""
+    if _start_method() != "forkserver":
+        return
+    from multiprocessing import forkserver
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    with _environment(ONE_THREAD), _ignoring_interrupts():
+        forkserver.ensure_running()
+
+
+def _start_method() -> str:
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
 def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     """A worker's life: build once, then answer calls until the pipe closes."""
     import torch
@@ -185,6 +196,7 @@ def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     handler: Handler | None = None
+    trim = heap_trimmer()
     while True:
         try:
             ticket, call = pipe.recv()
@@ -197,6 +209,7 @@ def _serve(pipe: Connection, start: Start, setup: Any) -> None:
                 pipe.send(Answer(ticket, error=str(error)))
                 continue
         pipe.send(_call(handler, ticket, call))
+        trim()
 
 
 def _call(handler: Handler, ticket: int, call: Any) -> Answer:
