@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl.federation.messages import Failure, Job, Update
+from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.federation.strategy import sample_clients
 from fedmtl.model.keys import Key
 
 from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
@@ -226,3 +227,14 @@ def test_an_update_is_let_go_as_soon_as_it_is_in_the_mean():
     assert {value.device.type for turn in turns[1:] for update in turn.updates for value in update.delta.values()} == {
         "meta"
     }
+
+
+def test_the_longest_to_train_come_first():
+    infos = {
+        "a": ClientInfo({"sst2": 9}, num_tokens={"sst2": 100}),
+        "b": ClientInfo({"sst2": 5}, num_tokens={"sst2": 300}),
+        "c": ClientInfo({"stsb": 7}, num_tokens={"stsb": 200}),
+    }
+    assert list(sample_clients(make_strategy(), infos, 1)) == ["b", "c", "a"]
+    without = {client: ClientInfo(info.num_examples) for client, info in infos.items()}
+    assert list(sample_clients(make_strategy(), without, 1)) == ["a", "c", "b"]
