@@ -86,6 +86,21 @@ def test_1_what_crosses_is_what_would_cross_a_network(make_config):
     assert tensors < updates[0]["bytes_up"] < tensors + 8 * len(job.rows) + 8000
 
 
+@pytest.mark.parametrize("pool", ["auto", "cls", "mean"])
+def test_1_the_encoders_own_module_gives_the_same_weights_up_to_rounding(make_config, pool):
+    calm = ["model.encoder_dropout=0", "model.head_dropout=0", f"model.pool={pool}", "model.pair=cross"]
+    ours, plain = (start_run(make_config(*calm, f"compute.encoder={kind}"), kind) for kind in ("auto", "plain"))
+    a, b = (load_checkpoint(run.checkpoints) for run in (ours, plain))
+    assert a is not None
+    assert b is not None
+    moved = prepare(make_config(*calm)).state.weights
+    assert max(float((a.weights[key] - moved[key]).abs().max()) for key in moved) > 1e-3
+    for key in a.weights:
+        # A key's bias has no gradient but rounding, which AdamW blows up.
+        if not key.name.endswith("key.bias"):
+            torch.testing.assert_close(a.weights[key], b.weights[key], atol=2e-5, rtol=1e-4)
+
+
 # 2. Kill it anywhere, resume, and get the same weights.
 
 

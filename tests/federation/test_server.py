@@ -1,10 +1,12 @@
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fedmtl.federation.messages import Failure, Job, Update
+from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.federation.strategy import sample_clients
 from fedmtl.model.keys import Key
 
 from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
@@ -190,3 +192,49 @@ def test_a_fixed_value_travels_once_and_again_to_a_client_that_failed():
     assert not carried[("b", 3)]
     assert (carried[("a", 1)], carried[("a", 2)], carried[("a", 3)]) == (True, False, True)
     assert all("layer" in job.fixed for job in engine.jobs)
+
+
+class Late(FakeEngine):
+    """Answers only once all jobs are out, in the order given by `arrange`."""
+
+    def __init__(self, arrange):
+        super().__init__(lambda job: trained(job, 0.1 + 0.3 * len(self.jobs)))
+        self.arrange = arrange
+
+    def run(self, jobs, deadline):
+        yield from self.arrange(list(super().run(jobs, deadline)))
+
+
+def test_the_order_of_arrival_does_not_change_a_bit():
+    values = {str(run(Late(arrange))[-1].state.weights) for arrange in (list, reversed, lambda a: [a[1], a[2], a[0]])}
+    assert len(values) == 1
+
+
+def test_an_update_is_let_go_as_soon_as_it_is_in_the_mean():
+    kept = []
+
+    class Watching(FakeEngine):
+        def run(self, jobs, deadline):
+            for answer in super().run(jobs, deadline):
+                kept.append(weakref.ref(answer.delta[ENCODER]))
+                # The server still has the last one in hand when it asks for this one.
+                assert all(before() is None for before in kept[:-2])
+                yield answer
+
+    turns = run(Watching())
+    assert len(kept) == 9
+    # Which values an update had is still known; what they were is not.
+    assert {value.device.type for turn in turns[1:] for update in turn.updates for value in update.delta.values()} == {
+        "meta"
+    }
+
+
+def test_the_longest_to_train_come_first():
+    infos = {
+        "a": ClientInfo({"sst2": 9}, num_tokens={"sst2": 100}),
+        "b": ClientInfo({"sst2": 5}, num_tokens={"sst2": 300}),
+        "c": ClientInfo({"stsb": 7}, num_tokens={"stsb": 200}),
+    }
+    assert list(sample_clients(make_strategy(), infos, 1)) == ["b", "c", "a"]
+    without = {client: ClientInfo(info.num_examples) for client, info in infos.items()}
+    assert list(sample_clients(make_strategy(), without, 1)) == ["a", "c", "b"]

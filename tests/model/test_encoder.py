@@ -250,7 +250,7 @@ def test_texts_may_be_as_long_as_the_encoder_has_positions(folders, kind, limit)
     # RoBERTa and MPNet count from their padding id, 1, so that positions 0 and 1 are never used.
     encoder, model = load(folders[kind], [make_task(pool="mean")], max_length=limit)
     ids = torch.full((1, limit), 9)
-    model("single", replace(encode(encoder.tokenizer, make_task(), SINGLES), ids=ids, mask=ids, segments=0 * ids))
+    model("single", replace(encode(encoder.tokenizer, make_task(), SINGLES), ids=ids, mask=ids // 9, segments=0 * ids))
     with pytest.raises(ModelError, match=rf"model.max_length: found {limit + 1}, .* has {limit} positions"):
         load_encoder(config_of(folders[kind], max_length=limit + 1), seed=0)
 

@@ -80,6 +80,13 @@ def test_used_ids_are_those_of_the_shards_examples_only(shard_of):
     assert [ids.tolist() for ids in empty.used_ids()] == [[]]
 
 
+def test_tokens_are_counted_over_all_parts_of_the_shards_examples_only(shard_of):
+    # Examples 0 and 2: 3 + 1 tokens in the first part, 1 + 2 in the second.
+    shard = shard_of([[1, 2, 3], [4, 4], [5]], [[6], [7], [8, 9]], indices=[2, 0])
+    assert shard.num_tokens() == 7
+    assert shard_of([[1, 2]], indices=[]).num_tokens() == 0
+
+
 def test_examples_of_one_window_are_batched_by_length(shard_of):
     # Eight batches of two are one window: each batch holds two neighbours of the sorted lengths 1..16.
     lengths = [5 * number % 17 for number in range(1, 17)]

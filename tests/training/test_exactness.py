@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from fedmtl.model.keys import Key
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
+from fedmtl.training import optimizer
 from fedmtl.training.local import planned_steps, train
 from fedmtl.training.settings import LocalSettings
+from same_masks import Recorder, replayed
 
 from .small_client import (
     CPU,
@@ -81,6 +85,7 @@ class PlainModel(nn.Module):
     def __init__(self, model: MultiTaskModel) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(model.encoder)
+        self.masks: list[dict[str, Tensor]] = []
         self.heads = nn.ModuleDict()
         for name, head in model.heads.named_children():
             self.heads[name] = nn.Linear(head.in_features, head.out_features, dtype=torch.float64)
@@ -97,7 +102,8 @@ class PlainModel(nn.Module):
     def vectors(self, task: Task, columns: list[list[str]], length: int | None = None) -> Tensor:
         padding = {"padding": "longest"} if length is None else {"padding": "max_length", "max_length": length}
         batch = TOKENIZER(*columns, truncation=False, return_tensors="pt", return_token_type_ids=True, **padding)
-        output = self.encoder(**batch)
+        with replayed(self.masks.pop(0), batch["attention_mask"]) if self.masks else nullcontext():
+            output = self.encoder(**batch)
         if task.pool == "pooler":
             return output.pooler_output
         if task.pool == "cls":
@@ -182,9 +188,31 @@ def plain_rounds(
 @pytest.mark.parametrize("case", CASES)
 def test_training_equals_a_plain_loop(case, tmp_path):
     tasks, options = CASES[case]
-    settings = make_settings(*tasks, **options)
+    check_equality(tasks, options, small_model(*tasks), tmp_path)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not any(task.is_dual for task in CASES[case][0])])
+def test_training_with_dropout_equals_a_plain_loop_with_the_same_masks(case, tmp_path):
+    tasks, options = CASES[case]
+    model = small_model(*tasks, dropout=0.2)
+    model.encoder.set_attn_implementation("eager")
+    model.draw_masks = Recorder()
+    check_equality(tasks, options, model, tmp_path)
+    assert model.draw_masks.passes
+
+
+@pytest.mark.parametrize("case", ["three tasks, own rates and weights, clipped", "sgd with momentum, decayed"])
+def test_training_by_the_encoders_own_module_equals_a_plain_loop(case, tmp_path):
+    tasks, options = CASES[case]
     model = small_model(*tasks)
-    plain = PlainModel(model)
+    model.layout = None
+    check_equality(tasks, options, model, tmp_path)
+
+
+def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: MultiTaskModel, tmp_path: Path) -> None:
+    """Two rounds by our loop and by the plain one give the same values."""
+    settings = make_settings(*tasks, **options)
+    plain = PlainModel(model).train()
     bound = bind(model)
     before = copied(bound.values())
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
@@ -193,6 +221,7 @@ def test_training_equals_a_plain_loop(case, tmp_path):
         seed = derive_seed(SEED, number)
         kept = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept).optimizer
     rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number))) for number in (1, 2)]
+    plain.masks = getattr(model.draw_masks, "passes", []).copy()
     plain_rounds(plain, {task.name: task for task in tasks}, rounds, settings)
     expected = {name.removeprefix("encoder.") if "heads." not in name else name: p for name, p in named(plain)}
     after = bound.values()
@@ -238,8 +267,8 @@ def test_fused_adamw_follows_the_plain_one_in_single_precision(tmp_path, monkeyp
     fused, plain = bind(small_model(SINGLE, dtype=torch.float32)), bind(small_model(SINGLE, dtype=torch.float32))
     before = copied(fused.values())
     train(fused, shards, settings, round_number=1, seed=SEED, device=CPU)
-    adamw = torch.optim.AdamW
-    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, fused, **options: adamw(groups, fused=False, **options))
+    adamw = optimizer.adamw
+    monkeypatch.setattr(optimizer, "adamw", lambda *lists, fused, **options: adamw(*lists, fused=False, **options))
     train(plain, shards, settings, round_number=1, seed=SEED, device=CPU)
     # 15 steps of 1e-3 move a weight by up to 1.5e-2; rounding may differ by a thousandth of that.
     assert furthest(fused.values(), before) > 5e-3

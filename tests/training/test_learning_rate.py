@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fedmtl.training import local
 from fedmtl.training.learning_rate import rate_factor
+from fedmtl.training.optimizer import FlatOptimizer
 
 from .small_client import CPU, DUAL, SINGLE, bind, make_settings, make_shard, small_model
 
@@ -71,7 +72,7 @@ def test_the_rate_goes_on_from_round_to_round_and_each_task_has_its_own(tmp_path
     settings = make_settings(DUAL, SINGLE, schedule="linear", num_rounds=2, learning_rate=0.1, rates={"single": 0.4})
     shards = {task.name: make_shard(task, tmp_path) for task in (DUAL, SINGLE)}
     seen: list[float] = []
-    monkeypatch.setattr(local, "set_rate", lambda optimizer, rate: seen.append(rate))
+    monkeypatch.setattr(FlatOptimizer, "step", lambda optimizer, task, rate: seen.append(rate))
     bound = bind(small_model(DUAL, SINGLE))
     for number in (1, 2):
         local.train(bound, shards, settings, round_number=number, seed=0, device=CPU)

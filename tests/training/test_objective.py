@@ -3,10 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from fedmtl.training.objective import add_proximal, class_weights, example_losses, task_loss
+from fedmtl.training.objective import class_weights, example_losses, task_loss
 
 from .small_client import make_task
 
@@ -71,12 +70,3 @@ def test_class_weights_are_the_given_ones_or_none():
     assert class_weights(make_task("t", class_weights=(1.0, 4.0)), np.array([0, 1])).tolist() == [1.0, 4.0]
     assert class_weights(make_task("t"), np.array([0, 1])) is None
     assert class_weights(make_task("t", kind="regression", class_weights="balanced"), np.array([0.3])) is None
-
-
-def test_the_proximal_gradient_pulls_what_moved_and_leaves_what_has_no_gradient():
-    moved, unused = nn.Parameter(torch.tensor([3.0])), nn.Parameter(torch.tensor([3.0]))
-    moved.grad = torch.tensor([1.0])
-    add_proximal([moved, unused], [torch.tensor([1.0]), torch.tensor([1.0])], mu=0.5)
-    # d/dw of 0.5 / 2 * (w - 1)^2 at w = 3 is 0.5 * 2 = 1, on top of 1.
-    assert moved.grad.item() == 2.0
-    assert unused.grad is None

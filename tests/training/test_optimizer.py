@@ -4,11 +4,16 @@ import pytest
 import torch
 from torch import nn
 
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.flat import Buffers, undecayed
 from fedmtl.model.keys import Key
+from fedmtl.model.plan import SharingPlan
+from fedmtl.model.values import initial_weights
+from fedmtl.tasks.task import Task
 from fedmtl.training.local import train
-from fedmtl.training.optimizer import build_optimizer, clip, undecayed
+from fedmtl.training.optimizer import FlatOptimizer, build_optimizer, clip
 
-from .small_client import CPU, CROSS, DUAL, SINGLE, bind, copied, make_settings, make_shard, small_model
+from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, make_settings, make_shard, small_model
 
 LAYER_MATRICES = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -23,23 +28,87 @@ def test_decay_is_for_matrices_and_never_for_tables_norms_and_biases():
     assert undecayed(model) == set(model.canonical()) - decayed
 
 
+def test_every_value_is_a_view_of_one_buffer_and_so_is_its_gradient(tmp_path):
+    bound = bind(small_model(CROSS, SINGLE))
+    assert sum(parameter.numel() for parameter in bound.parameters.values()) == bound.flat.values.numel()
+    shards = {task.name: make_shard(task, tmp_path) for task in (CROSS, SINGLE)}
+    train(bound, shards, make_settings(CROSS, SINGLE), round_number=1, seed=0, device=CPU)
+    buffer = bound.buffers.kept["gradients"]
+    for key, parameter in bound.parameters.items():
+        place = bound.flat.places[key]
+        assert parameter.data_ptr() == bound.flat.values[place].data_ptr()
+        assert parameter.grad.data_ptr() == buffer[place].data_ptr()
+
+
+def test_one_task_is_two_calls_and_each_head_more_is_one_more_run(tmp_path):
+    def runs(*tasks: Task) -> list[tuple[float, int]]:
+        bound = bind(small_model(*tasks))
+        optimizer = build_optimizer(bound, make_settings(*tasks, weight_decay=0.5))
+        for task in tasks:
+            optimizer.backward(task.name, sum(p.sum() for p in used(bound, task.name)))
+        return [(run.decay, len(run.keys)) for run in optimizer._of(tasks[0].name)]
+
+    # 2 layers of 6 matrices, the pooler's and the head's; their biases, 2 x 2 norms of 2, the embeddings' and 3 tables.
+    assert runs(SINGLE) == [(0.5, 14), (0.0, 14 + 8 + 2 + 3)]
+    assert sorted(runs(SINGLE, CROSS)) == [(0.0, 1), (0.0, 26), (0.5, 1), (0.5, 13)]
+
+
+def used(bound: BoundModel, task: str) -> list[nn.Parameter]:
+    return [bound.parameters[key] for key in bound.views[task].values()]
+
+
+def test_what_a_loss_does_not_reach_neither_decays_nor_ages(tmp_path):
+    # The pooler serves SINGLE only; AdamW with decay would shrink it in CROSS's steps too.
+    settings = make_settings(CROSS, SINGLE, weight_decay=0.5, learning_rate=0.1)
+    bound = bind(small_model(CROSS, SINGLE))
+    before = copied(bound.values())
+    shards = {"cross": make_shard(CROSS, tmp_path)}
+    state = train(bound, shards, settings, round_number=1, seed=0, device=CPU).optimizer
+    pooler = Key("all", "pooler.dense.weight")
+    assert torch.equal(bound.values()[pooler], before[pooler])
+    assert pooler not in state["exp_avg"]
+    shards["single"] = make_shard(SINGLE, tmp_path)
+    state = train(bound, shards, settings, round_number=2, seed=0, device=CPU, kept=state).optimizer
+    # Three steps a task and round: the encoder took 3 + 6, the pooler 3.
+    assert state["step"][pooler] == 3
+    assert state["step"][Key("all", "encoder.layer.0.output.dense.weight")] == 9
+
+
 def test_fixed_values_are_not_given_to_the_optimizer():
-    free, fixed = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2), requires_grad=False)
-    parameters = {Key("all", "free"): free, Key("fixed", "fixed"): fixed}
-    optimizer = build_optimizer(parameters, set(), make_settings())
-    assert [p for group in optimizer.param_groups for p in group["params"]] == [free]
+    bound = bind(small_model(SINGLE), plan=SharingPlan((("heads.*", "task"), ("*", "fixed"))))
+    assert {key.name for key in bound.flat.places} == {"heads.single.weight", "heads.single.bias"}
+
+
+def test_the_proximal_gradient_pulls_what_moved():
+    bound = bind(small_model(SINGLE))
+    settings = make_settings(SINGLE, proximal=0.5, optimizer="sgd", max_grad_norm=0, weight_decay=0)
+    optimizer = build_optimizer(bound, settings)
+    bias = bound.parameters[Key("task:single", "heads.single.bias")]
+    with torch.no_grad():
+        bias += 2.0
+    optimizer.backward("single", bias.sum())
+    optimizer.step("single", 1.0)
+    # It started at 0. d/dw of 0.5 / 2 * w^2 at w = 2 is 1, on top of the loss's 1: 2 - 1 * 2 = 0.
+    assert bias.tolist() == [0.0, 0.0]
 
 
 def test_clipping_scales_all_gradients_to_the_norm_and_leaves_short_ones():
-    first, second, unused = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(3))
-    first.grad, second.grad = torch.tensor([3.0]).double(), torch.tensor([4.0]).double()
-    clip([first, second, unused], 10.0)
-    assert (first.grad.item(), second.grad.item()) == (3, 4)
-    clip([first, second, unused], 0)
-    assert (first.grad.item(), second.grad.item()) == (3, 4)
+    first, second = torch.tensor([3.0]).double(), torch.tensor([4.0]).double()
+    clip([first, second], 10.0)
+    assert (first.item(), second.item()) == (3, 4)
+    clip([first, second], 0)
+    assert (first.item(), second.item()) == (3, 4)
     # The norm is 5: a tenth of it leaves 0.3 and 0.4.
-    clip([first, second, unused], 0.5)
-    assert (first.grad.item(), second.grad.item()) == pytest.approx((0.3, 0.4), rel=1e-5)
+    clip([first, second], 0.5)
+    assert (first.item(), second.item()) == pytest.approx((0.3, 0.4), rel=1e-5)
+
+
+def test_buffers_are_kept_from_one_client_to_the_next():
+    model = small_model(SINGLE)
+    weights, buffers = initial_weights(model, PLAN), Buffers()
+    first = BoundModel(model, PLAN, ["single"], "a", weights, buffers=buffers)
+    again = BoundModel(model, PLAN, ["single"], "b", weights, buffers=buffers)
+    assert first.flat.values.data_ptr() == again.flat.values.data_ptr()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -90,10 +159,10 @@ def test_kept_state_makes_two_rounds_one_training(options, tmp_path, monkeypatch
         return bound.values()
 
     handed_over, forgotten = two_rounds(keep=True), two_rounds(keep=False)
-    made: list[torch.optim.Optimizer] = []
+    made: list[FlatOptimizer] = []
 
-    def build_once(parameters: Any, *rest: Any) -> torch.optim.Optimizer:
-        made.append(made[0] if made else build_optimizer(parameters, *rest))
+    def build_once(bound: BoundModel, *rest: Any) -> FlatOptimizer:
+        made.append(made[0] if made else build_optimizer(bound, *rest))
         return made[-1]
 
     monkeypatch.setattr("fedmtl.training.local.build_optimizer", build_once)

@@ -293,6 +293,11 @@ class ComputeConfig(Section):
         None,
         description="Worker processes, one thread each; empty is one per core (with a GPU 0: no workers).",
     )
+    encoder: Literal["auto", "plain"] = Field(
+        "auto",
+        description="Compute BERT encoders by fedmtl's own faster code, equal up to rounding, others by transformers"
+        " (auto); or all by transformers (plain).",
+    )
 
 
 class Config(Section):

@@ -23,10 +23,11 @@ from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
+from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.predict import predict
 
 # Examples per scoring call: fixed, so that what is computed together does not depend on the workers.
-CHUNK = 256
+CHUNK = 128
 UNLIMITED = 1e9
 
 
@@ -60,11 +61,11 @@ class LocalEngine:
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         open_jobs: list[tuple[int, ClientId, int]] = []
 
-        def calls() -> Iterator[bytearray]:
+        def calls() -> Iterator[Path]:
             for job in jobs:
                 encoded = encode_job(job)
                 open_jobs.append((job.round, job.client, len(encoded)))
-                yield encoded
+                yield _write(self._setup.spool / f"job-{job.kind}-{job.round:04d}-{job.client}", encoded)
 
         for answer in self._pool.map(calls(), deadline):
             yield self._decode(answer, *open_jobs[answer.ticket])
@@ -74,11 +75,7 @@ class LocalEngine:
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
         weights.write_bytes(pack({}, state.weights))
-        calls = [
-            PredictCall(weights, state.plan, task, chunk, batch_size)
-            for task, shard in shards.items()
-            for chunk in _chunks(shard)
-        ]
+        calls = [PredictCall(weights, state.plan, task, chunk, batch_size) for task, chunk in _one_pass(shards)]
         results: dict[int, tuple[np.ndarray, float]] = {}
         for answer in self._pool.map(calls, seconds=UNLIMITED):
             if answer.error is not None:
@@ -114,7 +111,7 @@ class LocalEngine:
 
 
 def start_worker(setup: SiteSetup) -> Handler:
-    """What a worker does with its calls: bytes are Jobs, the other kind is scoring for the server."""
+    """What a worker does with its calls: paths are of Jobs, the other kind is scoring for the server."""
     site = open_site(setup)
     bound: dict[Path, BoundModel] = {}
 
@@ -126,26 +123,30 @@ def start_worker(setup: SiteSetup) -> Handler:
             shard = replace(setup.shared_validation[call.task], indices=call.indices)
             return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
         bound.clear()
-        job = decode_job(call)
-        path = setup.spool / f"{job.kind}-{job.round:04d}-{job.client}"
-        encoded = encode_update(run_job(job, site))
-        try:
-            path.write_bytes(encoded)
-        except OSError as error:
-            raise FedmtlError(
-                f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"
-            ) from error
-        return str(path)
+        job = decode_job(np.memmap(call, dtype=np.uint8, mode="c"))
+        call.unlink()
+        return str(_write(setup.spool / f"{job.kind}-{job.round:04d}-{job.client}", encode_update(run_job(job, site))))
 
     return handle
 
 
+def _write(path: Path, encoded: bytearray) -> Path:
+    try:
+        path.write_bytes(encoded)
+    except OSError as error:
+        raise FedmtlError(
+            f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"
+        ) from error
+    return path
+
+
 def _bind(call: PredictCall, site: Site) -> BoundModel:
     weights = unpack(np.memmap(call.weights, dtype=np.uint8, mode="c"))[1]
-    return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device)
+    return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device, read=True)
 
 
-def _chunks(shard: Shard) -> list[np.ndarray]:
-    """The examples in calls of one size, longest first."""
-    order = np.concatenate(sorted_batches(shard, CHUNK)) if len(shard) else shard.indices
-    return [order[start : start + CHUNK] for start in range(0, len(order), CHUNK)]
+def _one_pass(shards: Mapping[str, Shard]) -> list[tuple[str, np.ndarray]]:
+    """All tasks' examples in calls of one size, the longest texts of all first, so that no worker ends late."""
+    calls = [(task, chunk) for task, shard in shards.items() for chunk in sorted_batches(shard, CHUNK)]
+    longest = [int(open_tokens(shards[task].tokens).lengths()[chunk].max()) for task, chunk in calls]
+    return [calls[i] for i in np.argsort([-length for length in longest], kind="stable")]

@@ -30,12 +30,13 @@ class SiteSetup:
     folder: Path
     spool: Path
     device: str
+    plain_encoder: bool = False
 
 
 def open_site(setup: SiteSetup) -> Site:
     """Build the model and open the data; done once per worker."""
     encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks))
-    model = build_model(encoder, setup.tasks, setup.seed)
+    model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
     device = torch.device(setup.device)
     model.to(device)
     initial = {

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fedmtl.engines.memory import heap_trimmer
 from fedmtl.errors import FedmtlError
 
 # Set for the workers before any numeric library loads: one thread per process, and no idle pools of them.
@@ -43,6 +45,24 @@ class Answer:
     error: str | None = None
 
 
+class _Ahead:
+    """The calls, of which the next may be made before it is asked for."""
+
+    def __init__(self, calls: Iterator[tuple[int, Any]]) -> None:
+        self._calls = calls
+        self._next: list[tuple[int, Any]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        return self._next.pop() if self._next else next(self._calls)
+
+    def prepare(self) -> None:
+        if not self._next:
+            self._next.extend(islice(self._calls, 1))
+
+
 @dataclass
 class _Worker:
     process: BaseProcess
@@ -61,14 +81,9 @@ class WorkerPool:
         self._num_workers = num_workers
         self._workers: list[_Worker] = []
         self._handler: Handler | None = None
-        kind = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self._context: Any = multiprocessing.get_context(kind)
-        if num_workers and kind == "forkserver":
-            self._context.set_forkserver_preload(PRELOADED)
-            from multiprocessing import forkserver
-
-            with _environment(ONE_THREAD), _ignoring_interrupts():
-                forkserver.ensure_running()
+        self._context: Any = multiprocessing.get_context(_start_method())
+        if num_workers:
+            warm_up()
         for _ in range(num_workers):
             self._workers.append(self._spawn())
 
@@ -77,25 +92,29 @@ class WorkerPool:
         if not self._num_workers:
             yield from self._map_here(calls)
             return
-        pending = enumerate(calls)
+        pending = _Ahead(enumerate(calls))
         deadline = time.monotonic() + seconds
         too_late = f"no answer within {seconds:g} s (federation.round_timeout)"
         for worker in self._workers:
             self._feed(worker, pending)
+        pending.prepare()
         while busy := [worker for worker in self._workers if worker.ticket is not None]:
             left = deadline - time.monotonic()
             ready = wait([worker.pipe for worker in busy], timeout=min(LONGEST_WAIT, max(0.0, left)))
             for worker in busy:
                 is_over = time.monotonic() >= deadline
                 if worker.pipe in ready:
-                    yield self._receive(worker)
+                    answer = self._receive(worker)
                 elif is_over:
-                    yield self._replace(worker, too_late)
+                    answer = self._replace(worker, too_late)
                 else:
                     continue
                 worker.ticket = None
                 if not is_over:
+                    # First of all, so that no worker waits while its last answer is read and the next call is made.
                     self._feed(worker, pending)
+                    pending.prepare()
+                yield answer
         for ticket, _ in pending:
             yield Answer(ticket, error=too_late)
 
@@ -153,6 +172,21 @@ class WorkerPool:
         return _Worker(process, ours)
 
 
+def warm_up() -> None:
+    """Let what all workers import be imported in the background; a pool that comes later finds it there."""
+    if _start_method() != "forkserver":
+        return
+    from multiprocessing import forkserver
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    with _environment(ONE_THREAD), _ignoring_interrupts():
+        forkserver.ensure_running()
+
+
+def _start_method() -> str:
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
 def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     """A worker's life: build once, then answer calls until the pipe closes."""
     import torch
@@ -162,6 +196,7 @@ def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     handler: Handler | None = None
+    trim = heap_trimmer()
     while True:
         try:
             ticket, call = pipe.recv()
@@ -174,6 +209,7 @@ def _serve(pipe: Connection, start: Start, setup: Any) -> None:
                 pipe.send(Answer(ticket, error=str(error)))
                 continue
         pipe.send(_call(handler, ticket, call))
+        trim()
 
 
 def _call(handler: Handler, ticket: int, call: Any) -> Answer:

@@ -71,6 +71,7 @@ def client_infos(population: Population, pad_id: int, *, evaluated: bool) -> dic
             {task: len(shard) for task, shard in shards.items()},
             used_rows((ids for shard in shards.values() for ids in shard.used_ids()), pad_id),
             used_rows([*shared, *own], pad_id) if evaluated else None,
+            {task: shard.num_tokens() for task, shard in shards.items()},
         )
     return infos
 

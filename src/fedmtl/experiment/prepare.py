@@ -9,6 +9,7 @@ from functools import partial
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
+from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_data, mode_plan
 from fedmtl.experiment.population import Population, build_population, client_infos
@@ -49,10 +50,12 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = str(pick_device(config.compute.device, "compute.device"))
+    if _num_workers(config, device, num_clients=2):
+        warm_up()
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
-    model = build_model(encoder, tasks, config.seed)
+    model = build_model(encoder, tasks, config.seed, plain=config.compute.encoder == "plain")
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
@@ -101,6 +104,7 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         folder=run.clients,
         spool=run.spool,
         device=prepared.device,
+        plain_encoder=prepared.config.compute.encoder == "plain",
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
 

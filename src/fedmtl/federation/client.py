@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import load_state, remember_fixed, save_state
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.flat import Buffers
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.batches import Shard
@@ -36,6 +37,7 @@ class Site:
     validation_shard: Shards
     folder: Path
     device: torch.device
+    buffers: Buffers = field(default_factory=Buffers)
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -59,11 +61,11 @@ def _train(job: Job, site: Site) -> Update:
     state = load_state(folder, job.state_round)
     values = _gather(job, site, state.get("values", {}))
     shards = {task: site.train_shard(job.client, task) for task in job.tasks}
-    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device)
+    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, site.buffers)
     kept = {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state.items() if slot.startswith(OPTIMIZER)}
     trained = train(bound, shards, settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept)
     after = {key: value.cpu() for key, value in bound.values().items()}
-    personal = {key: value for key, value in after.items() if key.scope.startswith("client:")}
+    personal = {key: value.clone() for key, value in after.items() if key.scope.startswith("client:")}
     fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}}
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
@@ -76,7 +78,7 @@ def _train(job: Job, site: Site) -> Update:
 def _evaluate(job: Job, site: Site) -> Update:
     state = load_state(site.folder / job.client, job.state_round)
     values = _gather(job, site, state.get("values", {}))
-    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device)
+    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, read=True)
     sums = {}
     counts = {}
     for task in job.tasks:

@@ -26,6 +26,37 @@ def client_weight(
     return sum(update.num_examples[task] * task_weights[task] for task in tasks)
 
 
+class StreamingMean:
+    """The mean delta of each value that somebody returned, in the memory of one model.
+
+    The sum is rounded in the order of `add`, so an order that does not depend on arrival gives the same bits. A token
+    row that a client did not return is a zero delta at that client's full weight.
+    """
+
+    def __init__(
+        self,
+        before: Weights,
+        plan: SharingPlan,
+        task_weights: Mapping[str, float],
+        average: Literal["weighted", "uniform"] = "weighted",
+    ) -> None:
+        self._before, self._plan, self._task_weights, self._average = before, plan, task_weights, average
+        self._sums: Weights = {}
+        self._totals: dict[Key, float] = {}
+
+    def add(self, update: Update) -> None:
+        for key, delta in update.delta.items():
+            weight = client_weight(update, key.scope, self._plan, self._task_weights, self._average)
+            if key not in self._sums:
+                self._sums[key] = torch.zeros_like(self._before[key])
+            _add(self._sums[key], delta, weight, update)
+            self._totals[key] = self._totals.get(key, 0.0) + weight
+
+    def result(self) -> Weights:
+        """To be asked for once, at the end."""
+        return {key: total.div_(self._totals[key]) for key, total in self._sums.items()}
+
+
 def combine(
     updates: Iterable[Update],
     before: Weights,
@@ -33,29 +64,16 @@ def combine(
     task_weights: Mapping[str, float],
     average: Literal["weighted", "uniform"] = "weighted",
 ) -> Weights:
-    """The mean delta of each value that somebody returned.
-
-    Order does not matter: updates are summed by client id, so a rerun gives the same bits. A token row that
-    a client did not return is a zero delta at that client's full weight.
-    """
-    ordered = sorted(updates, key=lambda update: update.client)
-    totals: dict[Key, float] = {}
-    for update in ordered:
-        for key in update.delta:
-            totals[key] = totals.get(key, 0.0) + client_weight(update, key.scope, plan, task_weights, average)
-    mean: Weights = {}
-    for update in ordered:
-        for key, delta in update.delta.items():
-            share = client_weight(update, key.scope, plan, task_weights, average) / totals[key]
-            if key not in mean:
-                mean[key] = torch.zeros_like(before[key])
-            _add(mean[key], delta, share, update)
-    return mean
+    """The mean of updates that are all there; their order does not matter, as they are summed by client id."""
+    mean = StreamingMean(before, plan, task_weights, average)
+    for update in sorted(updates, key=lambda update: update.client):
+        mean.add(update)
+    return mean.result()
 
 
-def _add(total: torch.Tensor, delta: torch.Tensor, share: float, update: Update) -> None:
+def _add(total: torch.Tensor, delta: torch.Tensor, weight: float, update: Update) -> None:
     if delta.shape == total.shape:
-        total.add_(delta, alpha=share)
+        total.add_(delta, alpha=weight)
     else:
         assert update.rows is not None
-        total.index_add_(0, torch.from_numpy(update.rows), delta, alpha=share)
+        total.index_add_(0, torch.from_numpy(update.rows), delta, alpha=weight)

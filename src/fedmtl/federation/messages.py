@@ -72,11 +72,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client: examples per task, and the token rows its texts use."""
+    """What the server knows of a client: examples per task, the token rows its texts use, and tokens per task.
+
+    The latter, where known, only say who trains longest, so that those can start first.
+    """
 
     num_examples: Mapping[str, int]
     rows: Rows | None = None
     evaluation_rows: Rows | None = None
+    num_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

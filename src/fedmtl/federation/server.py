@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from fedmtl.errors import CannotContinue
-from fedmtl.federation.combine import combine
+from fedmtl.federation.combine import StreamingMean
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.early_stop import follow
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, Round, State, Update
@@ -50,7 +52,8 @@ def all_stopped(state: State, strategy: Strategy) -> bool:
 def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
     started = time.perf_counter()
     number = state.round + 1
-    accepted, failures = _collect(state, strategy, engine, dispatch, number)
+    mean = StreamingMean(state.weights, state.plan, strategy.task_weights, strategy.federation.average)
+    accepted, failures = _collect(state, strategy, engine, dispatch, number, mean)
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
         first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
@@ -60,8 +63,8 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
             number,
             failures,
         )
-    mean = combine(accepted, state.weights, state.plan, strategy.task_weights, strategy.federation.average)
-    weights, slots = server_step(strategy.federation.server_optimizer, state.weights, mean, state.server_optimizer)
+    settings = strategy.federation.server_optimizer
+    weights, slots = server_step(settings, state.weights, mean.result(), state.server_optimizer)
     after = replace(
         state,
         round=number,
@@ -73,32 +76,71 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
 
 
 def _collect(
-    state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch, number: int
+    state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch, number: int, mean: StreamingMean
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
-    """Send the round's jobs, and sort the answers into those that count and those that do not."""
+    """Send the round's jobs, and sort the answers into those that count, which join the mean, and those that do not."""
     infos = engine.clients()
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
+    sent: list[ClientId] = []
 
     def jobs() -> Iterator[Job]:
         settings = strategy.settings.to_dict()
         for client, tasks in sample_clients(strategy, infos, number).items():
             job = dispatch.job("train", state, client, tasks, infos[client].rows, number, settings)
             expected[client] = (expect(job), job.fixed)
+            sent.append(client)
             yield job
 
     accepted: dict[ClientId, Update] = {}
     failures: list[Failure] = []
+    line = _Line(mean, sent)
     for answer in engine.run(jobs(), strategy.federation.round_timeout):
         reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
         if reason is None:
             assert isinstance(answer, Update)
-            accepted[answer.client] = answer
+            accepted[answer.client] = _without_values(answer)
+            line.settle(answer.client, answer)
             dispatch.answered(answer.client, expected[answer.client][1])
         else:
             failures.append(Failure(number, answer.client, reason, answer.traffic))
             dispatch.lost(answer.client)
+            line.settle(answer.client, None)
+    line.finish()
     ordered = sorted(failures, key=lambda failure: failure.client)
     return tuple(accepted[client] for client in sorted(accepted)), tuple(ordered)
+
+
+class _Line:
+    """Adds updates to the mean in the order their jobs were sent, each as soon as all before it are settled."""
+
+    def __init__(self, mean: StreamingMean, sent: Sequence[ClientId]) -> None:
+        self._mean, self._sent = mean, sent
+        self._settled: dict[ClientId, Update | None] = {}
+        self._done = 0
+
+    def settle(self, client: ClientId, update: Update | None) -> None:
+        """What a client came to; the first word about it counts, as a second answer is refused."""
+        self._settled.setdefault(client, update)
+        while self._done < len(self._sent) and self._sent[self._done] in self._settled:
+            self._add(self._sent[self._done])
+            self._done += 1
+
+    def finish(self) -> None:
+        """Clients that have not answered will not."""
+        for client in self._sent[self._done :]:
+            self._add(client)
+
+    def _add(self, client: ClientId) -> None:
+        update = self._settled.get(client)
+        if update is not None:
+            self._mean.add(update)
+            self._settled[client] = None
+
+
+def _without_values(update: Update) -> Update:
+    """The update as the round's record keeps it: which values there were, not what they were."""
+    shapes = {key: torch.empty_like(value, device="meta") for key, value in update.delta.items()}
+    return replace(update, delta=shapes, rows=None)
 
 
 def _why_not(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +35,18 @@ class Strategy:
 def sample_clients(
     strategy: Strategy, clients: Mapping[ClientId, ClientInfo], round_number: int
 ) -> dict[ClientId, tuple[str, ...]]:
-    """The clients of a round with their tasks; most examples first, so that no worker waits for a late large one."""
+    """The clients of a round with their tasks; the longest to train first, so that no worker waits for a late one."""
     active = {client: strategy.active_tasks(client, round_number) for client in sorted(clients)}
     chosen = [client for client, tasks in active.items() if tasks]
     wanted = strategy.federation.clients_per_round
     if wanted is not None and wanted < len(chosen):
         rng = np.random.Generator(np.random.PCG64(derive_seed(strategy.seed, "sample", round_number)))
         chosen = [chosen[i] for i in rng.choice(len(chosen), wanted, replace=False)]
-    size = {client: sum(clients[client].num_examples.get(task, 0) for task in active[client]) for client in chosen}
+    size = {client: _work(clients[client], active[client]) for client in chosen}
     return {client: active[client] for client in sorted(chosen, key=lambda client: (-size[client], client))}
+
+
+def _work(info: ClientInfo, tasks: Sequence[str]) -> int:
+    """Tokens where they are known, else examples."""
+    counts = info.num_tokens or info.num_examples
+    return sum(counts.get(task, 0) for task in tasks)

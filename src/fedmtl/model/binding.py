@@ -9,6 +9,7 @@ from torch import nn
 
 from fedmtl.errors import ModelError
 from fedmtl.model.encoder import position_origin
+from fedmtl.model.flat import Buffers, Flat, flat_order, flatten, undecayed
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan
@@ -19,7 +20,9 @@ class BoundModel:
     """Puts a slice's values into the model, and switches those that differ between tasks.
 
     Where a layer is at level group or task, a client with several tasks holds several values of it; `use`
-    makes one task's the current ones. Fixed values take no gradient.
+    makes one task's the current ones. Fixed values take no gradient. The others are views of one buffer, `flat`, which
+    comes from `buffers` and is valid until the next model is bound with them. A model that is only `read` shares the
+    memory of the weights it was given.
     """
 
     def __init__(
@@ -31,14 +34,18 @@ class BoundModel:
         weights: Weights,
         rows: Rows | None = None,
         device: torch.device | None = None,
+        buffers: Buffers | None = None,
+        *,
+        read: bool = False,
     ) -> None:
         self.model = model
+        self.buffers = buffers or Buffers()
         self.views = plan.keys(model.canonical(), tasks, client)
         keys = dict.fromkeys(key for view in self.views.values() for key in view.values())
-        self.parameters: dict[Key, nn.Parameter] = {
-            key: nn.Parameter(weights[key].detach().to(device, copy=True), requires_grad=key.scope != "fixed")
-            for key in keys
-        }
+        trained = [] if read else [key for key in keys if key.scope != "fixed"]
+        order = flat_order(self.views, trained, undecayed(model))
+        self.flat: Flat = flatten(weights, order, self.buffers, device)
+        self.parameters: dict[Key, nn.Parameter] = {key: self._parameter(key, weights, device) for key in keys}
         self.index = None if rows is None else compact_ids(rows, model.vocabulary_size)
         self._pad = model.pad_id if self.index is None else int(self.index[model.pad_id])
         self._check_positions()
@@ -58,6 +65,11 @@ class BoundModel:
 
     def values(self) -> Weights:
         return {key: parameter.detach() for key, parameter in self.parameters.items()}
+
+    def _parameter(self, key: Key, weights: Weights, device: torch.device | None) -> nn.Parameter:
+        if key in self.flat.places:
+            return nn.Parameter(self.flat.values[self.flat.places[key]].view(weights[key].shape))
+        return nn.Parameter(weights[key].detach().to(device), requires_grad=False)
 
     def _check_positions(self) -> None:
         origin = position_origin(self.model.encoder)

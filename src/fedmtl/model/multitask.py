@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedmtl.errors import ConfigError
+from fedmtl.model.bert_layout import bert_layout
+from fedmtl.model.dropout_masks import no_masks, random_masks
 from fedmtl.model.encoder import Encoder
+from fedmtl.model.fast_bert import pooled_vectors
 from fedmtl.model.keys import HEADS
+from fedmtl.model.packing import pack
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
 
@@ -73,10 +77,11 @@ class Heads(nn.Module):
 class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
-    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`.
+    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`. An encoder laid out as BERT is
+    computed by `fast_bert`, unless `plain` asks for the encoder's own module.
     """
 
-    def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int) -> None:
+    def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> None:
         super().__init__()
         self.encoder = encoder.module
         self.accepts = encoder.accepts
@@ -86,10 +91,21 @@ class MultiTaskModel(nn.Module):
         self.tasks = dict(tasks)
         self.pools = {name: pooling(task, encoder) for name, task in tasks.items()}
         self.heads = Heads({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
+        self.layout = None if plain else bert_layout(self.encoder)
+        self.draw_masks = random_masks
         self._places = _canonical_places(self.encoder, self.heads)
 
     def forward(self, task: str, inputs: Inputs) -> Tensor:
-        return self.head(task, self.pool(task, *self.encode(inputs)))
+        return self.head(task, self.vectors(task, inputs))
+
+    def vectors(self, task: str, inputs: Inputs) -> Tensor:
+        """One vector per sequence, pooled as the task says."""
+        if self.layout is None:
+            return self.pool(task, *self.encode(inputs))
+        values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._places.items()}
+        masks = self.draw_masks(values[self.table]) if self.training else no_masks
+        batch = pack(inputs.ids, inputs.mask, inputs.segments)
+        return pooled_vectors(values, self.layout, batch, self.pools[task], masks, self.token_table().padding_idx)
 
     def encode(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
         """The last hidden states, the pooler's output where there is one, and the mask."""
@@ -148,9 +164,9 @@ def pooling(task: Task, encoder: Encoder) -> str:
     return task.pool
 
 
-def build_model(encoder: Encoder, tasks: Mapping[str, Task], seed: int) -> MultiTaskModel:
+def build_model(encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> MultiTaskModel:
     """A model in evaluation mode whose every bit follows from the encoder, the tasks and the seed."""
-    return MultiTaskModel(encoder, tasks, seed).eval()
+    return MultiTaskModel(encoder, tasks, seed, plain=plain).eval()
 
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:

@@ -23,6 +23,11 @@ class Shard:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def num_tokens(self) -> int:
+        """The tokens of the shard's examples, all parts together: what a pass over them costs."""
+        parts = open_tokens(self.tokens).parts
+        return int(sum((part.offsets[self.indices + 1] - part.offsets[self.indices]).sum() for part in parts))
+
     def used_ids(self) -> list[np.ndarray]:
         """The token ids of the shard's examples, once each, one array per part."""
         return [np.unique(_join(part, self.indices)) for part in open_tokens(self.tokens).parts]

@@ -13,27 +13,17 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key
 from fedmtl.model.multitask import Inputs
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.batches import Arrays, Shard, collate, training_batches
 from fedmtl.training.learning_rate import rate_factor
-from fedmtl.training.objective import add_proximal, class_weights, task_loss
-from fedmtl.training.optimizer import (
-    build_optimizer,
-    clip,
-    optimizer_state,
-    restore_optimizer,
-    set_rate,
-    undecayed,
-)
+from fedmtl.training.objective import class_weights, task_loss
+from fedmtl.training.optimizer import Slots, build_optimizer
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.task_order import Step, alternate
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
 CHECK_STEPS = 64
-
-Slots = dict[str, dict[Key, Tensor]]
 
 
 class TrainingFailed(FedmtlError):
@@ -70,11 +60,9 @@ def train(
     Dropout draws from torch's global generator, which is seeded here.
     """
     torch.manual_seed(derive_seed(seed, "dropout"))
-    parameters = [p for p in bound.parameters.values() if p.requires_grad]
-    anchors = [p.detach().clone() for p in parameters] if settings.proximal else []
-    optimizer = build_optimizer(bound.parameters, undecayed(bound.model), settings)
+    optimizer = build_optimizer(bound, settings)
     if kept:
-        restore_optimizer(optimizer, bound.parameters, kept)
+        optimizer.restore(kept)
     weights = {
         task: _to_device(class_weights(bound.model.tasks[task], s.labels[s.indices]), device)
         for task, s in shards.items()
@@ -89,14 +77,9 @@ def train(
         losses.append(loss.detach())
         # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
         if loss.requires_grad:
-            optimizer.zero_grad(set_to_none=True)
-            (loss * settings.loss_weights[task]).backward()  # type: ignore[no-untyped-call]
-            if settings.proximal:
-                add_proximal(parameters, anchors, settings.proximal)
-            clip(parameters, settings.max_grad_norm)
+            optimizer.backward(task, loss * settings.loss_weights[task])
             done = round_number - 1 + number / len(plan)
-            set_rate(optimizer, settings.learning_rates[task] * rate_factor(settings, done))
-            optimizer.step()
+            optimizer.step(task, settings.learning_rates[task] * rate_factor(settings, done))
         if (number + 1) % CHECK_STEPS == 0:
             _check_finite(losses, plan, settings)
     bound.model.eval()
@@ -104,7 +87,7 @@ def train(
     return Trained(
         _mean_losses(losses, plan),
         len(plan),
-        optimizer_state(optimizer, bound.parameters) if settings.keep_optimizer else {},
+        optimizer.state() if settings.keep_optimizer else {},
     )
 
 

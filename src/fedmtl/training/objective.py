@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedmtl.tasks.task import Task
@@ -39,11 +36,3 @@ def class_weights(task: Task, labels: np.ndarray) -> np.ndarray | None:
     counts = np.bincount(labels, minlength=len(task.labels))
     # A label this client does not have is never looked up; 1 keeps the division whole.
     return (len(labels) / (len(task.labels) * np.maximum(counts, 1))).astype(np.float32)
-
-
-@torch.no_grad()
-def add_proximal(parameters: Iterable[nn.Parameter], anchors: Iterable[Tensor], mu: float) -> None:
-    """Add the gradient of FedProx's mu/2 |w - w0|^2 (Li et al. 2020) to parameters that have one."""
-    for parameter, anchor in zip(parameters, anchors, strict=True):
-        if parameter.grad is not None:
-            parameter.grad.add_(parameter - anchor, alpha=mu)

@@ -1,75 +1,191 @@
-"""The clients' optimizers."""
+"""The clients' optimizers, on flat buffers: one fused call for all values that share a decay and a history."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.flat import undecayed
 from fedmtl.model.keys import Key
-from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.training.settings import LocalSettings
 
+SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+STEP = "step"
 
-def undecayed(model: MultiTaskModel) -> set[str]:
-    """Names of parameters that weight decay leaves alone: token and position tables, norms, biases."""
-    return {
-        name
-        for name, (module, leaf) in model.canonical().items()
-        if isinstance(module, nn.Embedding) or module._parameters[leaf].dim() < 2  # type: ignore[union-attr]
-    }
+Slots = dict[str, dict[Key, Tensor]]
 
 
-def build_optimizer(
-    parameters: Mapping[Key, nn.Parameter], no_decay: set[str], settings: LocalSettings
-) -> torch.optim.Optimizer:
-    """AdamW or SGD over the trainable parameters; the loop sets the learning rate of every step."""
-    trainable = [(key, parameter) for key, parameter in parameters.items() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [parameter for key, parameter in trainable if (key.name in no_decay) == is_plain],
-            "weight_decay": 0.0 if is_plain else settings.weight_decay,
+@dataclass(frozen=True)
+class Run:
+    """Neighbours in the buffer that are always stepped together; `step` counts their steps."""
+
+    keys: tuple[Key, ...]
+    decay: float
+    values: Tensor
+    gradients: Tensor
+    slots: tuple[Tensor, ...]
+    step: Tensor
+
+
+class FlatOptimizer:
+    """AdamW or SGD over a bound model's trainable values.
+
+    A value that a task's loss does not reach is not stepped with that task, and neither decays nor ages: which ones
+    those are shows in the first backward pass of each task.
+    """
+
+    def __init__(self, bound: BoundModel, settings: LocalSettings) -> None:
+        self._bound, self._settings = bound, settings
+        flat = bound.flat
+        names = SLOTS[settings.optimizer]
+        kept = names if settings.optimizer == "adamw" or settings.momentum else ()
+        self._gradients = self._buffer("gradients")
+        self._slots = {name: self._buffer(name).zero_() for name in kept}
+        self._anchors = flat.values.clone() if settings.proximal else None
+        self._plain = undecayed(bound.model)
+        self._steps: dict[Key, Tensor] = {}
+        self._used: dict[str, set[Key]] = {}
+        self._runs: list[Run] = []
+
+    def restore(self, kept: Mapping[str, Mapping[Key, Tensor]]) -> None:
+        """Put back what `state` gave; keys that are gone are left out."""
+        places = self._bound.flat.places
+        for name, buffer in self._slots.items():
+            for key, value in kept.get(name, {}).items():
+                if key in places:
+                    buffer[places[key]].copy_(value.reshape(-1))
+                    self._steps.setdefault(key, self._counter(0.0))
+        for key, value in kept.get(STEP, {}).items():
+            if key in places:
+                self._steps[key] = self._counter(float(value))
+
+    def state(self) -> Slots:
+        """Slot -> key -> tensor of every value that was ever stepped, for what a client keeps between rounds."""
+        self._note_steps()
+        places, parameters = self._bound.flat.places, self._bound.parameters
+        slots: Slots = {
+            name: {key: buffer[places[key]].view(parameters[key].shape).cpu().clone() for key in self._steps}
+            for name, buffer in self._slots.items()
         }
-        for is_plain in (False, True)
-    ]
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum)
-    return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.epsilon, fused=True)
+        if self._settings.optimizer == "adamw":
+            slots[STEP] = {key: step.cpu().clone() for key, step in self._steps.items()}
+        return {name: values for name, values in slots.items() if values}
+
+    def backward(self, task: str, loss: Tensor) -> None:
+        """Put the loss's gradients into the buffer."""
+        if task in self._used:
+            for run in self._of(task):
+                run.gradients.zero_()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        parameters = self._bound.parameters
+        for key in self._bound.flat.places:
+            parameters[key].grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._used[task] = {key for key in self._bound.flat.places if parameters[key].grad is not None}
+        self._note_steps()
+        seen = set().union(*self._used.values())
+        for key, place in self._bound.flat.places.items():
+            fresh = parameters[key].grad
+            if key in seen:
+                parameters[key].grad = self._gradients[place].view(parameters[key].shape)
+                if fresh is not None:
+                    self._gradients[place].copy_(fresh.reshape(-1))
+        self._runs = list(self._cut())
+
+    def step(self, task: str, rate: float) -> None:
+        """Clip the gradients that `backward` left, and move the values they belong to."""
+        own = self._of(task)
+        if self._anchors is not None:
+            self._add_proximal(own)
+        clip([run.gradients for run in own], self._settings.max_grad_norm)
+        for _, group in groupby(own, key=lambda run: run.decay):
+            self._move(list(group), rate)
+
+    def _move(self, runs: Sequence[Run], rate: float) -> None:
+        settings = self._settings
+        values, gradients = [run.values for run in runs], [run.gradients for run in runs]
+        if settings.optimizer == "sgd":
+            momenta = [run.slots[0] if run.slots else None for run in runs]
+            sgd(
+                values, gradients, momenta, fused=True, weight_decay=runs[0].decay, momentum=settings.momentum,
+                lr=rate, dampening=0.0, nesterov=False, maximize=False,
+            )  # fmt: skip
+            return
+        first, second = ([run.slots[number] for run in runs] for number in (0, 1))
+        adamw(
+            values, gradients, first, second, [], [run.step for run in runs], fused=True, amsgrad=False,
+            beta1=settings.betas[0], beta2=settings.betas[1], lr=rate, weight_decay=runs[0].decay,
+            eps=settings.epsilon, maximize=False,
+        )  # fmt: skip
+
+    def _add_proximal(self, runs: Sequence[Run]) -> None:
+        """Add the gradient of FedProx's mu/2 |w - w0|^2 (Li et al. 2020)."""
+        assert self._anchors is not None
+        places = self._bound.flat.places
+        for run in runs:
+            start = places[run.keys[0]].start
+            anchor = self._anchors[start : start + run.values.numel()]
+            run.gradients.add_(run.values - anchor, alpha=self._settings.proximal)
+
+    def _of(self, task: str) -> list[Run]:
+        return [run for run in self._runs if run.keys[0] in self._used[task]]
+
+    def _cut(self) -> Iterator[Run]:
+        """The longest runs of neighbours with one decay, one set of tasks that reach them and one step count."""
+        places = self._bound.flat.places
+        kinds = {
+            key: (
+                key.name in self._plain,
+                tuple(key in used for used in self._used.values()),
+                float(self._steps.get(key, 0.0)),
+            )
+            for key in places
+        }
+        for (is_plain, used, count), group in groupby(places, key=lambda key: kinds[key]):
+            keys = tuple(group)
+            if not any(used):
+                continue
+            place = slice(places[keys[0]].start, places[keys[-1]].stop)
+            yield Run(
+                keys,
+                0.0 if is_plain else self._settings.weight_decay,
+                self._bound.flat.values[place],
+                self._gradients[place],
+                tuple(buffer[place] for buffer in self._slots.values()),
+                self._counter(count),
+            )
+
+    def _note_steps(self) -> None:
+        for run in self._runs:
+            self._steps |= {key: run.step.clone() for key in run.keys}
+
+    def _buffer(self, name: str) -> Tensor:
+        values = self._bound.flat.values
+        return self._bound.buffers.take(name, values.numel(), values.dtype, values.device)
+
+    def _counter(self, count: float) -> Tensor:
+        return torch.tensor(count, dtype=torch.float32, device=self._bound.flat.values.device)
 
 
-def optimizer_state(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[Key, nn.Parameter]
-) -> dict[str, dict[Key, Tensor]]:
-    """Slot -> key -> tensor, for what a client keeps between rounds."""
-    slots: dict[str, dict[Key, Tensor]] = {}
-    for key, parameter in parameters.items():
-        for slot, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                slots.setdefault(slot, {})[key] = value.detach().cpu().contiguous()
-    return slots
+def build_optimizer(bound: BoundModel, settings: LocalSettings) -> FlatOptimizer:
+    return FlatOptimizer(bound, settings)
 
 
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer,
-    parameters: Mapping[Key, nn.Parameter],
-    slots: Mapping[str, Mapping[Key, Tensor]],
-) -> None:
-    """Put back what `optimizer_state` took; keys that are gone are left out."""
-    for slot, values in slots.items():
-        for key, value in values.items():
-            if key in parameters:
-                parameter = parameters[key]
-                device = parameter.device if value.dim() or parameter.device.type == "cuda" else value.device
-                optimizer.state[parameter][slot] = value.to(device, copy=True)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-    if max_norm > 0:
-        torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], max_norm)
+def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Scale the gradients so that all of them together are no longer than `max_norm`; 0 is off."""
+    if max_norm <= 0 or not gradients:
+        return
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    factor = max_norm / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)
+    # A GPU multiplies by one sooner than it tells that it need not.
+    if factor.device.type != "cpu" or float(factor) < 1.0:
+        for gradient in gradients:
+            gradient.mul_(factor.clamp(max=1.0))

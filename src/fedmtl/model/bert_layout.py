@@ -1,0 +1,53 @@
+"""Whether an encoder is laid out as BERT, so that `fast_bert` may compute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import BertModel
+
+LAYER_PARTS = (
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BertLayout:
+    """What the computation needs to know besides the values."""
+
+    num_layers: int
+    num_heads: int
+    epsilon: float
+    hidden_dropout: float
+    attention_dropout: float
+
+
+def bert_layout(module: nn.Module) -> BertLayout | None:
+    """The layout of a plain BERT encoder; None for any other, and for one with parts added or hooked."""
+    # `type`, not isinstance: a subclass may compute something else.
+    if type(module) is not BertModel:
+        return None
+    config: Any = module.config
+    names = {name for name, _ in module.named_parameters() if not name.startswith("pooler.")}
+    is_plain = config.hidden_act == "gelu" and not config.is_decoder and names == _names(config.num_hidden_layers)
+    if not is_plain or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        return None
+    return BertLayout(
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.layer_norm_eps,
+        config.hidden_dropout_prob,
+        config.attention_probs_dropout_prob,
+    )
+
+
+def _names(num_layers: int) -> set[str]:
+    tables = {f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
+    modules = [
+        "embeddings.LayerNorm",
+        *(f"encoder.layer.{n}.{part}" for n in range(num_layers) for part in LAYER_PARTS),
+    ]
+    return tables | {f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")}

@@ -1,0 +1,126 @@
+"""BERT from its values alone (Devlin et al. 2019, as transformers' BertModel computes it), for pooled vectors.
+
+The same values as the module's, up to rounding, with less work: padding is dropped, the last layer is computed
+only at the position that is pooled, and there the keys and values of the other positions are never formed:
+q (W x) = (W' q) x, and a mean of W x is W of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedmtl.model.bert_layout import BertLayout
+from fedmtl.model.dropout_masks import MaskSource
+from fedmtl.model.packed_attention import HeadPlaces, attend, head_places
+from fedmtl.model.packing import Packed
+
+Values = Mapping[str, Tensor]
+
+
+def pooled_vectors(
+    values: Values, layout: BertLayout, batch: Packed, pool: str, masks: MaskSource, padding: int | None
+) -> Tensor:
+    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
+    heads = head_places(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
+    hidden = _embed(values, layout, batch, masks, padding)
+    num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
+    for number in range(num_full):
+        hidden = _layer(values, layout, batch, masks, number, hidden, heads)
+    if pool == "mean":
+        real = batch.mask.unsqueeze(-1).to(hidden.dtype)
+        return (batch.pad(hidden) * real).sum(1) / real.sum(1).clamp(min=1.0)
+    first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, heads)
+    return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
+
+
+def _embed(values: Values, layout: BertLayout, batch: Packed, masks: MaskSource, padding: int | None) -> Tensor:
+    table = "embeddings.{}_embeddings.weight"
+    hidden = F.embedding(batch.ids, values[table.format("word")], padding)
+    hidden = hidden + F.embedding(batch.segments, values[table.format("token_type")])
+    hidden = hidden + F.embedding(batch.positions, values[table.format("position")])
+    hidden = _norm(values, "embeddings.LayerNorm", hidden, layout)
+    mask = masks("embeddings", tuple(hidden.shape), layout.hidden_dropout)
+    return hidden if mask is None else hidden * mask
+
+
+def _layer(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    number: int,
+    hidden: Tensor,
+    heads: HeadPlaces,
+) -> Tensor:
+    """One layer at every position; tokens in, tokens out."""
+    name = f"encoder.layer.{number}.attention.self"
+    query, key, value = (_linear(values, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
+    shape = (batch.num_rows * layout.num_heads, batch.width, batch.width)
+    mixed = attend(query, key, value, heads, masks(f"{number}.attention", shape, layout.attention_dropout))
+    return _feed_forward(values, layout, masks, number, hidden, mixed)
+
+
+def _first_position(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    number: int,
+    hidden: Tensor,
+    places: HeadPlaces,
+) -> Tensor:
+    """One layer at the first position of every row; tokens in, rows out."""
+    name = f"encoder.layer.{number}.attention.self"
+    rows, heads, width = batch.num_rows, layout.num_heads, hidden.shape[1]
+    size = width // heads
+    first = hidden.index_select(0, batch.firsts)
+    query = _linear(values, f"{name}.query", first).view(rows, heads, size)
+    key_weight = values[f"{name}.key.weight"].view(heads, size, width)
+    # (heads, rows, size) x (heads, size, width): the query as seen by the hidden states themselves.
+    seen = torch.bmm(query.transpose(0, 1), key_weight).transpose(0, 1)
+    # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
+    constant = (query * values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
+    padded = batch.pad(hidden)
+    scores = (torch.bmm(seen, padded.transpose(1, 2)) + constant) * size**-0.5 + places.bias.unsqueeze(1)
+    shares = _dropped(torch.softmax(scores, -1), f"{number}.attention", layout.attention_dropout, masks)
+    value_weight = values[f"{name}.value.weight"].view(heads, size, width)
+    mixed = torch.bmm(torch.bmm(shares, padded).transpose(0, 1), value_weight.transpose(1, 2)).transpose(0, 1)
+    mixed = mixed + shares.sum(-1, keepdim=True) * values[f"{name}.value.bias"].view(heads, size)
+    return _feed_forward(values, layout, masks, number, first, mixed.reshape(rows, width))
+
+
+def _feed_forward(
+    values: Values, layout: BertLayout, masks: MaskSource, number: int, hidden: Tensor, mixed: Tensor
+) -> Tensor:
+    """What follows the attention, at whichever positions are given."""
+    name = f"encoder.layer.{number}"
+    p = layout.hidden_dropout
+    mixed = _linear(values, f"{name}.attention.output.dense", mixed)
+    hidden = _added(hidden, mixed, f"{number}.attention.output", p, masks)
+    hidden = _norm(values, f"{name}.attention.output.LayerNorm", hidden, layout)
+    inner = F.gelu(_linear(values, f"{name}.intermediate.dense", hidden))
+    outer = _linear(values, f"{name}.output.dense", inner)
+    return _norm(values, f"{name}.output.LayerNorm", _added(hidden, outer, f"{number}.output", p, masks), layout)
+
+
+def _linear(values: Values, name: str, inputs: Tensor) -> Tensor:
+    return F.linear(inputs, values[f"{name}.weight"], values[f"{name}.bias"])
+
+
+def _norm(values: Values, name: str, inputs: Tensor, layout: BertLayout) -> Tensor:
+    return F.layer_norm(inputs, (inputs.shape[-1],), values[f"{name}.weight"], values[f"{name}.bias"], layout.epsilon)
+
+
+def _dropped(inputs: Tensor, site: str, p: float, masks: MaskSource) -> Tensor:
+    mask = masks(site, tuple(inputs.shape), p)
+    return inputs if mask is None else inputs * mask
+
+
+def _added(hidden: Tensor, addend: Tensor, site: str, p: float, masks: MaskSource) -> Tensor:
+    """The residual sum, with dropout on the addend."""
+    mask = masks(site, tuple(addend.shape), p)
+    return hidden + addend if mask is None else torch.addcmul(hidden, addend, mask)
