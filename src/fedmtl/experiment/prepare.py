@@ -10,7 +10,7 @@ from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_data, mode_plan
+from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import Population, build_population, client_infos
 from fedmtl.federation.messages import ClientInfo, State
 from fedmtl.federation.strategy import Strategy
@@ -73,6 +73,7 @@ def prepare(config: Config) -> Prepared:
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
+        codecs=mode_codecs(config),
     )
     return Prepared(
         config=config,
@@ -101,6 +102,7 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         folder=run.clients,
         spool=run.spool,
         device=prepared.device,
+        max_bytes=prepared.config.wire.max_bytes,
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
 

@@ -1,0 +1,152 @@
+"""A frame: a header of plain values and some tensors as bytes, with a checksum over both.
+
+magic version reserved  header length  payload length  crc32 | header (JSON, deflated) | tensors, 8-byte aligned
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedmtl.errors import WireError
+from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
+from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
+from fedmtl.model.keys import Key, Weights
+
+MAGIC = b"FMTL"
+VERSION = 2
+FRAME = struct.Struct("<4sBxxxIQ")
+CHECKSUM = struct.Struct("<I")
+START = FRAME.size + CHECKSUM.size
+MAX_BYTES = 1 << 34
+# Predictions that clients share are in the header, so it may be large; what it inflates to is bounded twice.
+MAX_HEADER = 1 << 25
+MAX_INFLATION = 64
+MAX_DIMENSIONS = 8
+ALIGN = 8
+
+if sys.byteorder != "little":
+    raise ImportError("fedmtl's wire format needs a little-endian machine")
+
+
+def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: int = MAX_BYTES) -> bytearray:
+    """One frame; tensors keep their order, and their bits unless they are encoded already."""
+    table: list[list[Any]] = []
+    parts: list[Any] = [b"", b"", b""]
+    payload_length = 0
+    for key, coded in encode_tensors(tensors).coded.items():
+        table.append([key.scope, key.name, coded.codec, coded.dtype, list(coded.shape), len(coded.data)])
+        padding = -len(coded.data) % ALIGN
+        parts += [coded.data, b"\0" * padding]
+        payload_length += len(coded.data) + padding
+    text = json.dumps({**header, "tensors": table}, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER:
+        raise WireError(
+            f"a message's header has {len(text)} bytes, at most {MAX_HEADER} can be sent; if clients share their"
+            " predictions, turn evaluation.share_pairs off"
+        )
+    deflated = zlib.compress(text)
+    deflated += b"\0" * (-(START + len(deflated)) % ALIGN)
+    if len(deflated) + payload_length > max_bytes:
+        raise WireError(f"a message of {len(deflated) + payload_length} bytes is over wire.max_bytes, {max_bytes}")
+    parts[0] = FRAME.pack(MAGIC, VERSION, len(deflated), payload_length)
+    parts[2] = deflated
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    parts[1] = CHECKSUM.pack(crc)
+    return bytearray().join(parts)
+
+
+def unpack(data: Any, max_bytes: int = MAX_BYTES) -> tuple[dict[str, Any], Weights]:
+    """The header and the tensors of a frame; exact ones are views of `data`. Anything else is a WireError."""
+    header, tensors = read_frame(data, max_bytes)
+    return header, dict(tensors)
+
+
+def read_frame(
+    data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int | None = None
+) -> tuple[dict[str, Any], CodedTensors]:
+    """As `unpack`, with the tensors checked and still encoded.
+
+    `max_bytes` bounds the message, and its tensors once they are decoded unless `max_tensor_bytes` does.
+    """
+    view = memoryview(data).cast("B")
+    text, payload = _split(view, max_bytes)
+    try:
+        header = json.loads(text)
+        table = header.pop("tensors")
+        tensors = _read_table(table, payload, max_bytes if max_tensor_bytes is None else max_tensor_bytes)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise WireError(f"the frame's header is not whole: {error!r}") from error
+    return header, tensors
+
+
+def _split(view: memoryview, max_bytes: int) -> tuple[bytes, memoryview]:
+    """The header's text and the payload of a frame whose lengths and checksum fit."""
+    if len(view) < START:
+        raise WireError("the message is shorter than a frame")
+    magic, version, header_length, payload_length = FRAME.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise WireError("the message is not a fedmtl frame of this version")
+    total = header_length + payload_length
+    if START + total != len(view):
+        raise WireError(f"the frame says {total} bytes, {len(view) - START} came")
+    if total > max_bytes:
+        raise WireError(f"the message has {total} bytes, wire.max_bytes is {max_bytes}")
+    if zlib.crc32(view[START:], zlib.crc32(view[: FRAME.size])) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
+        raise WireError("the message's checksum does not fit")
+    return _inflated(view[START : START + header_length]), view[START + header_length :]
+
+
+def _inflated(deflated: memoryview) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(deflated, min(MAX_HEADER, MAX_INFLATION * len(deflated)))
+    except zlib.error as error:
+        raise WireError(f"the frame's header is not whole: {error}") from error
+    if not stream.eof or len(stream.unused_data) >= ALIGN:
+        raise WireError("the frame's header is not whole, or too large")
+    return text
+
+
+def _read_table(table: list[list[Any]], payload: memoryview, max_bytes: int) -> CodedTensors:
+    tensors: dict[Key, Coded] = {}
+    array = np.frombuffer(payload, dtype=np.uint8) if len(payload) else np.empty(0, dtype=np.uint8)
+    offset = decoded = 0
+    for scope, name, codec, dtype, shape, length in table:
+        if not all(isinstance(word, str) for word in (scope, name, codec, dtype)) or dtype not in DTYPES:
+            raise ValueError(f"a tensor is described by {scope!r}, {name!r}, {codec!r}, {dtype!r}")
+        if not _is_size(length) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+            raise ValueError(f"{name} has the shape {shape!r} in {length!r} bytes")
+        decoded += claimed_bytes(shape, dtype)
+        if decoded > max_bytes:
+            raise ValueError(f"its tensors would take more than {max_bytes} bytes")
+        if offset + length > len(payload):
+            raise ValueError(f"{name}: {length} bytes at {offset} do not fit into {len(payload)}")
+        key = Key(scope, name)
+        if key in tensors:
+            raise ValueError(f"{name} of scope {scope} came twice")
+        tensors[key] = Coded(codec, dtype, tuple(shape), array[offset : offset + length])
+        check(tensors[key])
+        offset += length + -length % ALIGN
+    if offset != len(payload):
+        raise ValueError(f"{len(payload)} bytes of tensors came, {offset} are described")
+    return CodedTensors(tensors)
+
+
+def claimed_bytes(shape: Sequence[int], dtype: str) -> int:
+    """What counts for the limit: zeros do not, as a tensor of no values still has to have a shape that exists."""
+    return math.prod(max(1, size) for size in shape) * ITEM_SIZES[dtype]
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
