@@ -204,7 +204,7 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
         if update.client != "bad":
             return original(update)
         if fault == "garbage":
-            return b"garbage" * 100
+            return np.frombuffer(b"garbage" * 100, dtype=np.uint8)
         if fault == "raises":
             raise ValueError("broken")
         if fault == "old":

@@ -61,7 +61,7 @@ class LocalEngine:
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         open_jobs: list[tuple[int, ClientId, int, int]] = []
 
-        def calls() -> Iterator[bytearray]:
+        def calls() -> Iterator[np.ndarray]:
             for job in jobs:
                 encoded = encode_job(job, self._setup.max_bytes)
                 open_jobs.append((job.round, job.client, len(encoded), answer_bytes(job)))
@@ -74,7 +74,7 @@ class LocalEngine:
         """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
-        weights.write_bytes(pack({}, state.weights))
+        weights.write_bytes(pack({}, state.weights).data)
         calls = [
             PredictCall(weights, state.plan, task, chunk, batch_size)
             for task, shard in shards.items()
@@ -133,7 +133,7 @@ def start_worker(setup: SiteSetup) -> Handler:
         path = setup.spool / f"{job.kind}-{job.round:04d}-{job.client}"
         encoded = encode_update(run_job(job, site))
         try:
-            path.write_bytes(encoded)
+            path.write_bytes(encoded.data)
         except OSError as error:
             raise FedmtlError(
                 f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"

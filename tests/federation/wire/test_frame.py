@@ -1,3 +1,4 @@
+import numpy as np
 import torch
 
 from fedmtl.federation.wire import pack, unpack
@@ -15,7 +16,7 @@ def test_tensors_are_views_of_the_frame_where_they_can_be():
     assert len(frame) % ALIGN == 0
 
 
-def unpack_unchecked(frame: bytearray) -> float:
+def unpack_unchecked(frame: np.ndarray) -> float:
     # the last 24 bytes are five floats and their padding
     return float(torch.frombuffer(frame, dtype=torch.float32, offset=len(frame) - 24, count=1))
 

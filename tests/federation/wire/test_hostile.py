@@ -59,7 +59,7 @@ def entry(codec: str, data: bytes, shape: list, dtype: str = "f4") -> bytes:
     return forged(["all", "w", codec, dtype, shape, len(data)], payload=data)
 
 
-def good(codec: str) -> bytearray:
+def good(codec: str) -> np.ndarray:
     delta = encode_tensors(WEIGHTS, lambda key: codec, 0.2)
     return encode_update(Update(1, "c", ("t",), delta, ROWS, {"t": 1}, {}))
 
@@ -104,7 +104,7 @@ def test_swapped_bytes_are_noticed(codec, data):
 def test_a_message_cut_anywhere_is_noticed(codec):
     frame = good(codec)
     assert {fate(frame[:length]) for length in range(0, len(frame), 7)} == {"no message"}
-    assert fate(frame + b"\0" * 8) == "no message"
+    assert fate(bytes(frame) + b"\0" * 8) == "no message"
 
 
 @given(st.sampled_from(["raw", "fp16", "int8", "topk", "rows", "pickle"]), st.binary(max_size=100), st.data())

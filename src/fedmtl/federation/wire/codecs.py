@@ -106,9 +106,9 @@ def largest_places(values: Tensor, count: int) -> np.ndarray:
     if count >= len(sizes):
         return np.arange(len(sizes))
     least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
-    above = np.flatnonzero(sizes > least)
-    ties = np.flatnonzero(sizes == least)[: count - len(above)]
-    return np.union1d(above, ties)
+    chosen = sizes > least
+    chosen[np.flatnonzero(sizes == least)[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
 
 
 def _check_raw(coded: Coded) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedmtl.errors import WireError
 from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
+from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key, Weights
 
@@ -37,16 +38,15 @@ if sys.byteorder != "little":
     raise ImportError("fedmtl's wire format needs a little-endian machine")
 
 
-def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: int = MAX_BYTES) -> bytearray:
+def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: int = MAX_BYTES) -> Bytes:
     """One frame; tensors keep their order, and their bits unless they are encoded already."""
     table: list[list[Any]] = []
-    parts: list[Any] = [b"", b"", b""]
+    payload: list[Bytes] = []
     payload_length = 0
     for key, coded in encode_tensors(tensors).coded.items():
         table.append([key.scope, key.name, coded.codec, coded.dtype, list(coded.shape), len(coded.data)])
-        padding = -len(coded.data) % ALIGN
-        parts += [coded.data, b"\0" * padding]
-        payload_length += len(coded.data) + padding
+        payload.append(coded.data)
+        payload_length += len(coded.data) + -len(coded.data) % ALIGN
     text = json.dumps({**header, "tensors": table}, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER:
         raise WireError(
@@ -57,13 +57,23 @@ def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: in
     deflated += b"\0" * (-(START + len(deflated)) % ALIGN)
     if len(deflated) + payload_length > max_bytes:
         raise WireError(f"a message of {len(deflated) + payload_length} bytes is over wire.max_bytes, {max_bytes}")
-    parts[0] = FRAME.pack(MAGIC, VERSION, len(deflated), payload_length)
-    parts[2] = deflated
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    parts[1] = CHECKSUM.pack(crc)
-    return bytearray().join(parts)
+    head = FRAME.pack(MAGIC, VERSION, len(deflated), payload_length)
+    return _filled(head, deflated, payload, payload_length)
+
+
+def _filled(head: bytes, header: bytes, payload: list[Bytes], payload_length: int) -> Bytes:
+    # numpy asks for large pages, which a bytearray does not: more than twice as fast for large models.
+    frame = np.empty(START + len(header) + payload_length, dtype=np.uint8)
+    offset = START + len(header)
+    frame[START:offset] = np.frombuffer(header, dtype=np.uint8)
+    for data in payload:
+        frame[offset : offset + len(data)] = data
+        padding = -len(data) % ALIGN
+        offset += len(data) + padding
+        frame[offset - padding : offset] = 0
+    crc = zlib.crc32(frame[START:].data, zlib.crc32(head))
+    frame[:START] = np.frombuffer(head + CHECKSUM.pack(crc), dtype=np.uint8)
+    return frame
 
 
 def unpack(data: Any, max_bytes: int = MAX_BYTES) -> tuple[dict[str, Any], Weights]:

@@ -14,6 +14,7 @@ from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Update
 from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
 from fedmtl.federation.wire.frame import MAX_BYTES, claimed_bytes, pack, read_frame
+from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
@@ -25,7 +26,7 @@ MOST_EXAMPLES = 1 << 53
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def encode_job(job: Job, max_bytes: int = MAX_BYTES) -> bytearray:
+def encode_job(job: Job, max_bytes: int = MAX_BYTES) -> Bytes:
     """The job's weights under `job.codecs.down`; fixed values are sent once, named by their digest, and stay exact."""
     header = {
         "type": "job",
@@ -68,7 +69,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
         raise WireError(f"a job's header is not whole: {error!r}") from error
 
 
-def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> bytearray:
+def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> Bytes:
     """The delta as the client encoded it, or exactly."""
     header = {
         "type": "update",

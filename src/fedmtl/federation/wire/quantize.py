@@ -73,11 +73,14 @@ def to_half(values: Tensor) -> tuple[int, np.ndarray]:
 
     Without it small updates would fall among the subnormal numbers, and large ones overflow.
     """
-    largest = float(values.abs().max()) if len(values) else 0.0
+    largest = max(map(abs, map(float, torch.aminmax(values)))) if len(values) else 0.0
     if not math.isfinite(largest):
         raise ValueError("holds values that are not numbers")
     exponent = HALF_TOP - max(math.frexp(largest)[1], HALF_TOP - MOST_EXPONENT)
-    return exponent, (values * 2.0**exponent).half().numpy()
+    halves = torch.empty(len(values), dtype=torch.float16)
+    for start in range(0, len(values), CHUNK):
+        halves[start : start + CHUNK] = values[start : start + CHUNK] * 2.0**exponent
+    return exponent, halves.numpy()
 
 
 def from_half(exponent: int, halves: np.ndarray) -> Tensor:
