@@ -43,7 +43,12 @@ def pages() -> dict[Path, str]:
 
 def cli_page() -> str:
     """Every command with its arguments and options."""
-    functions = [command.callback for command in app.registered_commands if command.callback is not None]
+    commands = [_command(function) for function in _functions(app)]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        commands += [
+            _command(function, f"{group.typer_instance.info.name} ") for function in _functions(group.typer_instance)
+        ]
     intro = [
         "# Commands",
         NOTE,
@@ -56,11 +61,15 @@ def cli_page() -> str:
         ),
         _text_block(f"fedmtl [OPTIONS] COMMAND ...\n\n{_entries(options)}"),
     ]
-    return "\n\n".join([*intro, *map(_command, functions)]) + "\n"
+    return "\n\n".join([*intro, *commands]) + "\n"
 
 
-def _command(function: Callable[..., Any]) -> str:
-    name = function.__name__
+def _functions(commands: typer.Typer) -> list[Callable[..., Any]]:
+    return [command.callback for command in commands.registered_commands if command.callback is not None]
+
+
+def _command(function: Callable[..., Any], group: str = "") -> str:
+    name = group + function.__name__
     places = " ".join(place for place, _ in _parameters(function) if not place.startswith("-"))
     has_options = any(place.startswith("-") for place, _ in _parameters(function))
     usage = " ".join(part for part in (f"fedmtl {name}", "[OPTIONS]" if has_options else "", places) if part)
