@@ -17,6 +17,7 @@ import torch
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines import local
+from fedmtl.errors import WireError
 from fedmtl.experiment.inference import evaluate_validation, load_run
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
@@ -100,6 +101,11 @@ def test_1_lossy_codecs_save_what_they_promise_and_are_counted(make_config, code
     # vectors stay exact, and a model 32 wide has many of them
     for exact, lossy in zip(*sizes, strict=True):
         assert share < lossy / exact < share + 0.13
+
+
+def test_1_a_slice_over_the_limit_is_one_clear_error(make_config):
+    with pytest.raises(WireError, match=r"bytes is over wire.max_bytes, 20000"):
+        start_run(make_config("wire.max_bytes=20000"), "large")
 
 
 # 2. Kill it anywhere, resume, and get the same weights.

@@ -47,7 +47,8 @@ def _table(ends: list[Point]) -> Table:
     metrics = list(dict.fromkeys(metric for end in ends for metric in end.scores))
     table = Table(title="bytes are per update; scores are the last ones", title_justify="left")
     for column in ("codec", *metrics, "down", "up", "both"):
-        table.add_column(column, justify="left" if column == "codec" else "right")
+        is_name = column == "codec"
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
     for end in ends:
         each = max(1, end.messages)
         sizes = (end.bytes_down / each, end.bytes_up / each, end.total_bytes / each)
