@@ -197,6 +197,7 @@ def test_2_a_process_killed_at_random_moments_resumes_to_the_same_weights(make_c
         ("raises", "ValueError: broken", []),
         ("old", "is for round", []),
         ("old", "is for round", INT8),
+        ("another", "answered as a", []),
     ],
 )
 def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_config, monkeypatch, fault, reason, wire):
@@ -213,6 +214,8 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
             return np.frombuffer(b"garbage" * 100, dtype=np.uint8)
         if fault == "raises":
             raise ValueError("broken")
+        if fault == "another":
+            return original(replace(update, client="a"))
         if fault == "old":
             return original(replace(update, round=update.round - 1))
         return original(replace(update, delta={k: v * float("nan") for k, v in update.delta.items()}))

@@ -113,7 +113,10 @@ class LocalEngine:
             return Failure(round_number, client, str(error), Traffic(bytes_down))
         finally:
             path.unlink(missing_ok=True)
-        return replace(update, traffic=Traffic(bytes_down, len(data), seconds))
+        traffic = Traffic(bytes_down, len(data), seconds)
+        if update.client != client:
+            return Failure(round_number, client, f"answered as {update.client}", traffic)
+        return replace(update, traffic=traffic)
 
 
 def start_worker(setup: SiteSetup) -> Handler:

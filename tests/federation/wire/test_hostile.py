@@ -181,6 +181,9 @@ INT8_ONE = INT8_HEAD.pack(4)
         (forged(["all", "w", "raw", "f4", [1], 4], ["all", "w", "raw", "f4", [1], 4], payload=b"0" * 16), "twice"),
         (forged(payload=b"0" * 8), "are described"),
         (forged(tasks=[["t"]]), "list of names"),
+        (forged(tasks=[str(number) for number in range(5000)]), "list of names"),
+        (forged(client="c" * 1000), "not a name: 'c{200}"),
+        (forged(losses={"other": 1.0}), "without examples"),
         (forged(num_examples={"t": 10**400}), "examples"),
         (forged(num_examples={"t": 1.5}), "examples"),
         (forged(round=float("inf")), "not whole"),
@@ -189,8 +192,9 @@ INT8_ONE = INT8_HEAD.pack(4)
 )
 def test_each_is_refused_by_its_name_and_takes_no_memory(frame, reason):
     tracemalloc.start()
-    with pytest.raises(WireError, match=reason):
+    with pytest.raises(WireError, match=reason) as refused:
         decode_update(frame, LIMIT, LIMIT)
+    assert len(str(refused.value)) < 400
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * LIMIT

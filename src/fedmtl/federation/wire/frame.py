@@ -32,6 +32,7 @@ MAX_BYTES = 1 << 34
 MAX_HEADER = 1 << 25
 MAX_INFLATION = 64
 MAX_DIMENSIONS = 8
+MOST_LETTERS = 300
 ALIGN = 8
 
 if sys.byteorder != "little":
@@ -96,8 +97,13 @@ def read_frame(
         table = header.pop("tensors")
         tensors = _read_table(table, payload, max_bytes if max_tensor_bytes is None else max_tensor_bytes)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise WireError(f"the frame's header is not whole: {error!r}") from error
+        raise WireError(f"the frame's header is not whole: {brief(error)}") from error
     return header, tensors
+
+
+def brief(error: Exception) -> str:
+    """The error in a line; it may quote what a stranger sent."""
+    return repr(error)[:MOST_LETTERS]
 
 
 def _split(view: memoryview, max_bytes: int) -> tuple[bytes, memoryview]:
@@ -133,7 +139,7 @@ def _read_table(table: list[list[Any]], payload: memoryview, max_bytes: int) -> 
     array = np.frombuffer(payload, dtype=np.uint8) if len(payload) else np.empty(0, dtype=np.uint8)
     offset = decoded = 0
     for scope, name, codec, dtype, shape, length in table:
-        if not all(isinstance(word, str) for word in (scope, name, codec, dtype)) or dtype not in DTYPES:
+        if not all(map(is_name, (scope, name, codec, dtype))) or dtype not in DTYPES:
             raise ValueError(f"a tensor is described by {scope!r}, {name!r}, {codec!r}, {dtype!r}")
         if not _is_size(length) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
             raise ValueError(f"{name} has the shape {shape!r} in {length!r} bytes")
@@ -156,6 +162,10 @@ def _read_table(table: list[list[Any]], payload: memoryview, max_bytes: int) -> 
 def claimed_bytes(shape: Sequence[int], dtype: str) -> int:
     """What counts for the limit: zeros do not, as a tensor of no values still has to have a shape that exists."""
     return math.prod(max(1, size) for size in shape) * ITEM_SIZES[dtype]
+
+
+def is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_LETTERS
 
 
 def _is_size(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Update
 from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
-from fedmtl.federation.wire.frame import MAX_BYTES, claimed_bytes, pack, read_frame
+from fedmtl.federation.wire.frame import MAX_BYTES, brief, claimed_bytes, is_name, pack, read_frame
 from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key
@@ -23,6 +23,7 @@ ROWS = Key("", "rows")
 # Not in the header, which is deflated: equal runs have messages of equal size.
 SECONDS = Key("", "seconds")
 MOST_EXAMPLES = 1 << 53
+MOST_TASKS = 1000
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -66,7 +67,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
             Codecs(**{field.name: header["codecs"][field.name] for field in fields(Codecs)}),
         )
     except BROKEN as error:
-        raise WireError(f"a job's header is not whole: {error!r}") from error
+        raise WireError(f"a job's header is not whole: {brief(error)}") from error
 
 
 def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> Bytes:
@@ -100,16 +101,16 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             raise ValueError(f"{seconds} seconds")
         update = Update(
             int(header["round"]),
-            str(header["client"]),
+            _name(header["client"]),
             _words(header["tasks"]),
             CodedTensors(coded),
             rows,
-            {str(task): _count(count) for task, count in header["num_examples"].items()},
-            {str(task): float(loss) for task, loss in header["losses"].items()},
+            {task: _count(count) for task, count in header["num_examples"].items()},
+            _losses(header["losses"], header["num_examples"]),
             dict(header["sums"]),
         )
     except (*BROKEN, RuntimeError) as error:
-        raise WireError(f"an update's header is not whole: {error!r}") from error
+        raise WireError(f"an update's header is not whole: {brief(error)}") from error
     return update, seconds
 
 
@@ -132,14 +133,26 @@ def _take_rows(coded: dict[Key, Coded]) -> np.ndarray | None:
 
 
 def _words(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{values!r} is not a list of names")
+    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(is_name, values)):
+        raise ValueError(f"not a list of names: {values!r}")
     return tuple(values)
+
+
+def _name(value: Any) -> str:
+    if not is_name(value):
+        raise ValueError(f"not a name: {value!r}")
+    return str(value)
+
+
+def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, float]:
+    if not set(losses) <= set(tasks):
+        raise ValueError("a loss without examples")
+    return {task: float(loss) for task, loss in losses.items()}
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_EXAMPLES:
-        raise ValueError(f"{value!r} examples")
+        raise ValueError(f"not a count of examples: {value!r}")
     return value
 
 
