@@ -12,6 +12,7 @@ from fedmtl.report.scales import Frame, padded, svg, y_axis
 from fedmtl.report.style import STYLE
 
 COLOURS = 7
+LABEL_GAP = 44
 CURVES = ".curve { fill: none; stroke: var(--c); stroke-width: 1.8 } .spot { fill: var(--c) }"
 
 
@@ -43,8 +44,8 @@ def wire_page(name: str, points: Sequence[Reached]) -> str:
         tag("h1", name),
         tag("p", "What a score costs: bytes to and from all clients since the start, after every scored round."),
         legend((colours[codec], codec) for codec in codecs),
-        tag("div", *figures, class_="figures"),
-        _table(points, metrics),
+        tag("div", *figures, class_="panels"),
+        tag("section", _table(points, metrics)),
     )
     head = tag(
         "head",
@@ -91,12 +92,19 @@ def _words(point: Reached, value: float) -> str:
 def _byte_axis(frame: Frame) -> Html:
     """Bytes on a scale of powers, so that a codec four times smaller lies as far away anywhere."""
     low, high = frame.x
-    exact = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)]
-    shown = [at for at in exact if low <= math.log10(at) <= high]
+    shown: list[float] = []
+    for at in (factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)):
+        is_inside = low <= math.log10(at) <= high
+        if is_inside and (not shown or _gap(frame, shown[-1], at) >= LABEL_GAP):
+            shown.append(at)
     marks = (tag("text", size(at), class_="x", x=frame.across(math.log10(at)), y=frame.floor + 13) for at in shown)
     name = tag("text", "down and up", class_="x name", x=(frame.left + frame.edge) / 2, y=frame.height - 3)
     floor = tag("line", class_="axis", x1=frame.left, x2=frame.edge, y1=frame.floor, y2=frame.floor)
     return join((floor, *marks, name))
+
+
+def _gap(frame: Frame, left: float, right: float) -> float:
+    return frame.across(math.log10(right)) - frame.across(math.log10(left))
 
 
 def _table(points: Sequence[Reached], metrics: Sequence[str]) -> Html:

@@ -6,7 +6,7 @@ from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
 from fedmtl.federation.wire.messages import answer_bytes
-from fedmtl.federation.wire.tensors import encode_tensors
+from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
 
@@ -67,6 +67,15 @@ def test_an_update_is_sent_as_its_client_encoded_it():
     delta = encode_tensors({Key("all", "w"): torch.randn(8, 64)}, lambda key: "int8")
     back, _ = decode_update(encode_update(Update(1, "c", ("t",), delta, None, {"t": 1}, {})))
     assert torch.equal(back.delta[Key("all", "w")], delta[Key("all", "w")])
+
+
+def test_an_update_that_waits_holds_no_memory_but_its_message():
+    delta = encode_tensors({Key("all", "w"): torch.randn(8, 64)}, lambda key: "int8")
+    frame = encode_update(Update(1, "c", ("t",), delta, None, {"t": 1}, {}))
+    back, _ = decode_update(frame)
+    assert isinstance(back.delta, CodedTensors)
+    assert all(np.shares_memory(coded.data, frame) for coded in back.delta.coded.values())
+    assert back.delta[Key("all", "w")] is not back.delta[Key("all", "w")]
 
 
 def test_the_size_is_the_tensors_and_a_small_header():
