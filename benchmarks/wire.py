@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/wire.py --out wire.json
 
 One message is a slice of a 2-layer 128-wide encoder, or (`--rows`) a larger one. Encoding is from tensors to a frame
-with its checksum, decoding from the frame to every tensor. Figures are medians over repetitions.
+with its checksum, decoding from the frame to every tensor. Figures are medians over repetitions of the processor's
+own time on one thread, the system's share included, so that others on the machine count less.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def seconds(work: Callable[[], Any], repeat: int) -> float:
     work()
     taken = []
     for _ in range(repeat):
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        taken.append(time.perf_counter() - started)
+        taken.append(time.process_time() - started)
     return statistics.median(taken)
 
 

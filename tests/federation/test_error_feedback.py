@@ -41,7 +41,7 @@ def test_what_arrived_and_what_is_kept_are_all_there_was(codec):
     given, arrived = torch.zeros(6, 50), torch.zeros(6, 50)
     for _ in range(20):
         delta = torch.randn(6, 50, generator=generator) * 1e-3
-        sent, kept = encode_delta({W: delta}, None, "table", Codecs(up=codec), kept)
+        sent, kept = encode_delta({W: delta}, None, "table", Codecs(up=codec, topk_share=0.1), kept)
         given += delta
         arrived += sent[W]
     torch.testing.assert_close(arrived + kept["residual"][W], given, atol=1e-7, rtol=0)

@@ -25,7 +25,7 @@ class Codecs:
 
     down: str = "fp32"
     up: str = "fp32"
-    topk_share: float = 0.05
+    topk_share: float = 1.0
     error_feedback: bool = True
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedmtl.config import WireConfig
 from fedmtl.errors import WireError
 from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
 from fedmtl.federation.wire.indices import Bytes
@@ -27,7 +28,7 @@ VERSION = 2
 FRAME = struct.Struct("<4sBxxxIQ")
 CHECKSUM = struct.Struct("<I")
 START = FRAME.size + CHECKSUM.size
-MAX_BYTES = 1 << 34
+MAX_BYTES = WireConfig().max_bytes
 # Predictions that clients share are in the header, so it may be large; what it inflates to is bounded twice.
 MAX_HEADER = 1 << 25
 MAX_INFLATION = 64
