@@ -43,7 +43,6 @@ def pages() -> dict[Path, str]:
 
 def cli_page() -> str:
     """Every command with its arguments and options."""
-    functions = [command.callback for command in app.registered_commands if command.callback is not None]
     intro = [
         "# Commands",
         NOTE,
@@ -56,11 +55,25 @@ def cli_page() -> str:
         ),
         _text_block(f"fedmtl [OPTIONS] COMMAND ...\n\n{_entries(options)}"),
     ]
-    return "\n\n".join([*intro, *map(_command, functions)]) + "\n"
+    return "\n\n".join([*intro, *(_command(name, function) for name, function in commands().items())]) + "\n"
 
 
-def _command(function: Callable[..., Any]) -> str:
-    name = function.__name__
+def commands() -> dict[str, Callable[..., Any]]:
+    """Every command with its function, those of a group as `study wire`."""
+    groups = [("", app), *((f"{inner.info.name} ", inner) for inner in _groups())]
+    return {
+        prefix + command.callback.__name__: command.callback
+        for prefix, group in groups
+        for command in group.registered_commands
+        if command.callback is not None
+    }
+
+
+def _groups() -> list[typer.Typer]:
+    return [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
+
+
+def _command(name: str, function: Callable[..., Any]) -> str:
     places = " ".join(place for place, _ in _parameters(function) if not place.startswith("-"))
     has_options = any(place.startswith("-") for place, _ in _parameters(function))
     usage = " ".join(part for part in (f"fedmtl {name}", "[OPTIONS]" if has_options else "", places) if part)

@@ -82,16 +82,17 @@ def commands(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist_with_their_options(page, reference):
     known = {
-        command.callback.__name__: {option_of(place) for place, _ in reference._parameters(command.callback)}
-        for command in reference.app.registered_commands
+        name: {option_of(place) for place, _ in reference._parameters(function)}
+        for name, function in reference.commands().items()
     }
     everywhere = {"--traceback", "--version", "--help", "--install-completion", "--show-completion"}
     for line in commands(page.read_text(encoding="utf-8")):
         words = [word for word in shlex.split(line, comments=True)[1:] if word not in everywhere]
         if not words or not words[0].islower():
             continue
-        assert words[0] in known, f"{line}: no such command"
-        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known[words[0]]
+        command = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+        assert command in known, f"{line}: no such command"
+        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known[command]
         assert not unknown, f"{line}: no such option"
 
 

@@ -16,6 +16,7 @@ from fedmtl.federation.client import run_job
 from fedmtl.federation.client_state import load_state
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.wire import encode_update
+from fedmtl.federation.wire.frame import read_frame
 from fedmtl.model.keys import Key
 from fedmtl.tasks.embedded import embedded_columns
 
@@ -100,6 +101,43 @@ def test_a_personal_head_goes_on_from_round_to_round_and_steps_back(given):
     assert torch.equal(kept(2), second)
 
 
+LOSSY = ("wire.up=int8", "wire.down=int8")
+
+
+def test_with_a_lossy_wire_what_was_lost_is_kept_and_sent_with_the_next_update(given):
+    site, job = given(*LOSSY)
+    exact_site, exact_job = given("wire.down=int8")
+    table = Key("all", site.model.table)
+    sent, exact = run_job(job(1), site), run_job(exact_job(1), exact_site)
+    lost = load_state(site.folder / CLIENT, 1)["residual"]
+    assert float(lost[table].abs().max()) > 0
+    # vectors travel exactly, and are not kept
+    assert set(lost) == {key for key, value in exact.delta.items() if value.dim() > 1}
+    for key, value in lost.items():
+        torch.testing.assert_close(value, exact.delta[key] - sent.delta[key], atol=0, rtol=0)
+    again = run_job(job(2, accepted=1), site)
+    fresh = run_job(exact_job(2), exact_site)
+    after = load_state(site.folder / CLIENT, 2)["residual"]
+    torch.testing.assert_close(again.delta[table] + after[table], fresh.delta[table] + lost[table])
+
+
+def test_a_refused_update_neither_loses_nor_doubles_what_was_kept(given):
+    site, job = given(*LOSSY)
+    run_job(job(1), site)
+    second = run_job(job(2, accepted=1), site)
+    # Round 2 was refused, and so was round 3: both times the client goes on from round 1.
+    run_job(job(3, accepted=1), site)
+    again = run_job(job(2, accepted=1), site)
+    assert all(torch.equal(second.delta[key], again.delta[key]) for key in second.delta)
+
+
+def test_a_client_that_lost_its_state_starts_without_a_residual(given):
+    site, job = given(*LOSSY)
+    fresh = run_job(job(2, accepted=0), site)
+    lost_state = run_job(job(2, accepted=1), site)
+    assert all(torch.equal(fresh.delta[key], lost_state.delta[key]) for key in fresh.delta)
+
+
 def test_evaluation_returns_sums_and_never_an_example(given):
     site, job = given()
     update = run_job(job(kind="evaluate", rows=False), site)
@@ -141,10 +179,12 @@ def test_out_of_memory_says_which_setting_to_lower(given, monkeypatch, error):
 
 def test_no_text_is_in_what_a_client_sends(given):
     site, job = given()
-    sent = bytes(encode_update(run_job(job(), site)))
+    frame = encode_update(run_job(job(), site))
+    header = read_frame(frame)[0]
+    sent = bytes(frame) + json.dumps(header).encode()
     words = {
         word for text in embedded_columns("sentiment", "train")["sentence"] for word in text.split() if len(word) > 5
     }
     assert words
     assert not [word for word in words if word.encode() in sent]
-    assert json.loads(sent[sent.index(b"{") : sent.index(b"]]") + 2] + b"}")["client"] == CLIENT
+    assert header["client"] == CLIENT

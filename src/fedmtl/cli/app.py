@@ -19,6 +19,7 @@ from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
+from fedmtl.cli.study import study
 from fedmtl.cli.tasks import tasks
 from fedmtl.cli.terminal import make_terminal, write
 from fedmtl.errors import FedmtlError
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 for command in (run, evaluate, predict, compare, export, report, tasks, config, pretrain):
     app.command()(command)
+app.add_typer(study)
 
 
 @app.callback(invoke_without_command=True)

@@ -21,6 +21,7 @@ from fedmtl.config.schema import (
     SourceConfig,
     TaskConfig,
     TrainingConfig,
+    WireConfig,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "SourceConfig",
     "TaskConfig",
     "TrainingConfig",
+    "WireConfig",
 ]

@@ -269,6 +269,24 @@ class FederationConfig(Section):
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
 
 
+class WireConfig(Section):
+    down: Literal["fp32", "fp16", "int8"] = Field(
+        "fp32", description="How weights travel to clients: exact (fp32), or in half or a quarter of the bytes."
+    )
+    up: Literal["fp32", "fp16", "int8", "topk"] = Field(
+        "fp32", description="How updates travel to the server; topk sends only the largest entries."
+    )
+    topk_share: Annotated[float, Field(gt=0, le=1), _AsNumber] = Field(
+        0.05, description="With `topk`: the share of a matrix's entries that is sent."
+    )
+    error_feedback: bool = Field(
+        True, description="Clients add what the encoding of an update lost to their next one (int8, topk, fp16)."
+    )
+    max_bytes: Count = Field(
+        2**34, description="A larger message is neither sent nor read, nor one that would take more once decoded."
+    )
+
+
 class EvaluationConfig(Section):
     every: Count = Field(1, description="Evaluate after every n-th round (and the last one).")
     where: Literal["auto", "server", "clients"] = Field(
@@ -315,6 +333,7 @@ class Config(Section):
     sharing: SharingConfig = Field(default_factory=SharingConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     federation: FederationConfig = Field(default_factory=FederationConfig)
+    wire: WireConfig = Field(default_factory=WireConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     compute: ComputeConfig = Field(default_factory=ComputeConfig)

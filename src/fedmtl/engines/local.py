@@ -20,6 +20,7 @@ from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
+from fedmtl.federation.wire.messages import answer_bytes
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
@@ -59,12 +60,12 @@ class LocalEngine:
         return self._clients
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        open_jobs: list[tuple[int, ClientId, int]] = []
+        open_jobs: list[tuple[int, ClientId, int, int]] = []
 
         def calls() -> Iterator[Path]:
             for job in jobs:
-                encoded = encode_job(job)
-                open_jobs.append((job.round, job.client, len(encoded)))
+                encoded = encode_job(job, self._setup.max_bytes)
+                open_jobs.append((job.round, job.client, len(encoded), answer_bytes(job)))
                 yield _write(self._setup.spool / f"job-{job.kind}-{job.round:04d}-{job.client}", encoded)
 
         for answer in self._pool.map(calls(), deadline):
@@ -74,7 +75,7 @@ class LocalEngine:
         """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
-        weights.write_bytes(pack({}, state.weights))
+        weights.write_bytes(pack({}, state.weights).data)
         calls = [PredictCall(weights, state.plan, task, chunk, batch_size) for task, chunk in _one_pass(shards)]
         results: dict[int, tuple[np.ndarray, float]] = {}
         for answer in self._pool.map(calls, seconds=UNLIMITED):
@@ -95,19 +96,24 @@ class LocalEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
 
-    def _decode(self, answer: Answer, round_number: int, client: ClientId, bytes_down: int) -> Update | Failure:
+    def _decode(
+        self, answer: Answer, round_number: int, client: ClientId, bytes_down: int, max_tensor_bytes: int
+    ) -> Update | Failure:
         if answer.error is not None:
             return Failure(round_number, client, answer.error, Traffic(bytes_down))
         path = Path(answer.result)
         try:
             # Copy-on-write maps: the pages stay the file's, so waiting updates cost no memory of their own.
             data = np.memmap(path, dtype=np.uint8, mode="c")
-            update, seconds = decode_update(data)
+            update, seconds = decode_update(data, self._setup.max_bytes, max_tensor_bytes)
         except (WireError, OSError, ValueError) as error:
             return Failure(round_number, client, str(error), Traffic(bytes_down))
         finally:
             path.unlink(missing_ok=True)
-        return replace(update, traffic=Traffic(bytes_down, len(data), seconds))
+        traffic = Traffic(bytes_down, len(data), seconds)
+        if update.client != client:
+            return Failure(round_number, client, f"answered as {update.client}", traffic)
+        return replace(update, traffic=traffic)
 
 
 def start_worker(setup: SiteSetup) -> Handler:
@@ -123,16 +129,16 @@ def start_worker(setup: SiteSetup) -> Handler:
             shard = replace(setup.shared_validation[call.task], indices=call.indices)
             return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
         bound.clear()
-        job = decode_job(np.memmap(call, dtype=np.uint8, mode="c"))
+        job = decode_job(np.memmap(call, dtype=np.uint8, mode="c"), setup.max_bytes)
         call.unlink()
         return str(_write(setup.spool / f"{job.kind}-{job.round:04d}-{job.client}", encode_update(run_job(job, site))))
 
     return handle
 
 
-def _write(path: Path, encoded: bytearray) -> Path:
+def _write(path: Path, encoded: np.ndarray) -> Path:
     try:
-        path.write_bytes(encoded)
+        path.write_bytes(encoded.data)
     except OSError as error:
         raise FedmtlError(
             f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"

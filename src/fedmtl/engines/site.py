@@ -10,6 +10,7 @@ import torch
 
 from fedmtl.config import ModelConfig
 from fedmtl.federation.client import Site
+from fedmtl.federation.wire import MAX_BYTES
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.keys import Key
 from fedmtl.model.multitask import build_model, wants_pooler
@@ -31,6 +32,7 @@ class SiteSetup:
     spool: Path
     device: str
     plain_encoder: bool = False
+    max_bytes: int = MAX_BYTES
 
 
 def open_site(setup: SiteSetup) -> Site:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmtl.config import Config
+from fedmtl.federation.messages import Codecs
 from fedmtl.model.plan import SharingPlan, plan_from_config
 from fedmtl.tasks.examples import join_examples
 from fedmtl.tasks.load import TaskData
@@ -59,6 +60,14 @@ def mode_data(config: Config, data: Mapping[str, TaskData]) -> dict[str, TaskDat
         )
         for name, part in data.items()
     }
+
+
+def mode_codecs(config: Config) -> Codecs:
+    """How tensors travel; a central client stands for data in one place, to which nothing travels."""
+    if config.mode.startswith("centralized"):
+        return Codecs()
+    wire = config.wire
+    return Codecs(wire.down, wire.up, wire.topk_share, wire.error_feedback)
 
 
 def keeps_optimizer(config: Config) -> bool:

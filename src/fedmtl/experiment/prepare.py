@@ -11,7 +11,7 @@ from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_data, mode_plan
+from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import Population, build_population, client_infos
 from fedmtl.federation.messages import ClientInfo, State
 from fedmtl.federation.strategy import Strategy
@@ -76,6 +76,7 @@ def prepare(config: Config) -> Prepared:
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
+        codecs=mode_codecs(config),
     )
     return Prepared(
         config=config,
@@ -105,6 +106,7 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         spool=run.spool,
         device=prepared.device,
         plain_encoder=prepared.config.compute.encoder == "plain",
+        max_bytes=prepared.config.wire.max_bytes,
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
 

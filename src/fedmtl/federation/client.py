@@ -11,6 +11,7 @@ import torch
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import load_state, remember_fixed, save_state
+from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
@@ -66,13 +67,15 @@ def _train(job: Job, site: Site) -> Update:
     trained = train(bound, shards, settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept)
     after = {key: value.cpu() for key, value in bound.values().items()}
     personal = {key: value.clone() for key, value in after.items() if key.scope.startswith("client:")}
-    fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}}
+    # Against what came, however coarse: the server adds it to weights of its own that were never rounded.
+    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
+    sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
+    fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}, **lost}
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(folder, job.round, merged, job.state_round)
-    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
     counts = {task: len(shard) for task, shard in shards.items()}
-    return Update(job.round, job.client, job.tasks, delta, job.rows, counts, trained.losses)
+    return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses)
 
 
 def _evaluate(job: Job, site: Site) -> Update:

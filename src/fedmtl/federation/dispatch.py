@@ -62,6 +62,7 @@ class Dispatch:
             state.accepted.get(client, 0),
             settings,
             fixed,
+            self._strategy.codecs,
         )
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:

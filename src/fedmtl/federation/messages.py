@@ -17,6 +17,19 @@ ClientId = str
 
 
 @dataclass(frozen=True)
+class Codecs:
+    """How tensors travel: fp32, fp16 or int8 down; up also topk, the largest `topk_share` of the entries.
+
+    With `error_feedback` a client adds what its last update lost to its next one.
+    """
+
+    down: str = "fp32"
+    up: str = "fp32"
+    topk_share: float = 1.0
+    error_feedback: bool = True
+
+
+@dataclass(frozen=True)
 class Job:
     """One piece of work for one client; `settings` are plain values, `plan` says which value serves which task.
 
@@ -34,6 +47,7 @@ class Job:
     state_round: int
     settings: Mapping[str, Any]
     fixed: Mapping[str, str] = field(default_factory=dict)
+    codecs: Codecs = Codecs()
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,7 @@ class Update:
     round: int
     client: ClientId
     tasks: tuple[str, ...]
-    delta: Weights
+    delta: Mapping[Key, Tensor]
     rows: Rows | None
     num_examples: Mapping[str, int]
     losses: Mapping[str, float]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmtl.config import EvaluationConfig, FederationConfig
-from fedmtl.federation.messages import ClientId, ClientInfo
+from fedmtl.federation.messages import ClientId, ClientInfo, Codecs
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings
@@ -27,6 +27,7 @@ class Strategy:
     settings: LocalSettings
     task_weights: Mapping[str, float]
     seed: int
+    codecs: Codecs = field(default_factory=Codecs)
 
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedmtl.federation.messages import Job, Update
 from fedmtl.model.keys import Key, head_task
+from fedmtl.model.vocabulary import Rows
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,12 @@ class Expected:
     round: int
     tasks: tuple[str, ...]
     tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
-    num_rows: int | None
+    rows: Rows | None
 
 
 def expect(job: Job) -> Expected:
     tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
-    return Expected(job.client, job.round, job.tasks, tensors, None if job.rows is None else len(job.rows))
+    return Expected(job.client, job.round, job.tasks, tensors, job.rows)
 
 
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
@@ -38,9 +40,15 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
         return f"claims the tasks {', '.join(update.tasks)}; it was given {', '.join(expected.tasks)}"
     if set(update.num_examples) != set(update.tasks) or any(n < 1 for n in update.num_examples.values()):
         return "its example counts do not fit its tasks"
-    if (None if update.rows is None else len(update.rows)) != expected.num_rows:
+    if not _are_equal(update.rows, expected.rows):
         return "its token rows are not those it was sent"
     return _refused_tensor(update, expected, max_norm)
+
+
+def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
+    if rows is None or expected is None:
+        return rows is expected
+    return np.array_equal(rows, expected)
 
 
 def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:

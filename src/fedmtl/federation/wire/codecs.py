@@ -1,0 +1,221 @@
+"""One tensor as it travels. `encode` chooses the bytes, `check` refuses bad ones, `decode` gives the tensor back.
+
+raw    the tensor's own memory
+fp16   16-bit floats times a power of two
+int8   8-bit integers with a scale for every block
+topk   the largest entries of an update as 16-bit floats, and where they stand
+rows   sorted indices
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.federation.wire.indices import Bytes, decode_indices, encode_indices
+from fedmtl.federation.wire.quantize import (
+    LONGEST_BLOCK,
+    MOST_EXPONENT,
+    SCALE_END,
+    block_length,
+    from_half,
+    from_int8,
+    to_half,
+    to_int8,
+)
+
+DTYPES = {"f4": torch.float32, "f8": torch.float64, "f2": torch.float16, "i8": torch.int64, "i4": torch.int32}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+ITEM_SIZES = {code: int(code[1]) for code in DTYPES}
+FP16_HEAD = struct.Struct("<ixxxx")
+INT8_HEAD = struct.Struct("<Ixxxx")
+TOPK_HEAD = struct.Struct("<QQixxxx")
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A tensor's bytes, and what is needed to read them; `dtype` is a code of DTYPES."""
+
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """`check` raises a ValueError for bytes that `decode` could not turn into the tensor they claim to be."""
+
+    check: Callable[[Coded], None]
+    decode: Callable[[Coded], Tensor]
+
+
+def encode(tensor: Tensor, codec: str, topk_share: float = 1.0) -> Coded:
+    """The tensor under that codec of the config; vectors and whole numbers are few and stay exact under all of them."""
+    tensor = tensor.detach().cpu().contiguous()
+    if codec == "fp32" or tensor.dim() < 2 or not tensor.dtype.is_floating_point or not tensor.numel():
+        return _coded("raw", tensor, tensor.reshape(-1).numpy().view(np.uint8))
+    flat = tensor.reshape(-1).float()
+    if codec == "fp16":
+        exponent, halves = to_half(flat)
+        return _coded(codec, tensor, _joined(FP16_HEAD.pack(exponent), halves))
+    if codec == "int8":
+        block = block_length(tuple(tensor.shape))
+        return _coded(codec, tensor, _joined(INT8_HEAD.pack(block), *to_int8(flat, block)))
+    assert codec == "topk", codec
+    places = largest_places(flat, max(1, math.ceil(topk_share * len(flat))))
+    exponent, halves = to_half(flat[torch.from_numpy(places)])
+    index = encode_indices(places)
+    head = TOPK_HEAD.pack(len(places), len(index), exponent)
+    return _coded(codec, tensor, _joined(head, halves, index))
+
+
+def encode_rows(rows: np.ndarray) -> Coded:
+    return Coded("rows", "i8", (len(rows),), encode_indices(rows))
+
+
+def check(coded: Coded) -> None:
+    """Raise a ValueError where the bytes are not what they claim; nothing of the tensor's size is taken for it."""
+    if coded.codec not in CODECS or coded.dtype not in DTYPES:
+        raise ValueError(f"unknown codec {coded.codec} of {coded.dtype}")
+    if coded.codec not in ("raw", "rows") and not DTYPES[coded.dtype].is_floating_point:
+        raise ValueError(f"codec {coded.codec} of {coded.dtype}")
+    CODECS[coded.codec].check(coded)
+
+
+def decode(coded: Coded) -> Tensor:
+    """The tensor; of bytes that passed `check`."""
+    return CODECS[coded.codec].decode(coded)
+
+
+def largest_places(values: Tensor, count: int) -> np.ndarray:
+    """Where the `count` largest magnitudes stand, in order; of equal ones the first, so that a rerun agrees."""
+    sizes = values.abs().numpy()
+    if not np.isfinite(sizes.max()):
+        raise ValueError("holds values that are not numbers")
+    if count >= len(sizes):
+        return np.arange(len(sizes))
+    least = np.partition(sizes, len(sizes) - count)[len(sizes) - count]
+    chosen = sizes > least
+    chosen[np.flatnonzero(sizes == least)[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
+
+
+def _check_raw(coded: Coded) -> None:
+    _expect_bytes(coded, coded.size * ITEM_SIZES[coded.dtype])
+
+
+def _decode_raw(coded: Coded) -> Tensor:
+    array = coded.data.view(np.dtype("<" + coded.dtype)).reshape(coded.shape)
+    return torch.from_numpy(_usable(array))
+
+
+def _check_fp16(coded: Coded) -> None:
+    _expect_bytes(coded, FP16_HEAD.size + 2 * coded.size)
+    _check_exponent(*FP16_HEAD.unpack_from(coded.data.data))
+
+
+def _decode_fp16(coded: Coded) -> Tensor:
+    (exponent,) = FP16_HEAD.unpack_from(coded.data.data)
+    return _shaped(coded, from_half(exponent, _part(coded, FP16_HEAD.size, coded.size, "<f2")))
+
+
+def _check_int8(coded: Coded) -> None:
+    _expect_bytes(coded, INT8_HEAD.size, at_least=True)
+    (block,) = INT8_HEAD.unpack_from(coded.data.data)
+    if not 1 <= block <= LONGEST_BLOCK:
+        raise ValueError(f"blocks of {block} values")
+    _expect_bytes(coded, INT8_HEAD.size + 2 * -(-coded.size // block) + coded.size)
+    if bool((_int8_scales(coded, block) >= SCALE_END).any()):
+        raise ValueError("a scale is not a finite number")
+
+
+def _decode_int8(coded: Coded) -> Tensor:
+    (block,) = INT8_HEAD.unpack_from(coded.data.data)
+    scales = _int8_scales(coded, block)
+    codes = _part(coded, INT8_HEAD.size + scales.nbytes, coded.size, "i1")
+    return _shaped(coded, from_int8(scales, codes, block))
+
+
+def _int8_scales(coded: Coded, block: int) -> np.ndarray:
+    return _part(coded, INT8_HEAD.size, -(-coded.size // block), "<u2")
+
+
+def _check_topk(coded: Coded) -> None:
+    _expect_bytes(coded, TOPK_HEAD.size, at_least=True)
+    count, index_bytes, exponent = TOPK_HEAD.unpack_from(coded.data.data)
+    _check_exponent(exponent)
+    if count > coded.size:
+        raise ValueError(f"{count} entries of {coded.size}")
+    _expect_bytes(coded, TOPK_HEAD.size + 2 * count + index_bytes)
+    decode_indices(coded.data[TOPK_HEAD.size + 2 * count :], count, coded.size)
+
+
+def _decode_topk(coded: Coded) -> Tensor:
+    count, _, exponent = TOPK_HEAD.unpack_from(coded.data.data)
+    places = decode_indices(coded.data[TOPK_HEAD.size + 2 * count :], count, coded.size)
+    values = torch.zeros(coded.size)
+    values[torch.from_numpy(places)] = from_half(exponent, _part(coded, TOPK_HEAD.size, count, "<f2"))
+    return _shaped(coded, values)
+
+
+def _check_rows(coded: Coded) -> None:
+    if coded.dtype != "i8" or len(coded.shape) != 1:
+        raise ValueError("rows are a list of whole numbers")
+    decode_indices(coded.data, coded.size)
+
+
+def _decode_rows(coded: Coded) -> Tensor:
+    return torch.from_numpy(decode_indices(coded.data, coded.size))
+
+
+CODECS = {
+    "raw": Codec(_check_raw, _decode_raw),
+    "fp16": Codec(_check_fp16, _decode_fp16),
+    "int8": Codec(_check_int8, _decode_int8),
+    "topk": Codec(_check_topk, _decode_topk),
+    "rows": Codec(_check_rows, _decode_rows),
+}
+
+
+def _coded(codec: str, tensor: Tensor, data: Bytes) -> Coded:
+    return Coded(codec, CODES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def _joined(head: bytes, *parts: np.ndarray) -> Bytes:
+    return np.concatenate([np.frombuffer(head, dtype=np.uint8), *(part.view(np.uint8) for part in parts)])
+
+
+def _part(coded: Coded, start: int, count: int, dtype: str) -> np.ndarray:
+    """Values of another type out of the bytes."""
+    kind = np.dtype(dtype)
+    return _usable(coded.data[start : start + count * kind.itemsize].view(kind))
+
+
+def _usable(array: np.ndarray) -> np.ndarray:
+    """A copy where torch would warn of read-only memory, or values do not lie where it wants them."""
+    return array if array.flags.writeable and array.flags.aligned else array.copy()
+
+
+def _shaped(coded: Coded, values: Tensor) -> Tensor:
+    return values.view(coded.shape).to(DTYPES[coded.dtype])
+
+
+def _check_exponent(exponent: int) -> None:
+    if not -MOST_EXPONENT <= exponent <= MOST_EXPONENT:
+        raise ValueError(f"a scale of two to the power of {exponent}")
+
+
+def _expect_bytes(coded: Coded, expected: int, at_least: bool = False) -> None:
+    if len(coded.data) < expected or (len(coded.data) > expected and not at_least):
+        raise ValueError(f"a {coded.codec} tensor of {coded.shape} does not fit into {len(coded.data)} bytes")

@@ -1,0 +1,173 @@
+"""A frame: a header of plain values and some tensors as bytes, with a checksum over both.
+
+magic version reserved  header length  payload length  crc32 | header (JSON, deflated) | tensors, 8-byte aligned
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedmtl.config import WireConfig
+from fedmtl.errors import WireError
+from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
+from fedmtl.federation.wire.indices import Bytes
+from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
+from fedmtl.model.keys import Key, Weights
+
+MAGIC = b"FMTL"
+VERSION = 2
+FRAME = struct.Struct("<4sBxxxIQ")
+CHECKSUM = struct.Struct("<I")
+START = FRAME.size + CHECKSUM.size
+MAX_BYTES = WireConfig().max_bytes
+# Predictions that clients share are in the header, so it may be large; what it inflates to is bounded twice.
+MAX_HEADER = 1 << 25
+MAX_INFLATION = 64
+MAX_DIMENSIONS = 8
+MOST_LETTERS = 300
+ALIGN = 8
+
+if sys.byteorder != "little":
+    raise ImportError("fedmtl's wire format needs a little-endian machine")
+
+
+def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: int = MAX_BYTES) -> Bytes:
+    """One frame; tensors keep their order, and their bits unless they are encoded already."""
+    table: list[list[Any]] = []
+    payload: list[Bytes] = []
+    payload_length = 0
+    for key, coded in encode_tensors(tensors).coded.items():
+        table.append([key.scope, key.name, coded.codec, coded.dtype, list(coded.shape), len(coded.data)])
+        payload.append(coded.data)
+        payload_length += len(coded.data) + -len(coded.data) % ALIGN
+    text = json.dumps({**header, "tensors": table}, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER:
+        raise WireError(
+            f"a message's header has {len(text)} bytes, at most {MAX_HEADER} can be sent; if clients share their"
+            " predictions, turn evaluation.share_pairs off"
+        )
+    deflated = zlib.compress(text)
+    deflated += b"\0" * (-(START + len(deflated)) % ALIGN)
+    if len(deflated) + payload_length > max_bytes:
+        raise WireError(f"a message of {len(deflated) + payload_length} bytes is over wire.max_bytes, {max_bytes}")
+    head = FRAME.pack(MAGIC, VERSION, len(deflated), payload_length)
+    return _filled(head, deflated, payload, payload_length)
+
+
+def _filled(head: bytes, header: bytes, payload: list[Bytes], payload_length: int) -> Bytes:
+    # numpy asks for large pages, which a bytearray does not: more than twice as fast for large models.
+    frame = np.empty(START + len(header) + payload_length, dtype=np.uint8)
+    offset = START + len(header)
+    frame[START:offset] = np.frombuffer(header, dtype=np.uint8)
+    for data in payload:
+        frame[offset : offset + len(data)] = data
+        padding = -len(data) % ALIGN
+        offset += len(data) + padding
+        frame[offset - padding : offset] = 0
+    crc = zlib.crc32(frame[START:].data, zlib.crc32(head))
+    frame[:START] = np.frombuffer(head + CHECKSUM.pack(crc), dtype=np.uint8)
+    return frame
+
+
+def unpack(data: Any, max_bytes: int = MAX_BYTES) -> tuple[dict[str, Any], Weights]:
+    """The header and the tensors of a frame; exact ones are views of `data`. Anything else is a WireError."""
+    header, tensors = read_frame(data, max_bytes)
+    return header, dict(tensors)
+
+
+def read_frame(
+    data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int | None = None
+) -> tuple[dict[str, Any], CodedTensors]:
+    """As `unpack`, with the tensors checked and still encoded.
+
+    `max_bytes` bounds the message, and its tensors once they are decoded unless `max_tensor_bytes` does.
+    """
+    view = memoryview(data).cast("B")
+    text, payload = _split(view, max_bytes)
+    try:
+        header = json.loads(text)
+        table = header.pop("tensors")
+        tensors = _read_table(table, payload, max_bytes if max_tensor_bytes is None else max_tensor_bytes)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise WireError(f"the frame's header is not whole: {brief(error)}") from error
+    return header, tensors
+
+
+def brief(error: Exception) -> str:
+    """The error in a line; it may quote what a stranger sent."""
+    return repr(error)[:MOST_LETTERS]
+
+
+def _split(view: memoryview, max_bytes: int) -> tuple[bytes, memoryview]:
+    """The header's text and the payload of a frame whose lengths and checksum fit."""
+    if len(view) < START:
+        raise WireError("the message is shorter than a frame")
+    magic, version, header_length, payload_length = FRAME.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise WireError("the message is not a fedmtl frame of this version")
+    total = header_length + payload_length
+    if START + total != len(view):
+        raise WireError(f"the frame says {total} bytes, {len(view) - START} came")
+    if total > max_bytes:
+        raise WireError(f"the message has {total} bytes, wire.max_bytes is {max_bytes}")
+    if zlib.crc32(view[START:], zlib.crc32(view[: FRAME.size])) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
+        raise WireError("the message's checksum does not fit")
+    return _inflated(view[START : START + header_length]), view[START + header_length :]
+
+
+def _inflated(deflated: memoryview) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(deflated, min(MAX_HEADER, MAX_INFLATION * len(deflated)))
+    except zlib.error as error:
+        raise WireError(f"the frame's header is not whole: {error}") from error
+    if not stream.eof or len(stream.unused_data) >= ALIGN:
+        raise WireError("the frame's header is not whole, or too large")
+    return text
+
+
+def _read_table(table: list[list[Any]], payload: memoryview, max_bytes: int) -> CodedTensors:
+    tensors: dict[Key, Coded] = {}
+    array = np.frombuffer(payload, dtype=np.uint8) if len(payload) else np.empty(0, dtype=np.uint8)
+    offset = decoded = 0
+    for scope, name, codec, dtype, shape, length in table:
+        if not all(map(is_name, (scope, name, codec, dtype))) or dtype not in DTYPES:
+            raise ValueError(f"a tensor is described by {scope!r}, {name!r}, {codec!r}, {dtype!r}")
+        if not _is_size(length) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+            raise ValueError(f"{name} has the shape {shape!r} in {length!r} bytes")
+        decoded += claimed_bytes(shape, dtype)
+        if decoded > max_bytes:
+            raise ValueError(f"its tensors would take more than {max_bytes} bytes")
+        if offset + length > len(payload):
+            raise ValueError(f"{name}: {length} bytes at {offset} do not fit into {len(payload)}")
+        key = Key(scope, name)
+        if key in tensors:
+            raise ValueError(f"{name} of scope {scope} came twice")
+        tensors[key] = Coded(codec, dtype, tuple(shape), array[offset : offset + length])
+        check(tensors[key])
+        offset += length + -length % ALIGN
+    if offset != len(payload):
+        raise ValueError(f"{len(payload)} bytes of tensors came, {offset} are described")
+    return CodedTensors(tensors)
+
+
+def claimed_bytes(shape: Sequence[int], dtype: str) -> int:
+    """What counts for the limit: zeros do not, as a tensor of no values still has to have a shape that exists."""
+    return math.prod(max(1, size) for size in shape) * ITEM_SIZES[dtype]
+
+
+def is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_LETTERS
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0

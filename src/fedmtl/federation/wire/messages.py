@@ -1,0 +1,161 @@
+"""Jobs and Updates as frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmtl.errors import WireError
+from fedmtl.federation.messages import Codecs, Job, Update
+from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
+from fedmtl.federation.wire.frame import MAX_BYTES, brief, claimed_bytes, is_name, pack, read_frame
+from fedmtl.federation.wire.indices import Bytes
+from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
+from fedmtl.model.keys import Key
+from fedmtl.model.plan import SharingPlan
+
+ROWS = Key("", "rows")
+# Not in the header, which is deflated: equal runs have messages of equal size.
+SECONDS = Key("", "seconds")
+MOST_EXAMPLES = 1 << 53
+MOST_TASKS = 1000
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+def encode_job(job: Job, max_bytes: int = MAX_BYTES) -> Bytes:
+    """The job's weights under `job.codecs.down`; fixed values are sent once, named by their digest, and stay exact."""
+    header = {
+        "type": "job",
+        "kind": job.kind,
+        "round": job.round,
+        "client": job.client,
+        "tasks": list(job.tasks),
+        "plan": job.plan.to_dict(),
+        "seed": job.seed,
+        "state_round": job.state_round,
+        "settings": dict(job.settings),
+        "fixed": dict(job.fixed),
+        "codecs": asdict(job.codecs),
+    }
+    weights = encode_tensors(job.weights, lambda key: "fp32" if key.scope == "fixed" else job.codecs.down)
+    return pack(header, CodedTensors({**_rows(job.rows), **weights.coded}), max_bytes)
+
+
+def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
+    header, tensors = read_frame(data, max_bytes)
+    coded = dict(tensors.coded)
+    rows = _take_rows(coded)
+    try:
+        _expect(header, "job")
+        return Job(
+            header["kind"],
+            int(header["round"]),
+            str(header["client"]),
+            _words(header["tasks"]),
+            dict(CodedTensors(coded)),
+            SharingPlan.from_dict(header["plan"]),
+            rows,
+            int(header["seed"]),
+            int(header["state_round"]),
+            header["settings"],
+            header["fixed"],
+            Codecs(**{field.name: header["codecs"][field.name] for field in fields(Codecs)}),
+        )
+    except BROKEN as error:
+        raise WireError(f"a job's header is not whole: {brief(error)}") from error
+
+
+def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> Bytes:
+    """The delta as the client encoded it, or exactly."""
+    header = {
+        "type": "update",
+        "round": update.round,
+        "client": update.client,
+        "tasks": list(update.tasks),
+        "num_examples": dict(update.num_examples),
+        "losses": dict(update.losses),
+        "sums": dict(update.sums),
+    }
+    seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
+    delta = encode_tensors(update.delta)
+    return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes)
+
+
+def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int | None = None) -> tuple[Update, float]:
+    """The update, and the seconds its client says it worked. Its delta is decoded when it is looked at.
+
+    `max_tensor_bytes` bounds the delta once it is decoded; an answer has no more than its job (`answer_bytes`).
+    """
+    header, tensors = read_frame(data, max_bytes, max_tensor_bytes)
+    coded = dict(tensors.coded)
+    rows = _take_rows(coded)
+    try:
+        _expect(header, "update")
+        seconds = float(decode(coded.pop(SECONDS)))
+        if not math.isfinite(seconds):
+            raise ValueError(f"{seconds} seconds")
+        update = Update(
+            int(header["round"]),
+            _name(header["client"]),
+            _words(header["tasks"]),
+            CodedTensors(coded),
+            rows,
+            {task: _count(count) for task, count in header["num_examples"].items()},
+            _losses(header["losses"], header["num_examples"]),
+            dict(header["sums"]),
+        )
+    except (*BROKEN, RuntimeError) as error:
+        raise WireError(f"an update's header is not whole: {brief(error)}") from error
+    return update, seconds
+
+
+def answer_bytes(job: Job) -> int:
+    """The most that the answer's tensors can take once they are decoded."""
+    rows = 0 if job.rows is None else job.rows.nbytes
+    weights = (claimed_bytes(tuple(weight.shape), CODES[weight.dtype]) for weight in job.weights.values())
+    return sum(weights) + rows + 8
+
+
+def _rows(rows: np.ndarray | None) -> dict[Key, Coded]:
+    return {} if rows is None else {ROWS: encode_rows(rows)}
+
+
+def _take_rows(coded: dict[Key, Coded]) -> np.ndarray | None:
+    rows = coded.pop(ROWS, None)
+    if rows is not None and rows.codec != "rows":
+        raise WireError("the token rows are not a list of rows")
+    return None if rows is None else decode(rows).numpy()
+
+
+def _words(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(is_name, values)):
+        raise ValueError(f"not a list of names: {values!r}")
+    return tuple(values)
+
+
+def _name(value: Any) -> str:
+    if not is_name(value):
+        raise ValueError(f"not a name: {value!r}")
+    return str(value)
+
+
+def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, float]:
+    if not set(losses) <= set(tasks):
+        raise ValueError("a loss without examples")
+    return {task: float(loss) for task, loss in losses.items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MOST_EXAMPLES:
+        raise ValueError(f"not a count of examples: {value!r}")
+    return value
+
+
+def _expect(header: Mapping[str, Any], kind: str) -> None:
+    if header["type"] != kind:
+        raise ValueError(f"a message of type {header['type']} came where {kind} is due")

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.errors import WireError
+from fedmtl.federation.messages import Codecs, Job, Traffic, Update
+from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
+from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
+from fedmtl.model.keys import Key
+from fedmtl.model.plan import SharingPlan
+
+PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))
+WEIGHTS = {
+    Key("all", "embeddings.weight"): torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    Key("task:sst2", "heads.sst2.bias"): torch.tensor([1.0, -0.0, float("nan")]),
+    Key("all", "scalar"): torch.tensor(2.5, dtype=torch.float64),
+    Key("all", "empty"): torch.zeros(0, 4),
+}
+
+
+def same(a: dict, b: dict) -> bool:
+    return list(a) == list(b) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.numpy().tobytes() == y.numpy().tobytes()
+        for x, y in zip(a.values(), b.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("carry", [bytearray, bytes, memoryview, lambda frame: frame])
+def test_a_job_comes_back_bit_for_bit(carry):
+    rows, codecs = np.array([0, 7]), Codecs("fp32", "topk", 0.25, False)
+    job = Job("train", 4, "ä b", ("sst2", "qqp"), WEIGHTS, PLAN, rows, 2**62, 3, {"lr": 1e-5}, {"x": "ab"}, codecs)
+    back = decode_job(carry(encode_job(job)))
+    assert same(back.weights, job.weights)
+    assert back.rows is not None
+    assert back.rows.tolist() == [0, 7]
+    assert (back.kind, back.round, back.client, back.tasks, back.plan) == ("train", 4, "ä b", ("sst2", "qqp"), PLAN)
+    assert (back.seed, back.state_round, back.settings, back.fixed) == (2**62, 3, {"lr": 1e-5}, {"x": "ab"})
+    assert back.codecs == codecs
+
+
+def test_an_update_comes_back_bit_for_bit():
+    update = Update(
+        1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0)
+    )
+    back, seconds = decode_update(encode_update(update))
+    assert same(dict(back.delta), WEIGHTS)
+    assert (back.rows, back.num_examples, back.losses, back.sums, seconds) == (
+        None,
+        {"sst2": 3},
+        {"sst2": 0.5},
+        {"sst2": {"loss": 1.0}},
+        2.0,
+    )
+
+
+def test_a_fixed_value_stays_exact_under_every_codec():
+    value = torch.randn(8, 64)
+    weights = {Key("fixed", "base"): value, Key("all", "layer"): value}
+    for codec in ("fp16", "int8"):
+        back = decode_job(encode_job(Job("train", 1, "c", ("t",), weights, PLAN, None, 0, 0, {}, {}, Codecs(codec))))
+        assert torch.equal(back.weights[Key("fixed", "base")], value)
+        assert not torch.equal(back.weights[Key("all", "layer")], value)
+
+
+def test_an_update_is_sent_as_its_client_encoded_it():
+    delta = encode_tensors({Key("all", "w"): torch.randn(8, 64)}, lambda key: "int8")
+    back, _ = decode_update(encode_update(Update(1, "c", ("t",), delta, None, {"t": 1}, {})))
+    assert torch.equal(back.delta[Key("all", "w")], delta[Key("all", "w")])
+
+
+def test_an_update_that_waits_holds_no_memory_but_its_message():
+    delta = encode_tensors({Key("all", "w"): torch.randn(8, 64)}, lambda key: "int8")
+    frame = encode_update(Update(1, "c", ("t",), delta, None, {"t": 1}, {}))
+    back, _ = decode_update(frame)
+    assert isinstance(back.delta, CodedTensors)
+    assert all(np.shares_memory(coded.data, frame) for coded in back.delta.coded.values())
+    assert back.delta[Key("all", "w")] is not back.delta[Key("all", "w")]
+
+
+def test_the_size_is_the_tensors_and_a_small_header():
+    weights = {Key("all", "w"): torch.zeros(100_000)}
+    encoded = encode_update(Update(1, "c", ("t",), weights, None, {"t": 1}, {}))
+    assert 400_000 <= len(encoded) < 400_000 + 300
+
+
+def test_the_size_does_not_depend_on_how_long_a_client_worked():
+    sizes = {
+        len(encode_update(Update(1, "c", ("t",), {}, None, {"t": 1}, {}, {}, Traffic(seconds=seconds))))
+        for seconds in (0.0, 1.25, 123456.789, 1e-9)
+    }
+    assert len(sizes) == 1
+
+
+def test_an_update_larger_than_its_job_is_refused():
+    weights = {Key("all", "w"): torch.zeros(4, 8)}
+    job = Job("train", 1, "c", ("t",), weights, PLAN, np.array([0, 5]), 0, 0, {})
+    # 4 * 8 floats of four bytes, two rows and the seconds of eight; then 4 * 10 floats, and no rows
+    assert answer_bytes(job) == 128 + 16 + 8
+    fits = encode_update(Update(1, "c", ("t",), weights, np.array([0, 5]), {"t": 1}, {}))
+    decode_update(fits, max_tensor_bytes=answer_bytes(job))
+    large = encode_update(Update(1, "c", ("t",), {Key("all", "w"): torch.zeros(4, 10)}, None, {"t": 1}, {}))
+    with pytest.raises(WireError, match="more than 152 bytes"):
+        decode_update(large, max_tensor_bytes=answer_bytes(job))
+
+
+def test_a_message_of_another_kind_is_refused():
+    job = encode_job(Job("train", 1, "c", ("t",), {}, PLAN, None, 0, 0, {}))
+    with pytest.raises(WireError, match="type job"):
+        decode_update(job)
+
+
+def test_what_cannot_be_sent_is_said_when_it_is_encoded():
+    job = Job("train", 1, "c", ("t",), {Key("all", "w"): torch.zeros(1000)}, PLAN, None, 0, 0, {})
+    with pytest.raises(WireError, match=r"is over wire.max_bytes, 1000"):
+        encode_job(job, max_bytes=1000)
