@@ -67,6 +67,7 @@ CASES: dict[str, tuple[tuple[Task, ...], dict[str, Any]]] = {
             "loss_weights": {"dual": 2.5, "single": 0.4},
         },
     ),
+    "heads with a rate of their own": ((SINGLE, DUAL), {"head_rate": 20, "weight_decay": 0.3, "learning_rate": 1e-3}),
     "unclipped": ((SINGLE,), {"max_grad_norm": 0}),
     # A key's bias has no gradient but rounding, which a small epsilon would blow up through the proximal term.
     "proximal": ((SINGLE, DUAL), {"proximal": 0.7, "local_epochs": 2, "epsilon": 1e-2, "learning_rate": 0.01}),
@@ -129,11 +130,18 @@ def plain_loss(task: Task, outputs: Tensor, rows: Any) -> Tensor:
 def plain_optimizer(model: PlainModel, options: LocalSettings) -> torch.optim.Optimizer:
     tables_norms_biases = ("_embeddings.weight", "LayerNorm.weight", "bias")
     named = list(model.named_parameters())
-    groups = [
-        {"params": [p for name, p in named if not name.endswith(tables_norms_biases)]},
-        {"params": [p for name, p in named if name.endswith(tables_norms_biases)], "weight_decay": 0.0},
-    ]
     decay = options.weight_decay
+    groups = [
+        {
+            "params": [
+                p for name, p in named if name.endswith(tables_norms_biases) == plain and ("heads." in name) == head
+            ],
+            "weight_decay": 0.0 if plain else decay,
+            "factor": options.head_rate if head else 1.0,
+        }
+        for plain in (False, True)
+        for head in (False, True)
+    ]
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=1.0, momentum=options.momentum, weight_decay=decay)
     return torch.optim.AdamW(
@@ -178,7 +186,7 @@ def plain_rounds(
                     p.grad *= options.max_grad_norm / (norm + 1e-6)
             factor = scheduler.get_last_lr()[0]
             for group in optimizer.param_groups:
-                group["lr"] = options.learning_rates[name] * factor
+                group["lr"] = options.learning_rates[name] * factor * group["factor"]
             optimizer.step()
             for group in optimizer.param_groups:
                 group["lr"] = factor

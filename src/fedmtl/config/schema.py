@@ -220,6 +220,10 @@ class TrainingConfig(Section):
     local_steps: Count | None = Field(None, description="Batches per client and round, instead of local_epochs.")
     batch_size: Count = Field(32, description="Examples per step.")
     learning_rate: Positive = Field(5e-5, description="Step size of the clients' optimizer.")
+    head_rate: Positive = Field(
+        1.0,
+        description="What a head's step size is multiplied by; a fresh head on a pretrained encoder wants 10 or more.",
+    )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="The clients' optimizer.")
     momentum: Fraction = Field(0.0, description="Momentum of sgd.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Moment decays of adamw.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedmtl.model.keys import Key, Weights
+from fedmtl.model.keys import HEADS, Key, Weights
 from fedmtl.model.multitask import MultiTaskModel
 
 
@@ -61,9 +61,9 @@ def undecayed(model: MultiTaskModel) -> set[str]:
 
 
 def flat_order(views: Mapping[str, Mapping[str, Key]], keys: Iterable[Key], plain: set[str]) -> list[Key]:
-    """The keys so that those with one decay and the same tasks are neighbours, and step in one call."""
+    """The keys so that those with one decay, one rate and the same tasks are neighbours, and step in one call."""
     users: dict[Key, tuple[str, ...]] = {}
     for task, view in views.items():
         for key in view.values():
             users[key] = (*users.get(key, ()), task)
-    return sorted(keys, key=lambda key: (key.name in plain, users[key]))
+    return sorted(keys, key=lambda key: (key.name in plain, key.name.startswith(HEADS), users[key]))

@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd
 
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import undecayed
-from fedmtl.model.keys import Key
+from fedmtl.model.keys import HEADS, Key
 from fedmtl.training.settings import LocalSettings
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
@@ -24,10 +24,14 @@ Slots = dict[str, dict[Key, Tensor]]
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbours in the buffer that are always stepped together; `step` counts their steps."""
+    """Neighbours in the buffer that are always stepped together; `step` counts their steps.
+
+    `factor` is what the learning rate is multiplied by.
+    """
 
     keys: tuple[Key, ...]
     decay: float
+    factor: float
     values: Tensor
     gradients: Tensor
     slots: tuple[Tensor, ...]
@@ -106,8 +110,8 @@ class FlatOptimizer:
         if self._anchors is not None:
             self._add_proximal(own)
         clip([run.gradients for run in own], self._settings.max_grad_norm)
-        for _, group in groupby(own, key=lambda run: run.decay):
-            self._move(list(group), rate)
+        for (_, factor), group in groupby(own, key=lambda run: (run.decay, run.factor)):
+            self._move(list(group), rate * factor)
 
     def _move(self, runs: Sequence[Run], rate: float) -> None:
         settings = self._settings
@@ -139,17 +143,18 @@ class FlatOptimizer:
         return [run for run in self._runs if run.keys[0] in self._used[task]]
 
     def _cut(self) -> Iterator[Run]:
-        """The longest runs of neighbours with one decay, one set of tasks that reach them and one step count."""
+        """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them and one step count."""
         places = self._bound.flat.places
         kinds = {
             key: (
                 key.name in self._plain,
+                self._settings.head_rate if key.name.startswith(HEADS) else 1.0,
                 tuple(key in used for used in self._used.values()),
                 float(self._steps.get(key, 0.0)),
             )
             for key in places
         }
-        for (is_plain, used, count), group in groupby(places, key=lambda key: kinds[key]):
+        for (is_plain, factor, used, count), group in groupby(places, key=lambda key: kinds[key]):
             keys = tuple(group)
             if not any(used):
                 continue
@@ -157,6 +162,7 @@ class FlatOptimizer:
             yield Run(
                 keys,
                 0.0 if is_plain else self._settings.weight_decay,
+                factor,
                 self._bound.flat.values[place],
                 self._gradients[place],
                 tuple(buffer[place] for buffer in self._slots.values()),

@@ -17,6 +17,7 @@ class LocalSettings:
     batch_size: int
     optimizer: str
     learning_rates: Mapping[str, float]
+    head_rate: float
     loss_weights: Mapping[str, float]
     momentum: float
     betas: tuple[float, float]
@@ -54,6 +55,7 @@ def local_settings(
         batch_size=training.batch_size,
         optimizer=training.optimizer,
         learning_rates={task: rate or training.learning_rate for task, rate in learning_rates.items()},
+        head_rate=training.head_rate,
         loss_weights={task: weight if in_loss else 1.0 for task, weight in weights.items()},
         momentum=training.momentum,
         betas=training.betas,
