@@ -1,0 +1,32 @@
+"""How a contestant tells the harness what it did: lines on stdout that begin with a mark."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import TracebackType
+
+MARK = "@bench "
+
+
+def tell(event: str, **fields: object) -> None:
+    print(MARK + json.dumps({"event": event, **fields}), flush=True)
+
+
+class Round:
+    """Times one round and tells of it; `samples` and `megabytes` (both ways, of all clients) are set inside."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.samples = number, 0
+        self.megabytes: float | None = None
+
+    def __enter__(self) -> Round:
+        if self.number == 1:
+            tell("begin")
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            seconds = time.perf_counter() - self._started
+            tell("round", round=self.number, seconds=seconds, samples=self.samples, megabytes=self.megabytes)
