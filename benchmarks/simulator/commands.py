@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -66,19 +65,27 @@ def run(command: Sequence[str], env: Mapping[str, str], limit: float = 1800.0) -
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
-        timer = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
-        timer.start()
+        # In a thread: a child that outlives the command would hold the pipe open.
+        reader = threading.Thread(target=_read, args=(process, started, lines), daemon=True)
+        reader.start()
         try:
-            assert process.stdout is not None
-            lines.extend((time.perf_counter() - started, line.rstrip("\n")) for line in process.stdout)
-            code = process.wait()
+            code = process.wait(limit)
             seconds = time.perf_counter() - started
+        except subprocess.TimeoutExpired as late:
+            raise CommandFailed(f"{' '.join(command)} did not end within {limit:g} s") from late
         finally:
-            timer.cancel()
             end(mark)
+            process.wait()
+            reader.join()
         errors.seek(0)
         told = errors.read().splitlines()
     if code:
         shown = "\n".join([*(text for _, text in lines[-5:]), *told[-15:]])
         raise CommandFailed(f"{' '.join(command)} ended with {code}:\n{shown}")
     return Outcome(tuple(lines), seconds, meter.peak_mb, meter.most_processes, meter.others)
+
+
+def _read(process: subprocess.Popen[str], started: float, lines: list[tuple[float, str]]) -> None:
+    assert process.stdout is not None
+    with process.stdout as output:
+        lines.extend((time.perf_counter() - started, line.rstrip("\n")) for line in output)

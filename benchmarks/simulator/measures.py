@@ -17,6 +17,7 @@ from simulator.workload import TASKS, VALIDATION, Texts, pieces, write_config, w
 Note = Callable[[str], None]
 PER_CLIENT = 30
 MOST_WORDS = 12
+MANY_A_ROUND = 128
 PER_TASK = {"small": 11, "large": 3_334}
 
 
@@ -76,12 +77,14 @@ def population(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[
     folder = case.workload / "population"
     if not (folder / "large.yaml").exists():
         _write_population(folder, case.workload)
-    names = ("small files", "small", "large")
+    names = ("small files", "small", "large", "large, many a round")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repeat in range(repeats + 1):
         for name in names:
             with locked(lock):
-                measured = run_fedmtl(case, config=folder / f"{name.replace(' ', '-')}.yaml")
+                config, _, many = name.partition(", ")
+                settings = [f"federation.clients_per_round={MANY_A_ROUND}"] if many else []
+                measured = run_fedmtl(case, settings, folder / f"{config.replace(' ', '-')}.yaml")
             # The first run of each fills the cache of tokens and is not counted.
             if repeat:
                 found[name].append({**asdict(measured), "start_up": measured.start_up, "round": measured.round})
@@ -91,6 +94,7 @@ def population(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[
         "clients": {"small files": 33, "small": 33, "large": 3 * PER_TASK["large"]},
         "medians": mid,
         "memory_ratio": mid["large"]["peak_mb"] / mid["small"]["peak_mb"],
+        "memory_ratio_many_a_round": mid["large, many a round"]["peak_mb"] / mid["large"]["peak_mb"],
         "memory_ratio_small_files": mid["large"]["peak_mb"] / mid["small files"]["peak_mb"],
         "more_start_up": mid["large"]["begun"] - mid["small"]["begun"],
         "more_start_up_small_files": mid["large"]["begun"] - mid["small files"]["begun"],

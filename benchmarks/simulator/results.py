@@ -127,6 +127,7 @@ def _population(found: Found) -> str:
         f" {small['peak_mb']:,.0f} MB with {found['clients']['small']} clients ({found['memory_ratio']:.2f}x), first"
         f" round begun {found['more_start_up']:+.1f} s later. Against a small population with small files:"
         f" {found['memory_ratio_small_files']:.2f}x, {found['more_start_up_small_files']:+.1f} s."
+        f" With 128 clients a round: {found['memory_ratio_many_a_round']:.2f}x the memory."
     )
 
 

@@ -19,6 +19,7 @@ from fedmtl.model.values import count_parameters, layer_counts, scope_counts
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
 
 Event = dict[str, Any]
 SCORE_RANGES = 5
@@ -107,7 +108,16 @@ def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[
     ]
 
 
-def round_event(turn: Round, seconds: float) -> Event:
+def trained_samples(update: Update, settings: LocalSettings) -> int:
+    """Samples a client trained, every pass counted; none where it evaluated. Of `local_steps`, full batches."""
+    if update.sums:
+        return 0
+    if settings.steps:
+        return settings.steps * settings.batch_size
+    return settings.epochs * sum(update.num_examples.values())
+
+
+def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
     evaluation = turn.evaluation
     answers: list[Update | Failure] = [*turn.updates, *turn.failures]
     extra = evaluation.traffic if evaluation else None
@@ -119,6 +129,7 @@ def round_event(turn: Round, seconds: float) -> Event:
         "tasks": _clients_per_task(turn),
         "aggregated": _aggregated(turn),
         "losses": _mean_losses(turn),
+        "samples": sum(trained_samples(update, settings) for update in turn.updates),
         "overall": evaluation.overall if evaluation else None,
         "classification": evaluation.classification if evaluation else None,
         "seconds": seconds,
