@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.contestants.telling import FIRST
 from simulator.processes import MARK, Meter, end
 
 # Threads are set by each contestant; telemetry and updates are nobody's here.
@@ -35,13 +36,17 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`lines` are (seconds since the command, text); `others` is how many cores other processes kept busy."""
+    """`lines` are (seconds since the command, text); `others` is how many cores other processes kept busy.
+
+    `first_batch` is when a contestant made its first batch, in seconds since the command, where it told.
+    """
 
     lines: tuple[tuple[float, str], ...]
     seconds: float
     peak_mb: float
     processes: int
     others: float
+    first_batch: float | None = None
 
 
 @contextmanager
@@ -58,10 +63,11 @@ def locked(path: Path | None) -> Iterator[None]:
 def run(command: Sequence[str], env: Mapping[str, str], limit: float = 1800.0) -> Outcome:
     """Run a command in a process group of its own; nothing of it is left when this returns."""
     mark = uuid.uuid4().hex
-    environment = {**os.environ, **QUIET, **env, MARK: mark}
+    first = Path(tempfile.gettempdir()) / f"bench-first-{mark}"
+    environment = {**os.environ, **QUIET, **env, MARK: mark, FIRST: str(first)}
     lines: list[tuple[float, str]] = []
     with tempfile.TemporaryFile("w+") as errors, Meter(mark) as meter:
-        started = time.perf_counter()
+        started, at = time.perf_counter(), time.time()
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
@@ -77,12 +83,14 @@ def run(command: Sequence[str], env: Mapping[str, str], limit: float = 1800.0) -
             end(mark)
             process.wait()
             reader.join()
+            first_batch = float(first.read_text()) - at if first.exists() else None
+            first.unlink(missing_ok=True)
         errors.seek(0)
         told = errors.read().splitlines()
     if code:
         shown = "\n".join([*(text for _, text in lines[-5:]), *told[-15:]])
         raise CommandFailed(f"{' '.join(command)} ended with {code}:\n{shown}")
-    return Outcome(tuple(lines), seconds, meter.peak_mb, meter.most_processes, meter.others)
+    return Outcome(tuple(lines), seconds, meter.peak_mb, meter.most_processes, meter.others, first_batch)
 
 
 def _read(process: subprocess.Popen[str], started: float, lines: list[tuple[float, str]]) -> None:

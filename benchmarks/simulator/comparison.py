@@ -29,7 +29,7 @@ class Contest:
     runs: list[Measured] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        runs = [{**asdict(run), "round": run.round, "start_up": run.start_up} for run in self.runs]
+        runs = [{**asdict(run), "round": run.round} for run in self.runs]
         return {**{k: getattr(self, k) for k in ("system", "words", "clients", "variant", "tried")}, "runs": runs}
 
 

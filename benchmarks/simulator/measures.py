@@ -87,7 +87,7 @@ def population(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[
                 measured = run_fedmtl(case, settings, folder / f"{config.replace(' ', '-')}.yaml")
             # The first run of each fills the cache of tokens and is not counted.
             if repeat:
-                found[name].append({**asdict(measured), "start_up": measured.start_up, "round": measured.round})
+                found[name].append({**asdict(measured), "round": measured.round})
                 note(f"population, {name}: {measured.peak_mb:,.0f} MB, begun after {measured.begun:.2f} s")
     mid = {name: {k: median(run[k] for run in found[name]) for k in ("peak_mb", "begun", "round")} for name in names}
     return {

@@ -31,12 +31,13 @@ class Case:
 class Measured:
     """One run. `seconds` are those of the rounds after the first; megabytes are per client and round, both ways.
 
-    Start-up is the time from the command to the end of the first round, less a steady round: what a system needs
-    before it works at its speed, wherever it spends it.
+    Start-up is the time from the command to the first batch of the first round: some begin a round before anybody
+    can work on it. For fedmtl it is the end of round 0, with workers up and waiting.
     """
 
     seconds: tuple[float, ...]
     begun: float
+    start_up: float
     first_done: float
     peak_mb: float
     samples: int
@@ -48,10 +49,6 @@ class Measured:
     @property
     def round(self) -> float:
         return median(self.seconds)
-
-    @property
-    def start_up(self) -> float:
-        return max(0.0, self.first_done - self.round)
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ def run_fedmtl(case: Case, settings: Sequence[str] = (), config: Path | None = N
     return Measured(
         seconds=tuple(turn["seconds"] for turn in steady),
         begun=_time_of(outcome, "  after round 0:"),
+        start_up=_time_of(outcome, "  after round 0:"),
         first_done=_time_of(outcome, "  after round 1:"),
         peak_mb=outcome.peak_mb,
         samples=samples,
@@ -135,9 +133,11 @@ def read_told(case: Case, outcome: Outcome) -> Measured:
     rounds = [(at, event) for at, event in told if event["event"] == "round"]
     steady = [event for _, event in rounds[1:]]
     megabytes = steady[0]["megabytes"]
+    begun = next(at for at, event in told if event["event"] == "begin")
     return Measured(
         seconds=tuple(event["seconds"] for event in steady),
-        begun=next(at for at, event in told if event["event"] == "begin"),
+        begun=begun,
+        start_up=begun if outcome.first_batch is None else outcome.first_batch,
         first_done=rounds[0][0],
         peak_mb=outcome.peak_mb,
         samples=steady[0]["samples"],

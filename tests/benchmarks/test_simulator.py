@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulator import results
-from simulator.commands import CommandFailed, run
+from simulator.commands import CommandFailed, Outcome, run
 from simulator.comparison import Contest, Plan, compare
 from simulator.contestants.examples import BATCH, SAMPLES, Tokens
 from simulator.contestants.telling import MARK
@@ -23,7 +23,7 @@ HOST = {"processor": "p", "cores": 2, "python": "3", "torch": "2"}
 
 
 def measured(seconds: float, samples: int = 3 * SAMPLES, mb: float = 100.0) -> Measured:
-    return Measured((seconds,), 1.0, 2.0 + seconds, mb, samples, 7, 1, 0.0)
+    return Measured((seconds,), 1.0, 1.5, 2.0 + seconds, mb, samples, 7, 1, 0.0)
 
 
 def test_lengths_are_those_of_the_reference_workload():
@@ -86,7 +86,7 @@ def test_a_command_that_fails_says_why():
         run([sys.executable, "-c", "raise SystemExit('no such luck')"], {})
 
 
-def test_start_up_is_what_the_first_round_cost_beyond_a_steady_one():
+def test_start_up_ends_with_the_first_batch_not_with_the_word_that_a_round_begins():
     told = [
         (1.0, {"event": "model", "parameters": 7}),
         (2.0, {"event": "begin"}),
@@ -94,9 +94,22 @@ def test_start_up_is_what_the_first_round_cost_beyond_a_steady_one():
         (12.0, {"event": "round", "round": 2, "seconds": 3.0, "samples": 900, "megabytes": 30.0}),
     ]
     lines = tuple((at, MARK + json.dumps(event)) for at, event in told)
-    outcome = type("Outcome", (), {"lines": lines, "peak_mb": 5.0, "processes": 1, "others": 0.0})
-    found = read_told(Case(Path(), 3, 2, Path()), outcome)
+    found = read_told(Case(Path(), 3, 2, Path()), Outcome(lines, 12.0, 5.0, 1, 0.0, first_batch=6.0))
     assert (found.round, found.begun, found.start_up, found.megabytes) == (3.0, 2.0, 6.0, 10.0)
+
+
+def test_the_first_batch_of_any_process_is_noted_once():
+    first = (
+        "from simulator.contestants.telling import tell_first_batch; import time; time.sleep({}); tell_first_batch()"
+    )
+    script = (
+        f"import subprocess, sys; children = [subprocess.Popen([sys.executable, '-c', {first!r}.format(wait)])"
+        " for wait in (0.5, 3)]; [child.wait() for child in children]"
+    )
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    outcome = run([sys.executable, "-c", script], {"PYTHONPATH": str(benchmarks)})
+    assert outcome.first_batch is not None
+    assert 0.5 < outcome.first_batch < outcome.seconds - 1
 
 
 def plan(tmp_path: Path) -> Plan:

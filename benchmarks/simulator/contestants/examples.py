@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simulator.contestants.telling import tell_first_batch
+
 TASKS = ("singles", "pairs", "scores")
 SAMPLES = 300
 BATCH = 32
@@ -51,6 +53,8 @@ class Tokens:
 
     def batch(self, batch: np.ndarray, task: str, width: int | None = None) -> Batch:
         """Padded to its longest example, or to `width`."""
+        if not self._served:
+            tell_first_batch()
         self._served += len(batch)
         lengths = self.lengths[batch]
         columns = np.arange(width or int(lengths.max()))
