@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow bench check format clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/fedmtl run
@@ -14,6 +14,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+
+# About an hour: BENCH="--quick --systems fedmtl naive" and other options in docs/benchmarks.md.
+bench: $(STAMP)
+	PYTHONPATH=benchmarks $(BIN)/python -m simulator $(BENCH)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -72,7 +72,7 @@ def test_resume_takes_no_config(cli, runs):
 
 
 def test_a_disk_that_fills_up_is_one_line(cli, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/demo/spool/x")
 
     monkeypatch.setattr("fedmtl.experiment.run.start_run", full)

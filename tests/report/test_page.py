@@ -272,3 +272,21 @@ def test_report_needs_only_the_standard_library():
         "typing",
     }
     assert needed <= allowed | {"fedmtl"}
+
+
+def test_thousands_of_clients_are_drawn_in_part_and_listed_where_they_took_part():
+    many = clients()
+    many["clients"] = {f"c{i}": {"tasks": {"sst2": {"examples": i, "labels": {"positive": i}}}} for i in range(1, 2401)}
+    update = {
+        "event": "update",
+        "round": 1,
+        "client": "c7",
+        "tasks": {},
+        "seconds": 1.0,
+        "bytes_up": 1,
+        "bytes_down": 1,
+    }
+    page = page_of([start(), many, update])
+    assert "2,400 clients, 1–2,400 examples (median 1,200), one in 10 is drawn" in page
+    assert "1 of 1 client that were asked, of 2,400 in all" in page
+    assert len(page) < 200_000

@@ -14,12 +14,14 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from fedmtl.cli.guide_lines import round_lines, summary_lines
+from fedmtl.cli.pace import Pace
+from fedmtl.cli.profile_table import profile_table
 from fedmtl.cli.tables import amount, duration, number, result_notes, results_table
 from fedmtl.cli.terminal import Terminal, make_terminal
 from fedmtl.run_summary import summarize
@@ -53,6 +55,7 @@ class PlainDisplay:
         self.start: Event = {}
         self.scores: dict[str, tuple[str, float | None]] = {}
         self.skipped = -1
+        self.pace = Pace()
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -61,6 +64,7 @@ class PlainDisplay:
         pass
 
     def __call__(self, event: Event) -> None:
+        self.pace.see(event)
         lines = self.lines(event)
         if event.get("round", self.skipped + 1) > self.skipped:
             for line in lines:
@@ -96,15 +100,21 @@ class PlainDisplay:
     def round_line(self, event: Event) -> str:
         scores = ", ".join(f"{task} {metric} {number(score)}" for task, (metric, score) in self.scores.items())
         wire = f"up {amount(event['bytes_up'])}, down {amount(event['bytes_down'])}, " if event["round"] else ""
+        pace = self.pace.words()
+        ends = f"{duration(event['seconds'])}{', ' if pace else ''}{pace}"
         self.scores = {}
-        return f"  after round {event['round']}: {scores or 'not evaluated'} ({wire}{duration(event['seconds'])})"
+        return f"  after round {event['round']}: {scores or 'not evaluated'} ({wire}{ends})"
 
     def finish(self, run: RunFolder) -> None:
-        """The closing table and where to look."""
-        summary = summarize(read_events(run), run.name)
+        """The closing table and where to look; where the seconds went, if the run told."""
+        events = read_events(run)
+        summary = summarize(events, run.name)
         self.terminal.print(results_table(summary), soft_wrap=False)
         for note in result_notes(summary):
             self.say(note)
+        spent = profile_table(events, self.start.get("workers", 1))
+        if spent is not None:
+            self.terminal.print(spent, soft_wrap=False)
         self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
 
 
@@ -118,8 +128,6 @@ class LiveDisplay(PlainDisplay):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
             console=terminal,
         )
         self.history: dict[str, list[float | None]] = {}
@@ -171,7 +179,9 @@ class LiveDisplay(PlainDisplay):
             best = max(known) if known else None
             metric = self.start["tasks"][task]["metric"]
             table.add_row(task, metric, number(scores[0]), number(best), number(scores[-1]))
-        return Group(table, self.progress) if self.history else self.progress
+        parts: list[RenderableType] = [*([table] if self.history else []), self.progress]
+        pace = self.pace.words()
+        return Group(*parts, Text(pace)) if pace else Group(*parts)
 
 
 def _where(event: Event) -> str:

@@ -26,6 +26,9 @@ def run(
         str | None,
         typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Tell where every round's seconds went, and store it with the events.")
+    ] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the results; the lines go to stderr.")
     ] = False,
@@ -34,21 +37,21 @@ def run(
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     display = make_display(stderr=json_)
-    done = _start(config, set or [], name, display) if resume is None else _resume(resume, display)
+    done = _start(config, set or [], name, display, profile) if resume is None else _resume(resume, display, profile)
     display.finish(done)
     if json_:
         write(json.dumps(summarize(read_events(done), done.name).to_json()))
 
 
-def _start(path: Path | None, overrides: list[str], name: str | None, display: Display) -> RunFolder:
+def _start(path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool) -> RunFolder:
     loaded = load(path, overrides)
     with display:
         from fedmtl.experiment.run import start_run
 
-        return start_run(loaded, name or (path.stem if path else "demo"), display)
+        return start_run(loaded, name or (path.stem if path else "demo"), display, profile=profile)
 
 
-def _resume(name: str, display: Display) -> RunFolder:
+def _resume(name: str, display: Display, profile: bool) -> RunFolder:
     found = find_run(name)
     events = read_events(found)
     summary = summarize(events, found.name)
@@ -63,7 +66,7 @@ def _resume(name: str, display: Display) -> RunFolder:
 
         display.skip_to(summary.rounds)
         display.say(f"{found.name} goes on after round {summary.rounds}")
-        return resume_run(found, display)
+        return resume_run(found, display, profile=profile)
 
 
 def load(path: Path | None, overrides: list[str]) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ from fedmtl.model.values import count_parameters, layer_counts, scope_counts
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
 
 Event = dict[str, Any]
 SCORE_RANGES = 5
@@ -106,7 +108,16 @@ def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[
     ]
 
 
-def round_event(turn: Round, seconds: float) -> Event:
+def trained_samples(update: Update, settings: LocalSettings) -> int:
+    """Samples a client trained, every pass counted; none where it evaluated. Of `local_steps`, full batches."""
+    if update.sums:
+        return 0
+    if settings.steps:
+        return settings.steps * settings.batch_size
+    return settings.epochs * sum(update.num_examples.values())
+
+
+def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
     evaluation = turn.evaluation
     answers: list[Update | Failure] = [*turn.updates, *turn.failures]
     extra = evaluation.traffic if evaluation else None
@@ -118,6 +129,7 @@ def round_event(turn: Round, seconds: float) -> Event:
         "tasks": _clients_per_task(turn),
         "aggregated": _aggregated(turn),
         "losses": _mean_losses(turn),
+        "samples": sum(trained_samples(update, settings) for update in turn.updates),
         "overall": evaluation.overall if evaluation else None,
         "classification": evaluation.classification if evaluation else None,
         "seconds": seconds,
@@ -144,7 +156,8 @@ def early_stop_events(turn: Round) -> list[Event]:
 def _data_events(prepared: Prepared) -> list[Event]:
     events = []
     for name, part in prepared.data.items():
-        shards = [shards[name] for shards in prepared.population.train.values() if name in shards]
+        train = prepared.population.train
+        shards = [train[client][name] for client in train if name in train.tasks_of(client)]
         labels = np.concatenate([shard.labels[shard.indices] for shard in shards])
         low, high = part.task.score_range
         counts: Event = (
@@ -208,16 +221,16 @@ def _label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:
 
 
 def _kept_by_clients(prepared: Prepared) -> int:
-    """Parameters that stay at clients, all clients together."""
-    places = prepared.model.canonical()
-    own = {
-        key
-        for client, shards in prepared.population.train.items()
-        for view in prepared.state.plan.keys(places, list(shards), client).values()
-        for key in view.values()
-        if key.scope.startswith("client:")
-    }
-    return sum(getattr(places[key.name][0], places[key.name][1]).numel() for key in own)
+    """Parameters that stay at clients, all clients together; clients with the same tasks keep as many."""
+    places, plan, train = prepared.model.canonical(), prepared.state.plan, prepared.population.train
+    if not any(plan.level(name) == "client" for name in places):
+        return 0
+    total = 0
+    for tasks, count in Counter(map(train.tasks_of, train)).items():
+        views = plan.keys(places, list(tasks), "").values()
+        own = {key for view in views for key in view.values() if key.scope.startswith("client:")}
+        total += count * sum(getattr(places[key.name][0], places[key.name][1]).numel() for key in own)
+    return total
 
 
 def _head_counts(prepared: Prepared) -> dict[str, int]:

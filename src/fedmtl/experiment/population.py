@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import numpy as np
 from fedmtl.config import Config
 from fedmtl.experiment.modes import mode_clients
 from fedmtl.federation.messages import ClientInfo
-from fedmtl.model.vocabulary import used_rows
+from fedmtl.model.vocabulary import Rows, used_rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.partition import partition
+from fedmtl.tasks.shards import Dealt, Shards, deal, held_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import default_cache, tokenize
 
-Shards = dict[str, dict[str, Shard]]
+# Infos kept at hand; a client's rows take some 20 kB.
+MOST_INFOS = 256
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,45 @@ class Population:
     """The clients' shards by client and task, the server's validation, and how many texts were cut."""
 
     train: Shards
-    validation: Shards
+    validation: dict[str, dict[str, Shard]]
     shared_validation: dict[str, Shard]
     truncated: dict[str, int]
+
+
+class ClientInfos(Mapping[str, ClientInfo]):
+    """What the server may know of each client, found out when it is asked; evaluation rows only where wanted."""
+
+    def __init__(self, population: Population, pad_id: int, *, evaluated: bool) -> None:
+        self._population, self._pad_id, self._evaluated = population, pad_id, evaluated
+        shared = population.shared_validation.values() if evaluated else ()
+        self._shared_rows = used_rows((ids for shard in shared for ids in shard.used_ids()), pad_id)
+        self._info = lru_cache(maxsize=MOST_INFOS)(self._find)
+
+    def __getitem__(self, client: str) -> ClientInfo:
+        return self._info(client)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._population.train)
+
+    def __len__(self) -> int:
+        return len(self._population.train)
+
+    def _find(self, client: str) -> ClientInfo:
+        shards = self._population.train[client]
+        rows = used_rows((ids for shard in shards.values() for ids in shard.used_ids()), self._pad_id)
+        return ClientInfo(
+            {task: len(shard) for task, shard in shards.items()},
+            rows,
+            self._evaluation_rows(client),
+            {task: shard.num_tokens() for task, shard in shards.items()},
+        )
+
+    def _evaluation_rows(self, client: str) -> Rows | None:
+        if not self._evaluated:
+            return None
+        own = self._population.validation.get(client, {})
+        ids = [ids for shard in own.values() for ids in shard.used_ids()]
+        return used_rows([self._shared_rows, *ids], self._pad_id) if ids else self._shared_rows
 
 
 def build_population(config: Config, data: Mapping[str, TaskData], tokenizer: Any) -> Population:
@@ -40,43 +79,30 @@ def build_population(config: Config, data: Mapping[str, TaskData], tokenizer: An
         folder, truncated = tokenize(task, examples.texts, tokenizer, config.model.max_length, cache)
         return Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64)), truncated
 
-    train: Shards = {}
-    validation: Shards = {}
+    own: dict[str, dict[str, Shard]] = {}
+    dealt: dict[str, Dealt] = {}
+    validation: dict[str, dict[str, Shard]] = {}
     shared: dict[str, Shard] = {}
     cut: dict[str, int] = {}
+    holders: dict[str, list[str]] = {}
     for name, clients in mode_clients(config).items():
         part = data[name]
         shared[name], _ = shard(part.task, part.validation)
         cut[name] = 0
         for client, examples in part.client_train.items():
-            train.setdefault(client, {})[name], truncated = shard(part.task, examples)
+            own.setdefault(client, {})[name], truncated = shard(part.task, examples)
             validation.setdefault(client, {})[name], _ = shard(part.task, part.client_validation[client])
             cut[name] += truncated
-        dealt = [client for client in clients if client not in part.client_train]
-        if dealt:
+        others = [client for client in clients if client not in part.client_train]
+        if others:
             whole, truncated = shard(part.task, part.train)
             cut[name] += truncated
-            for client, indices in _deal(config, part, dealt).items():
-                train.setdefault(client, {})[name] = Shard(whole.tokens, whole.labels, indices)
-    return Population(train, validation, shared, cut)
+            dealt[name] = deal(whole.tokens, whole.labels, _partition(config, part, others))
+        holders[name] = [*part.client_train, *others]
+    return Population(Shards(held_tasks(holders), own, dealt), validation, shared, cut)
 
 
-def client_infos(population: Population, pad_id: int, *, evaluated: bool) -> dict[str, ClientInfo]:
-    """What the server may know of each client; evaluation rows only where clients evaluate."""
-    infos: dict[str, ClientInfo] = {}
-    shared = [ids for shard in population.shared_validation.values() for ids in shard.used_ids()] if evaluated else []
-    for client, shards in population.train.items():
-        own = [ids for shard in population.validation.get(client, {}).values() for ids in shard.used_ids()]
-        infos[client] = ClientInfo(
-            {task: len(shard) for task, shard in shards.items()},
-            used_rows((ids for shard in shards.values() for ids in shard.used_ids()), pad_id),
-            used_rows([*shared, *own], pad_id) if evaluated else None,
-            {task: shard.num_tokens() for task, shard in shards.items()},
-        )
-    return infos
-
-
-def _deal(config: Config, part: TaskData, clients: list[str]) -> dict[str, np.ndarray]:
+def _partition(config: Config, part: TaskData, clients: list[str]) -> dict[str, np.ndarray]:
     return partition(
         part.train.labels,
         part.train.column,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedmtl.config import Config
@@ -12,7 +13,7 @@ from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
-from fedmtl.experiment.population import Population, build_population, client_infos
+from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.messages import ClientInfo, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.device import pick_device
@@ -28,12 +29,12 @@ from fedmtl.training.settings import local_settings
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start: its data, model, strategy and first state."""
+    """A run that can start: its data (counts and labels; the texts are tokens now), model, strategy and first state."""
 
     config: Config
     data: dict[str, TaskData]
     population: Population
-    clients: dict[str, ClientInfo]
+    clients: Mapping[str, ClientInfo]
     encoder: Encoder
     model: MultiTaskModel
     strategy: Strategy
@@ -80,9 +81,9 @@ def prepare(config: Config) -> Prepared:
     )
     return Prepared(
         config=config,
-        data=data,
+        data={name: _without_texts(part) for name, part in data.items()},
         population=population,
-        clients=client_infos(population, model.pad_id, evaluated=at_clients),
+        clients=ClientInfos(population, model.pad_id, evaluated=at_clients),
         encoder=encoder,
         model=model,
         strategy=strategy,
@@ -99,7 +100,7 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         model=prepared.config.model,
         seed=prepared.config.seed,
         tasks=prepared.tasks,
-        train=prepared.population.train,
+        train=prepared.population.train.stored(run.spool / "shards"),
         validation=prepared.population.validation,
         shared_validation=prepared.population.shared_validation,
         folder=run.clients,
@@ -109,6 +110,17 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         max_bytes=prepared.config.wire.max_bytes,
     )
     return LocalEngine(setup, prepared.clients, prepared.num_workers)
+
+
+def _without_texts(part: TaskData) -> TaskData:
+    """Tokenized texts are not needed again, and would cost memory as long as the run lasts."""
+    return replace(
+        part,
+        train=replace(part.train, texts=(), column=None),
+        validation=replace(part.validation, texts=()),
+        client_train={},
+        client_validation={},
+    )
 
 
 def _num_workers(config: Config, device: str, num_clients: int) -> int:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,9 +22,11 @@ from fedmtl.experiment.events import (
     failure_event,
     opening_events,
     round_event,
+    trained_samples,
     update_event,
 )
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
+from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
@@ -42,6 +44,7 @@ from fedmtl.runs import (
     read_events,
     write_atomic,
 )
+from fedmtl.training.settings import LocalSettings
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -62,18 +65,18 @@ class _Stop(BaseException):
         self.number = number
 
 
-def start_run(config: Config, name: str, observe: Observer = lambda event: None) -> RunFolder:
-    """Run a config from its start into a new folder."""
+def start_run(config: Config, name: str, observe: Observer = lambda event: None, *, profile: bool = False) -> RunFolder:
+    """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = prepare(config)
     run = create_run(Path(config.output), name)
     write_atomic(run.config, dump_config(config).encode())
     log = _Log(run, observe)
     for event in opening_events(prepared):
         log(event)
-    return _drive(prepared, prepared.state, run, log)
+    return _drive(prepared, prepared.state, run, log, profile)
 
 
-def resume_run(run: RunFolder, observe: Observer = lambda event: None) -> RunFolder:
+def resume_run(run: RunFolder, observe: Observer = lambda event: None, *, profile: bool = False) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
     config = load_config(run.config)
     prepared = prepare(config)
@@ -89,7 +92,7 @@ def resume_run(run: RunFolder, observe: Observer = lambda event: None) -> RunFol
             append_event(run, event)
     for event in known:
         observe(event)
-    return _drive(prepared, state, run, log)
+    return _drive(prepared, state, run, log, profile)
 
 
 class _Log:
@@ -106,30 +109,34 @@ class _Log:
 class _Watched:
     """An engine whose answers are logged as they come."""
 
-    def __init__(self, engine: LocalEngine, observe: Observer) -> None:
-        self._engine, self._observe = engine, observe
+    def __init__(self, engine: LocalEngine, observe: Observer, settings: LocalSettings) -> None:
+        self._engine, self._observe, self._settings = engine, observe, settings
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self._engine.run(jobs, deadline):
-            self._observe({"event": "answer", "round": answer.round, "client": answer.client})
+            samples = trained_samples(answer, self._settings) if isinstance(answer, Update) else 0
+            self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
             yield answer
 
 
-def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log) -> RunFolder:
+def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile: bool) -> RunFolder:
     """Turn the loop to its end, and leave a whole folder behind however it ends."""
     status, reason = "done", None
     error: FedmtlError | None = None
     engine: LocalEngine | None = None
     try:
-        with _signals():
+        with _signals(), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_engine(prepared, run)
+            watched = _Watched(engine, log._observe, prepared.strategy.settings)
             last = time.perf_counter()
-            for turn in rounds(state, prepared.strategy, _Watched(engine, log._observe), _evaluator(prepared, engine)):
+            for turn in rounds(state, prepared.strategy, watched, _evaluator(prepared, engine)):
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
+                if spent is not None:
+                    log({"event": "profile", "round": turn.number, **spent.take()})
                 state, last = turn.state, now
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed
@@ -167,7 +174,7 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: _Log, prepared: Pr
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += [*early_stop_events(turn), round_event(turn, seconds)]
+    own += [*early_stop_events(turn), round_event(turn, seconds, prepared.strategy.settings)]
     for event in own:
         log(event)
     append_results(run, own)

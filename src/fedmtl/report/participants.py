@@ -6,13 +6,14 @@ from collections import defaultdict
 from statistics import fmean
 
 from .contents import section
-from .formats import MISSING, duration, number, plural, score, size
+from .formats import MISSING, count, duration, number, plural, score, size
 from .markup import Html, table, tag
 from .partition import takes_part
 from .record import Event, Run
 from .results import last_evaluation
 
 MOST_ROWS = 24
+MOST_CLIENTS = 500
 
 
 def participants(run: Run) -> Html:
@@ -21,9 +22,12 @@ def participants(run: Run) -> Html:
 
 def _contributions(run: Run) -> Html:
     updates, failures = _by_client(run.updates), _by_client(run.failures)
-    clients = dict.fromkeys((*run.clients, *updates, *failures))
-    if not clients:
+    everybody = dict.fromkeys((*run.clients, *updates, *failures))
+    if not everybody:
         return tag("p", "No client took part.")
+    # Of a large population most clients were never asked: they are a number here, and rows in events.jsonl.
+    asked = [client for client in everybody if client in updates or client in failures]
+    clients = list(everybody) if len(everybody) <= MOST_CLIENTS else asked[:MOST_CLIENTS]
     scores = _scores(run)
     rows = []
     for client in clients:
@@ -42,7 +46,11 @@ def _contributions(run: Run) -> Html:
     head = ["Client", "Rounds", "Updates", "Failures", "Mean time", "Up", "Down"]
     if scores:
         head.append("Own score, last evaluation")
-    return table("Clients", head, rows, words={1, 7}, tall=len(rows) > MOST_ROWS)
+    caption = "Clients"
+    if len(clients) < len(everybody):
+        shown = f"{count(len(clients))} of {plural(len(asked), 'client')} that were asked"
+        caption = f"{shown}, of {count(len(everybody))} in all"
+    return table(caption, head, rows, words={1, 7}, tall=len(rows) > MOST_ROWS)
 
 
 def _by_client(events: tuple[Event, ...]) -> dict[str, list[Event]]:

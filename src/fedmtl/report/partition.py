@@ -15,6 +15,8 @@ from .scales import Frame, svg
 
 # Up to here a table shows every client; above it, one thin bar per client and task does.
 MOST_ROWS = 24
+# And above this many, evenly spaced ones of them: more bars than pixels show nothing.
+MOST_BARS = 240
 _FULL = Frame(x=(0, 1), y=(0, 1), width=96, height=10, left=0, right=0, top=0, bottom=0)
 
 
@@ -86,20 +88,27 @@ def _strips(run: Run) -> list[Html]:
     for client, info in run.clients.items():
         if (words := takes_part(info)) != "all":
             late.setdefault(words, []).append(client)
-    lines = (f"Rounds {words}: {', '.join(clients)}." for words, clients in late.items())
+    lines = (f"Rounds {words}: {_names(clients)}." for words, clients in late.items())
     panels = tag("div", *(_strip(run, task) for task in tasks), class_="panels")
     return [tag("p", guide, class_="guide"), panels, notes(lines)]
+
+
+def _names(clients: list[str]) -> str:
+    more = len(clients) - MOST_ROWS
+    return ", ".join(clients[:MOST_ROWS]) + (f" and {count(more)} more" if more > 0 else "")
 
 
 def _strip(run: Run, task: str) -> Html:
     colours = label_colours(run, task)
     held = sorted(holdings(run, task).items(), key=lambda item: (-_examples(item[1]), item[0]))
-    bars = [_client_bar(i, client, share, colours) for i, (client, share) in enumerate(held)]
+    step = -(-len(held) // MOST_BARS)
+    bars = [_client_bar(i, client, share, colours) for i, (client, share) in enumerate(held[::step])]
     sizes = [_examples(share) for _, share in held]
     spread = f"{count(min(sizes))}–{count(max(sizes))} examples (median {count(median(sizes))})"
     frame = Frame(x=(0, len(bars)), y=bar_range(bars), height=130, bottom=8)
     chart = bar_chart(frame, bars, title=f"{task}: examples per client", description=spread, axis=Html())
-    caption = tag("figcaption", tag("b", task), f"{plural(len(bars), 'client')}, {spread}")
+    shown = f", one in {step} is drawn" if step > 1 else ""
+    caption = tag("figcaption", tag("b", task), f"{plural(len(held), 'client')}, {spread}{shown}")
     return tag("figure", caption, chart, label_legend(colours))
 
 

@@ -143,7 +143,7 @@ class FlatOptimizer:
         return [run for run in self._runs if run.keys[0] in self._used[task]]
 
     def _cut(self) -> Iterator[Run]:
-        """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them and one step count."""
+        """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them, one step count."""
         places = self._bound.flat.places
         kinds = {
             key: (

@@ -1,0 +1,1 @@
+"""What is timed against this project. Each runs in an environment that need not have fedmtl installed."""
