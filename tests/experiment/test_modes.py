@@ -145,7 +145,8 @@ def test_a_fixed_encoder_is_sent_once(make_config):
     _, events = run(make_config('sharing.rules=[{"heads.*": task}, {"*": fixed}]', "training.num_rounds=3"), "fixed")
     down = [event["bytes_down"] for event in events if event["event"] == "round"]
     assert down[2] < down[1] / 10
-    assert down[2] == down[3]
+    # Headers are deflated, and a round's number and seed may take some bytes more or less.
+    assert abs(down[2] - down[3]) < 100
 
 
 def test_clients_with_files_of_their_own(make_config, tmp_path):

@@ -19,9 +19,9 @@ PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
 ENCODER = Key("all", "layer")
 NAMES = ("layer", "heads.sst2.w", "heads.stsb.w")
 SETTINGS = LocalSettings(
-    num_rounds=3, epochs=1, steps=None, batch_size=1, optimizer="sgd", learning_rates={}, loss_weights={}, momentum=0.0,
-    betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0, schedule="constant", warmup_rounds=0.0,
-    step_rounds=1, step_factor=1.0, proximal=0.0, keep_optimizer=False,
+    num_rounds=3, epochs=1, steps=None, batch_size=1, optimizer="sgd", learning_rates={}, head_rate=1.0,
+    loss_weights={}, momentum=0.0, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0,
+    schedule="constant", warmup_rounds=0.0, step_rounds=1, step_factor=1.0, proximal=0.0, keep_optimizer=False,
 )  # fmt: skip
 Answers = Callable[[Job], "Update | Failure | None"]
 
