@@ -4,13 +4,9 @@ import pytest
 import torch
 
 from fedmtl.training.distillation import (
-    attention_loss,
     hidden_loss,
-    mean_pool,
     relation_loss,
-    score_loss,
     similarity_loss,
-    soft_target_loss,
 )
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
@@ -24,7 +20,6 @@ def with_mask():
     """Losses over states and a mask, each with the shape of its states."""
     return {
         "hidden": (hidden_loss, (2, 3, 8)),
-        "attention": (attention_loss, (2, 2, 3, 3)),
         "relation": (lambda t, s, m: relation_loss(t, s, m, 2), (2, 3, 8)),
     }
 
@@ -32,8 +27,7 @@ def with_mask():
 def without_mask():
     return {
         "similarity": similarity_loss,
-        "soft targets": lambda t, s: soft_target_loss(t, s, 2.0),
-        "score": score_loss,
+        "balanced similarity": lambda t, s: similarity_loss(t, s, balanced=True),
     }
 
 
@@ -62,9 +56,9 @@ def test_padding_changes_no_loss(name):
     loss, shape = with_mask()[name]
     teacher, student = draw(*shape), draw(*shape, seed=1)
     before = loss(teacher, student, MASK)
-    # Two more positions hold what a padded position may hold, minus infinity among it.
+    # Two more positions hold anything.
     longer = [5 if size == 3 else size for size in shape]
-    padded = [torch.full(longer, fill) for fill in (7.0, -math.inf if name == "attention" else 9.0)]
+    padded = [torch.full(longer, fill) for fill in (7.0, 9.0)]
     place = tuple(slice(0, size) for size in shape)
     for whole, part in zip(padded, (teacher, student), strict=True):
         whole[place] = part
@@ -127,19 +121,3 @@ def test_relation_loss_by_hand():
     expected = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))) / 2
     teacher, student = torch.tensor([[[1.0], [0.0]]]), torch.zeros(1, 2, 1)
     assert relation_loss(teacher, student, torch.ones(1, 2, dtype=torch.bool), 1).item() == pytest.approx(expected)
-
-
-def test_soft_targets_by_hand():
-    # Teacher (ln 3, 0) -> (3/4, 1/4), student even; at temperature 1: .75 ln 1.5 + .25 ln .5
-    teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
-    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    assert soft_target_loss(teacher, student).item() == pytest.approx(expected)
-    # At temperature 2 the logits are halved and the loss times four.
-    assert soft_target_loss(2 * teacher, student, 2.0).item() == pytest.approx(4 * expected)
-    # One output is the same as two of which one is 0.
-    assert soft_target_loss(teacher[:, :1], student[:, :1]).item() == pytest.approx(expected)
-
-
-def test_mean_pool_leaves_padding_out():
-    hidden = torch.tensor([[[1.0], [3.0], [100.0]], [[5.0], [100.0], [100.0]]])
-    assert mean_pool(hidden, torch.tensor([[True, True, False], [True, False, False]])).tolist() == [[2.0], [5.0]]

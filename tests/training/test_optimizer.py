@@ -11,7 +11,7 @@ from fedmtl.model.plan import SharingPlan
 from fedmtl.model.values import initial_weights
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import train
-from fedmtl.training.optimizer import FlatOptimizer, build_optimizer, clip
+from fedmtl.training.optimizer import FlatOptimizer, clip
 
 from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, make_settings, make_shard, small_model
 
@@ -43,7 +43,7 @@ def test_every_value_is_a_view_of_one_buffer_and_so_is_its_gradient(tmp_path):
 def test_one_task_is_two_calls_and_each_head_more_is_one_more_run(tmp_path):
     def runs(*tasks: Task) -> list[tuple[float, int]]:
         bound = bind(small_model(*tasks))
-        optimizer = build_optimizer(bound, make_settings(*tasks, weight_decay=0.5))
+        optimizer = FlatOptimizer(bound, make_settings(*tasks, weight_decay=0.5))
         for task in tasks:
             optimizer.backward(task.name, sum(p.sum() for p in used(bound, task.name)))
         return [(run.decay, len(run.keys)) for run in optimizer._of(tasks[0].name)]
@@ -82,7 +82,7 @@ def test_fixed_values_are_not_given_to_the_optimizer():
 def test_the_proximal_gradient_pulls_what_moved():
     bound = bind(small_model(SINGLE))
     settings = make_settings(SINGLE, proximal=0.5, optimizer="sgd", max_grad_norm=0, weight_decay=0)
-    optimizer = build_optimizer(bound, settings)
+    optimizer = FlatOptimizer(bound, settings)
     bias = bound.parameters[Key("task:single", "heads.single.bias")]
     with torch.no_grad():
         bias += 2.0
@@ -162,10 +162,10 @@ def test_kept_state_makes_two_rounds_one_training(options, tmp_path, monkeypatch
     made: list[FlatOptimizer] = []
 
     def build_once(bound: BoundModel, *rest: Any) -> FlatOptimizer:
-        made.append(made[0] if made else build_optimizer(bound, *rest))
+        made.append(made[0] if made else FlatOptimizer(bound, *rest))
         return made[-1]
 
-    monkeypatch.setattr("fedmtl.training.local.build_optimizer", build_once)
+    monkeypatch.setattr("fedmtl.training.local.FlatOptimizer", build_once)
     continuous = two_rounds(keep=False)
     assert len(made) == 2
     assert all(torch.equal(handed_over[key], continuous[key]) for key in continuous)

@@ -154,5 +154,6 @@ def _bind(call: PredictCall, site: Site) -> BoundModel:
 def _one_pass(shards: Mapping[str, Shard]) -> list[tuple[str, np.ndarray]]:
     """All tasks' examples in calls of one size, the longest texts of all first, so that no worker ends late."""
     calls = [(task, chunk) for task, shard in shards.items() for chunk in sorted_batches(shard, CHUNK)]
-    longest = [int(open_tokens(shards[task].tokens).lengths()[chunk].max()) for task, chunk in calls]
+    lengths = {task: open_tokens(shard.tokens).lengths() for task, shard in shards.items()}
+    longest = [int(lengths[task][chunk].max()) for task, chunk in calls]
     return [calls[i] for i in np.argsort([-length for length in longest], kind="stable")]

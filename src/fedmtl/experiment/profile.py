@@ -144,15 +144,14 @@ def start_profiled_worker(setup: SiteSetup) -> Handler:
 
 @contextmanager
 def probing(probes: Sequence[Probe], watch: Stopwatch) -> Iterator[None]:
-    """Time these functions, as far as they exist, until the end of the block."""
+    """Time these functions until the end of the block."""
     with ExitStack() as stack:
         for probe in probes:
             owner, _, leaf = probe.name.rpartition(".")
             holder: Any = importlib.import_module(probe.module)
-            holder = getattr(holder, owner, None) if owner else holder
-            if holder is not None and hasattr(holder, leaf):
-                function = watch.around(probe.label, getattr(holder, leaf), probe.whole)
-                stack.enter_context(_replaced(holder, leaf, function))
+            holder = getattr(holder, owner) if owner else holder
+            function = watch.around(probe.label, getattr(holder, leaf), probe.whole)
+            stack.enter_context(_replaced(holder, leaf, function))
         yield
 
 

@@ -18,6 +18,8 @@ from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, expect, refusal
 
 Evaluate = Callable[[State], Evaluation]
+# In the place of a value that has been averaged and let go.
+NO_VALUE = torch.empty(0, device="meta")
 
 
 class RoundFailed(CannotContinue):
@@ -139,8 +141,7 @@ class _Line:
 
 def _without_values(update: Update) -> Update:
     """The update as the round's record keeps it: which values there were, not what they were."""
-    shapes = {key: torch.empty_like(value, device="meta") for key, value in update.delta.items()}
-    return replace(update, delta=shapes, rows=None)
+    return replace(update, delta=dict.fromkeys(update.delta, NO_VALUE), rows=None)
 
 
 def _why_not(

@@ -17,6 +17,7 @@ from fedmtl.model.bert_layout import BertLayout
 from fedmtl.model.dropout_masks import MaskSource
 from fedmtl.model.packed_attention import HeadPlaces, attend, head_places
 from fedmtl.model.packing import Packed
+from fedmtl.model.pooling import mean_pool
 
 Values = Mapping[str, Tensor]
 
@@ -31,8 +32,7 @@ def pooled_vectors(
     for number in range(num_full):
         hidden = _layer(values, layout, batch, masks, number, hidden, heads)
     if pool == "mean":
-        real = batch.mask.unsqueeze(-1).to(hidden.dtype)
-        return (batch.pad(hidden) * real).sum(1) / real.sum(1).clamp(min=1.0)
+        return mean_pool(batch.pad(hidden), batch.mask)
     first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, heads)
     return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
 
@@ -43,8 +43,7 @@ def _embed(values: Values, layout: BertLayout, batch: Packed, masks: MaskSource,
     hidden = hidden + F.embedding(batch.segments, values[table.format("token_type")])
     hidden = hidden + F.embedding(batch.positions, values[table.format("position")])
     hidden = _norm(values, "embeddings.LayerNorm", hidden, layout)
-    mask = masks("embeddings", tuple(hidden.shape), layout.hidden_dropout)
-    return hidden if mask is None else hidden * mask
+    return _dropped(hidden, "embeddings", layout.hidden_dropout, masks)
 
 
 def _layer(

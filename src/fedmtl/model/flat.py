@@ -51,13 +51,14 @@ def flatten(weights: Weights, order: Sequence[Key], buffers: Buffers, device: to
     return Flat(values, places)
 
 
+def is_decayed(module: nn.Module, parameter: Tensor) -> bool:
+    """Whether weight decay is for this parameter of a module; tables, norms and biases are left alone."""
+    return parameter.dim() >= 2 and not isinstance(module, nn.Embedding)
+
+
 def undecayed(model: MultiTaskModel) -> set[str]:
-    """Names of parameters that weight decay leaves alone: token and position tables, norms, biases."""
-    return {
-        name
-        for name, (module, leaf) in model.canonical().items()
-        if isinstance(module, nn.Embedding) or module._parameters[leaf].dim() < 2  # type: ignore[union-attr]
-    }
+    """Names of parameters that weight decay leaves alone."""
+    return {name for name, (module, leaf) in model.canonical().items() if not is_decayed(module, getattr(module, leaf))}
 
 
 def flat_order(views: Mapping[str, Mapping[str, Key]], keys: Iterable[Key], plain: set[str]) -> list[Key]:

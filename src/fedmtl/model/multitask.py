@@ -17,6 +17,7 @@ from fedmtl.model.encoder import Encoder
 from fedmtl.model.fast_bert import pooled_vectors
 from fedmtl.model.keys import HEADS
 from fedmtl.model.packing import pack
+from fedmtl.model.pooling import mean_pool
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
 
@@ -120,8 +121,7 @@ class MultiTaskModel(nn.Module):
             return pooled
         if kind == "cls":
             return hidden[:, 0]
-        real = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+        return mean_pool(hidden, mask)
 
     def head(self, task: str, vectors: Tensor) -> Tensor:
         if self.tasks[task].is_dual:

@@ -3,10 +3,9 @@
 Each takes tensors and a mask of what is real, and knows nothing of where they come from. What is padded is in no
 sum and no count, so padding changes no loss. The teacher's side gets no gradient.
 
-* hidden states, attention scores: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
+* hidden states: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
 * relations: MiniLMv2 (Wang et al. 2021).
 * similarity: relations between the sentences of a batch (Park et al. 2019), here of cosines.
-* soft targets: Hinton et al. 2015, as a divergence, so that equal outputs give 0.
 """
 
 from __future__ import annotations
@@ -23,14 +22,6 @@ def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of states [batch, position, width] over the real positions."""
     errors = (student.float() - teacher.detach().float()).square().mean(-1)
     return _mean(errors, mask)
-
-
-def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of raw scores [batch, head, query, key] over real queries and keys."""
-    pairs = (mask[:, None, :, None] & mask[:, None, None, :]).expand(student.shape)
-    # What is padded may hold minus infinity, which times zero is not a number.
-    difference = torch.where(pairs, student.float(), 0.0) - torch.where(pairs, teacher.detach().float(), 0.0)
-    return difference.square().sum() / pairs.sum().clamp(min=1)
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int) -> Tensor:
@@ -60,26 +51,6 @@ def similarity_loss(teacher: Tensor, student: Tensor, *, balanced: bool = False)
     sizes = members.sum((1, 2))
     means = torch.where(members, errors, 0.0).sum((1, 2)) / sizes.clamp(min=1)
     return (errors.mean() + means.sum() / (sizes > 0).sum().clamp(min=1)) / 2
-
-
-def soft_target_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
-    """Divergence of the class probabilities, scaled by the square of the temperature; one output is a yes or no."""
-    target, own = teacher.detach().float() / temperature, student.float() / temperature
-    if student.shape[-1] == 1:
-        target, own = (torch.cat([torch.zeros_like(logits), logits], dim=-1) for logits in (target, own))
-    divergence = F.kl_div(F.log_softmax(own, -1), F.log_softmax(target, -1), reduction="batchmean", log_target=True)
-    return divergence * temperature**2
-
-
-def score_loss(teacher: Tensor, student: Tensor) -> Tensor:
-    """Mean squared difference of a regression's scores."""
-    return F.mse_loss(student.float(), teacher.detach().float())
-
-
-def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean state [batch, width] of the real positions."""
-    real = mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 def _log_relations(states: Tensor, mask: Tensor, num_heads: int) -> Tensor:

@@ -18,7 +18,7 @@ from fedmtl.seeds import derive_seed
 from fedmtl.tasks.batches import Arrays, Shard, collate, training_batches
 from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.objective import class_weights, task_loss
-from fedmtl.training.optimizer import Slots, build_optimizer
+from fedmtl.training.optimizer import FlatOptimizer, Slots
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.task_order import Step, alternate
 
@@ -60,7 +60,7 @@ def train(
     Dropout draws from torch's global generator, which is seeded here.
     """
     torch.manual_seed(derive_seed(seed, "dropout"))
-    optimizer = build_optimizer(bound, settings)
+    optimizer = FlatOptimizer(bound, settings)
     if kept:
         optimizer.restore(kept)
     weights = {

@@ -181,10 +181,6 @@ class FlatOptimizer:
         return torch.tensor(count, dtype=torch.float32, device=self._bound.flat.values.device)
 
 
-def build_optimizer(bound: BoundModel, settings: LocalSettings) -> FlatOptimizer:
-    return FlatOptimizer(bound, settings)
-
-
 def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
     """Scale the gradients so that all of them together are no longer than `max_norm`; 0 is off."""
     if max_norm <= 0 or not gradients:

@@ -4,11 +4,11 @@ from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBert
 
 from fedmtl.compress.pretrain.attention import AttentionTap, relation_heads
 from fedmtl.compress.pretrain.batches import Tokens
-from fedmtl.compress.pretrain.loop import rate_factor
 from fedmtl.compress.pretrain.objective import hide_words, layer_weights
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.student import build_student
 from fedmtl.errors import ModelError
+from fedmtl.training.learning_rate import scheduled
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 
@@ -52,5 +52,5 @@ def test_later_layers_weigh_more():
 
 def test_the_rate_rises_in_a_line_and_falls_in_a_cosine():
     # Warm-up over a tenth; then half a cosine over the rest, halfway at 0.1 + 0.45.
-    factors = [rate_factor(share, 0.1) for share in (0.05, 0.1, 0.55, 1.0)]
+    factors = [scheduled("cosine", share, 1.0, 0.1) for share in (0.05, 0.1, 0.55, 1.0)]
     assert factors == pytest.approx([0.5, 1.0, 0.5, 0.0])

@@ -16,6 +16,7 @@ from fedmtl.compress.pretrain.checkpoint import Position
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.steps import Step
 from fedmtl.errors import CannotContinue, FedmtlError
+from fedmtl.training.learning_rate import scheduled
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50
@@ -59,7 +60,7 @@ def distil(
     meter = _Meter(settings, position)
     with _signals() as received:
         while meter.share() < 1.0:
-            rate = settings.learning_rate * rate_factor(meter.share(ahead=1), settings.warmup)
+            rate = settings.learning_rate * scheduled("cosine", meter.share(ahead=1), 1.0, settings.warmup)
             batch = step.data.epochs.batch(position.step)
             losses = step(batch, position.step, rate)
             meter.add(losses, batch.num_tokens)
@@ -74,13 +75,6 @@ def distil(
                 )
             if position.step % save_every == 0:
                 save()
-
-
-def rate_factor(share: float, warmup: float) -> float:
-    """What the learning rate is multiplied by when a share of the training is done: up in a line, down in a cosine."""
-    if share < warmup:
-        return share / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (share - warmup) / (1.0 - warmup))))
 
 
 class _Meter:

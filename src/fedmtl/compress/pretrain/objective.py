@@ -12,7 +12,8 @@ from fedmtl.compress.pretrain.batches import Tokens
 from fedmtl.compress.pretrain.settings import Losses
 from fedmtl.compress.pretrain.student import Student
 from fedmtl.compress.pretrain.targets import Targets
-from fedmtl.training.distillation import hidden_loss, mean_pool, relation_loss, similarity_loss
+from fedmtl.model.pooling import mean_pool
+from fedmtl.training.distillation import hidden_loss, relation_loss, similarity_loss
 
 # Embeddings have no context yet, and what a user takes is the last layer: the weights rise from here to 2.
 EMBEDDINGS_WEIGHT = 0.3

@@ -73,6 +73,10 @@ class Machine:
     graphs: bool = True
     save_every: int = 1000
 
+    def replays(self, device: torch.device) -> bool:
+        """Whether steps are recorded and replayed."""
+        return self.graphs and device.type == "cuda"
+
 
 def pretrain(
     settings: PretrainSettings,
@@ -107,10 +111,9 @@ def pretrain(
     fingerprint = settings.fingerprint(digest)
     position = load_checkpoint(place.checkpoint, fingerprint, student, optimizer) if resume else Position()
     data = _on_device(settings, segments, teacher, pieces["[MASK]"], machine, device, listener)
-    graphs = machine.graphs and device.type == "cuda"
     step = (
         GraphStep(student, optimizer, data, settings, listener.say)
-        if graphs
+        if machine.replays(device)
         else Step(student, optimizer, data, settings)
     )
 
@@ -198,8 +201,9 @@ def _on_device(
         hidden_map(num_layers, settings.layers, settings.layer_map) if settings.losses.hidden else (),
         _attention_layer(settings, num_layers) if settings.losses.attention else None,
     )
-    joint = machine.graphs and device.type == "cuda"
-    epochs = Epochs(segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=joint)
+    epochs = Epochs(
+        segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=machine.replays(device)
+    )
     side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device)
     live = LiveTargets(teacher, side, wanted)
     keep = machine.keep_teacher

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from fedmtl.compress.pretrain.settings import PretrainSettings
+from fedmtl.model.flat import is_decayed
 from fedmtl.seeds import derive_seed
 
 
@@ -54,12 +55,10 @@ def build_student(
 
 def build_optimizer(student: Student, settings: PretrainSettings) -> torch.optim.Optimizer:
     """AdamW; tables, norms and biases are not decayed."""
-    tables = {module.weight for module in student.modules() if isinstance(module, nn.Embedding)}
-    plain = [p for p in student.parameters() if p.dim() < 2 or p in tables]
-    decayed = [p for p in student.parameters() if p.dim() >= 2 and p not in tables]
+    owned = [(module, p) for module in student.modules() for p in module.parameters(recurse=False)]
     groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": [p for module, p in owned if is_decayed(module, p)], "weight_decay": settings.weight_decay},
+        {"params": [p for module, p in owned if not is_decayed(module, p)], "weight_decay": 0.0},
     ]
     device = next(student.parameters()).device
     if device.type != "cuda":

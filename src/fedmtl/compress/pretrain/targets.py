@@ -14,7 +14,7 @@ from fedmtl.compress.pretrain.attention import AttentionTap
 from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import Segments
 from fedmtl.model.encoder import Encoder
-from fedmtl.training.distillation import mean_pool
+from fedmtl.model.pooling import mean_pool
 
 # Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
 GPU_SHARE = 0.6
