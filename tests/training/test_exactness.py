@@ -228,7 +228,7 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     for number in (1, 2):
         seed = derive_seed(SEED, number)
         kept = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept).optimizer
-    rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number))) for number in (1, 2)]
+    rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number), number)) for number in (1, 2)]
     plain.masks = getattr(model.draw_masks, "passes", []).copy()
     plain_rounds(plain, {task.name: task for task in tasks}, rounds, settings)
     expected = {name.removeprefix("encoder.") if "heads." not in name else name: p for name, p in named(plain)}

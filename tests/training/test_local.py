@@ -149,7 +149,7 @@ def broken_scores(*rows: int) -> np.ndarray:
 def test_a_loss_that_is_not_a_number_is_one_line_with_step_task_and_remedy(tmp_path):
     shards = {"dual": make_shard(DUAL, tmp_path, labels=broken_scores(4)), "single": make_shard(SINGLE, tmp_path)}
     settings = make_settings(DUAL, SINGLE, batch_size=1, rates={"dual": 0.25})
-    step = [(task, batch.tolist()) for task, batch in planned_steps(shards, settings, 0)].index(("dual", [4]))
+    step = [(task, batch.tolist()) for task, batch in planned_steps(shards, settings, 0, 1)].index(("dual", [4]))
     with pytest.raises(TrainingFailed) as failed:
         train(bind(small_model(DUAL, SINGLE)), shards, settings, round_number=1, seed=0, device=CPU)
     assert str(failed.value) == (
@@ -182,7 +182,7 @@ def test_only_the_last_loss_of_a_round_broken_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "CHECK_STEPS", 4)
     settings = make_settings(DUAL, batch_size=1, local_steps=11)
     whole = {"dual": make_shard(DUAL, tmp_path)}
-    last = list(planned_steps(whole, settings, 0))[-1][1]
+    last = list(planned_steps(whole, settings, 0, 1))[-1][1]
     shards = {"dual": make_shard(DUAL, tmp_path, labels=broken_scores(*last))}
     with pytest.raises(TrainingFailed, match="step 11;"):
         train(bind(small_model(DUAL)), shards, settings, round_number=1, seed=0, device=CPU)

@@ -185,8 +185,10 @@ class LiveDisplay(PlainDisplay):
 
 
 def _where(event: Event) -> str:
-    workers = event["workers"]
-    return f"{event['device']}, {workers} worker processes" if workers else f"{event['device']}, in this process"
+    device, workers, stack = event["device"], event["workers"], event.get("stack", 0)
+    if stack:
+        return f"{device}, {stack} clients at once, {event['precision']}"
+    return f"{device}, {workers} worker processes" if workers else f"{device}, in this process"
 
 
 def _data_line(event: Event) -> str:

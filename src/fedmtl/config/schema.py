@@ -315,6 +315,16 @@ class ComputeConfig(Section):
         None,
         description="Worker processes, one thread each; empty is one per core (with a GPU 0: no workers).",
     )
+    stack: Whole | None = Field(
+        None,
+        description="Clients that train at once, as one batched computation, where they have one task each; empty is"
+        " as many as fit on a GPU, and none on a CPU; 0 trains each by itself.",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="What clients that train at once are computed in, their weights being kept in fp32; auto is bf16"
+        " on a GPU that has it.",
+    )
     encoder: Literal["auto", "plain"] = Field(
         "auto",
         description="Compute BERT encoders by fedmtl's own faster code, equal up to rounding, others by transformers"

@@ -94,7 +94,6 @@ class WorkerPool:
             return
         pending = _Ahead(enumerate(calls))
         deadline = time.monotonic() + seconds
-        too_late = f"no answer within {seconds:g} s (federation.round_timeout)"
         for worker in self._workers:
             self._feed(worker, pending)
         pending.prepare()
@@ -106,7 +105,7 @@ class WorkerPool:
                 if worker.pipe in ready:
                     answer = self._receive(worker)
                 elif is_over:
-                    answer = self._replace(worker, too_late)
+                    answer = self._replace(worker, too_late(seconds))
                 else:
                     continue
                 worker.ticket = None
@@ -116,7 +115,7 @@ class WorkerPool:
                     pending.prepare()
                 yield answer
         for ticket, _ in pending:
-            yield Answer(ticket, error=too_late)
+            yield Answer(ticket, error=too_late(seconds))
 
     def close(self) -> None:
         """End all workers; safe to call twice."""
@@ -170,6 +169,11 @@ class WorkerPool:
             process.start()
         theirs.close()
         return _Worker(process, ours)
+
+
+def too_late(seconds: float) -> str:
+    """Why a client that did not answer in time does not count."""
+    return f"no answer within {seconds:g} s (federation.round_timeout)"
 
 
 def warm_up() -> None:

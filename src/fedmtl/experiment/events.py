@@ -47,8 +47,10 @@ def opening_events(prepared: Prepared) -> list[Event]:
             }
             for name, task in prepared.tasks.items()
         },
-        "device": prepared.device,
-        "workers": prepared.num_workers,
+        "device": prepared.compute.device,
+        "workers": prepared.compute.workers,
+        "stack": prepared.compute.stack,
+        "precision": prepared.compute.precision,
         "num_rounds": config.training.num_rounds,
         "torch": torch.__version__,
         "transformers": transformers.__version__,

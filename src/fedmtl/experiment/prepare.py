@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,13 +9,14 @@ from functools import partial
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
+from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
+from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device, num_workers
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.messages import ClientInfo, State
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.plan import check_plan
@@ -39,8 +39,7 @@ class Prepared:
     model: MultiTaskModel
     strategy: Strategy
     state: State
-    device: str
-    num_workers: int
+    compute: Compute
     evaluates_at_clients: bool
 
     @property
@@ -50,8 +49,8 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
-    device = str(pick_device(config.compute.device, "compute.device"))
-    if _num_workers(config, device, num_clients=2):
+    device = choose_device(config)
+    if num_workers(config, device, num_clients=2):
         warm_up()
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
@@ -88,13 +87,12 @@ def prepare(config: Config) -> Prepared:
         model=model,
         strategy=strategy,
         state=State(0, initial_weights(model, plan), plan),
-        device=device,
-        num_workers=_num_workers(config, device, len(population.train)),
+        compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
     )
 
 
-def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
+def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine | StackedEngine:
     """The engine of a prepared run, with its workers started."""
     setup = SiteSetup(
         model=prepared.config.model,
@@ -105,11 +103,14 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine:
         shared_validation=prepared.population.shared_validation,
         folder=run.clients,
         spool=run.spool,
-        device=prepared.device,
+        device=prepared.compute.device,
         plain_encoder=prepared.config.compute.encoder == "plain",
         max_bytes=prepared.config.wire.max_bytes,
     )
-    return LocalEngine(setup, prepared.clients, prepared.num_workers)
+    compute = prepared.compute
+    if compute.stack:
+        return StackedEngine(setup, prepared.clients, compute.stack, DTYPES[compute.precision])
+    return LocalEngine(setup, prepared.clients, compute.workers)
 
 
 def _without_texts(part: TaskData) -> TaskData:
@@ -121,15 +122,6 @@ def _without_texts(part: TaskData) -> TaskData:
         client_train={},
         client_validation={},
     )
-
-
-def _num_workers(config: Config, device: str, num_clients: int) -> int:
-    if config.compute.workers is not None:
-        return config.compute.workers
-    if device != "cpu":
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, max(num_clients, 2)))
 
 
 def _evaluates_at_clients(config: Config, levels: list[str]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.stacked import StackedEngine
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
     early_stop_events,
@@ -109,7 +110,7 @@ class _Log:
 class _Watched:
     """An engine whose answers are logged as they come."""
 
-    def __init__(self, engine: LocalEngine, observe: Observer, settings: LocalSettings) -> None:
+    def __init__(self, engine: LocalEngine | StackedEngine, observe: Observer, settings: LocalSettings) -> None:
         self._engine, self._observe, self._settings = engine, observe, settings
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
@@ -126,7 +127,7 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile:
     """Turn the loop to its end, and leave a whole folder behind however it ends."""
     status, reason = "done", None
     error: FedmtlError | None = None
-    engine: LocalEngine | None = None
+    engine: LocalEngine | StackedEngine | None = None
     try:
         with _signals(), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_engine(prepared, run)
@@ -162,7 +163,7 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile:
     return run
 
 
-def _evaluator(prepared: Prepared, engine: LocalEngine) -> Callable[[State], Evaluation]:
+def _evaluator(prepared: Prepared, engine: LocalEngine | StackedEngine) -> Callable[[State], Evaluation]:
     if prepared.evaluates_at_clients:
         return client_evaluator(prepared.strategy, engine)
     shards = prepared.population.shared_validation

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.stacked import StackedEngine
 from fedmtl.federation.messages import Evaluation, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 
 
-def evaluate_at_server(state: State, strategy: Strategy, engine: LocalEngine, shards: dict[str, Shard]) -> Evaluation:
+def evaluate_at_server(
+    state: State, strategy: Strategy, engine: LocalEngine | StackedEngine, shards: dict[str, Shard]
+) -> Evaluation:
     """Score every task with one set of weights, spread over the engine's workers."""
     outputs = engine.predict(state, strategy.evaluation.batch_size)
     sums = {

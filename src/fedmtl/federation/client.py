@@ -15,11 +15,11 @@ from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
-from fedmtl.model.keys import Key, Weights
+from fedmtl.model.keys import Key, Weights, is_personal
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
-from fedmtl.training.local import TrainingFailed, train
+from fedmtl.training.local import Trained, TrainingFailed, train
 from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
 
@@ -47,35 +47,62 @@ def run_job(job: Job, site: Site) -> Update:
     try:
         update = _train(job, site) if job.kind == "train" else _evaluate(job, site)
     except torch.OutOfMemoryError as error:
-        raise TrainingFailed(_out_of_memory(job)) from error
+        raise TrainingFailed(out_of_memory(job)) from error
     except RuntimeError as error:
         if "not enough memory" in str(error) or "can't allocate memory" in str(error):
-            raise TrainingFailed(_out_of_memory(job)) from error
+            raise TrainingFailed(out_of_memory(job)) from error
         raise
     seconds = time.perf_counter() - started
     return Update(**{**vars(update), "traffic": Traffic(seconds=seconds)})
 
 
-def _train(job: Job, site: Site) -> Update:
-    settings = LocalSettings.from_dict(job.settings)
-    folder = site.folder / job.client
-    state = load_state(folder, job.state_round)
-    values = _gather(job, site, state.get("values", {}))
-    shards = {task: site.train_shard(job.client, task) for task in job.tasks}
-    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, site.buffers)
-    kept = {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state.items() if slot.startswith(OPTIMIZER)}
-    trained = train(bound, shards, settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept)
-    after = {key: value.cpu() for key, value in bound.values().items()}
-    personal = {key: value.clone() for key, value in after.items() if key.scope.startswith("client:")}
-    # Against what came, however coarse: the server adds it to weights of its own that were never rounded.
-    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
+@dataclass(frozen=True)
+class Opened:
+    """What a client has at hand for a training job: its kept state, the values it starts from, its examples."""
+
+    settings: LocalSettings
+    state: dict[str, Weights]
+    values: Weights
+    shards: dict[str, Shard]
+
+
+def open_job(job: Job, site: Site) -> Opened:
+    state = load_state(site.folder / job.client, job.state_round)
+    return Opened(
+        LocalSettings.from_dict(job.settings),
+        state,
+        _gather(job, site, state.get("values", {})),
+        {task: site.train_shard(job.client, task) for task in job.tasks},
+    )
+
+
+def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
+    """Keep what stays at the client, and answer with how far the shared values moved."""
+    state = opened.state
     sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
     fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}, **lost}
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
-    save_state(folder, job.round, merged, job.state_round)
-    counts = {task: len(shard) for task, shard in shards.items()}
+    save_state(site.folder / job.client, job.round, merged, job.state_round)
+    counts = {task: len(shard) for task, shard in opened.shards.items()}
     return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses)
+
+
+def _train(job: Job, site: Site) -> Update:
+    opened = open_job(job, site)
+    values = opened.values
+    bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, site.buffers)
+    kept = {
+        slot.removeprefix(OPTIMIZER): tensors for slot, tensors in opened.state.items() if slot.startswith(OPTIMIZER)
+    }
+    trained = train(
+        bound, opened.shards, opened.settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept
+    )
+    after = {key: value.cpu() for key, value in bound.values().items()}
+    personal = {key: value.clone() for key, value in after.items() if is_personal(key)}
+    # Against what came, however coarse: the server adds it to weights of its own that were never rounded.
+    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
+    return close_job(job, site, opened, delta, personal, trained)
 
 
 def _evaluate(job: Job, site: Site) -> Update:
@@ -106,12 +133,12 @@ def _gather(job: Job, site: Site, own: Weights) -> Weights:
         raise FedmtlError(f"the fixed value {error.args[0]} was neither sent nor kept here") from error
     for view in job.plan.keys(site.model.canonical(), job.tasks, job.client).values():
         for name, key in view.items():
-            if key.scope.startswith("client:"):
+            if is_personal(key):
                 values[key] = own[key] if key in own else site.initial[Key("", name)]
     return values
 
 
-def _out_of_memory(job: Job) -> str:
+def out_of_memory(job: Job) -> str:
     size = job.settings.get("batch_size")
     key = "training.batch_size" if job.kind == "train" else "evaluation.batch_size"
     return f"out of memory; lower {key} ({size}) or model.max_length"

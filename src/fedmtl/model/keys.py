@@ -22,6 +22,11 @@ class Key(NamedTuple):
 Weights = dict[Key, Tensor]
 
 
+def is_personal(key: Key) -> bool:
+    """Whether the value stays at its client."""
+    return key.scope.startswith("client:")
+
+
 def head_task(name: str) -> str | None:
     """The task a head's parameter belongs to; None for the encoder's."""
     return name.removeprefix(HEADS).split(".", 1)[0] if name.startswith(HEADS) else None
@@ -40,7 +45,7 @@ def weights_sha256(weights: Weights) -> str:
     """A digest of (scope, name, dtype, shape, little-endian bytes), sorted, without what stays at clients."""
     digest = hashlib.sha256()
     for key in sorted(weights):
-        if key.scope.startswith("client:"):
+        if is_personal(key):
             continue
         tensor = weights[key].detach().cpu().contiguous()
         digest.update(f"{key.scope}\0{key.name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

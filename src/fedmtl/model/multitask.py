@@ -125,9 +125,7 @@ class MultiTaskModel(nn.Module):
 
     def head(self, task: str, vectors: Tensor) -> Tensor:
         if self.tasks[task].is_dual:
-            u, v = vectors.chunk(2)
-            cosine = F.cosine_similarity(u, v).unsqueeze(-1)
-            vectors = torch.cat([u, v, (u - v).abs(), u * v, COSINE_SCALE * cosine], dim=-1)
+            vectors = pair_features(*vectors.chunk(2))
         output: Tensor = self.heads[task](vectors)
         return output
 
@@ -150,6 +148,12 @@ def _canonical_places(encoder: nn.Module, heads: nn.Module) -> dict[str, tuple[n
                     seen.add(parameter)
                     places[prefix + (f"{path}.{leaf}" if path else leaf)] = (module, leaf)
     return places
+
+
+def pair_features(first: Tensor, second: Tensor) -> Tensor:
+    """What the head of a dual pair sees of the two texts' vectors."""
+    cosine = F.cosine_similarity(first, second, dim=-1).unsqueeze(-1)
+    return torch.cat([first, second, (first - second).abs(), first * second, COSINE_SCALE * cosine], dim=-1)
 
 
 def num_outputs(task: Task) -> int:

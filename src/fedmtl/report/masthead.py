@@ -84,6 +84,9 @@ def _bytes(run: Run, field: str) -> Html:
 
 def _machine(run: Run) -> str:
     device, workers = run.start.get("device", MISSING), number(run.start.get("workers"))
+    stack = number(run.start.get("stack"))
+    if stack:
+        return f"{device}, {plural(int(stack), 'client')} at once, {run.start.get('precision', MISSING)}"
     return f"{device}, {plural(int(workers), 'worker')}" if workers else str(device)
 
 

@@ -25,8 +25,7 @@ class Shard:
 
     def num_tokens(self) -> int:
         """The tokens of the shard's examples, all parts together: what a pass over them costs."""
-        parts = open_tokens(self.tokens).parts
-        return int(sum((part.offsets[self.indices + 1] - part.offsets[self.indices]).sum() for part in parts))
+        return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
 
     def used_ids(self) -> list[np.ndarray]:
         """The token ids of the shard's examples, once each, one array per part."""
@@ -43,22 +42,29 @@ class Arrays:
     labels: np.ndarray
 
 
-def training_batches(shard: Shard, batch_size: int, seed: int) -> list[np.ndarray]:
-    """One epoch as positions in the token folder: every example once, neighbours in length together."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    order = shard.indices[rng.permutation(len(shard))]
-    lengths = open_tokens(shard.tokens).lengths()
+def training_batches(shard: Shard, batch_size: int, seed: int, turn: int = 0) -> list[np.ndarray]:
+    """One epoch as positions in the token folder: every example once, neighbours in length together.
+
+    `seed` says which examples meet; `turn` whether long or short ones come first among those that were sorted
+    together. Clients with one turn have batches of like length at the same time, however many they have.
+    """
+    order = shard.indices[np.random.Generator(np.random.PCG64(seed)).permutation(len(shard))]
+    lengths = open_tokens(shard.tokens).lengths_of(order)
+    turns = np.random.Generator(np.random.PCG64(turn))
+    span = batch_size * WINDOW
+    whole = len(order) // span * span
+    within = np.argsort(lengths[:whole].reshape(-1, span), axis=1, kind="stable") + np.arange(0, whole, span)[:, None]
     batches: list[np.ndarray] = []
-    for start in range(0, len(order), batch_size * WINDOW):
-        window = order[start : start + batch_size * WINDOW]
-        window = window[np.argsort(lengths[window], kind="stable")]
-        batches += [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))]
+    for window in order[within].reshape(-1, WINDOW, batch_size):
+        batches += [window[rank] for rank in turns.permutation(WINDOW)]
+    rest = order[whole:][np.argsort(lengths[whole:], kind="stable")]
+    ranks = turns.permutation(WINDOW) * batch_size
+    return batches + [rest[rank : rank + batch_size] for rank in ranks if rank < len(rest)]
 
 
 def sorted_batches(shard: Shard, batch_size: int) -> list[np.ndarray]:
     """All examples once, longest first, for scoring."""
-    lengths = open_tokens(shard.tokens).lengths()[shard.indices]
+    lengths = open_tokens(shard.tokens).lengths_of(shard.indices)
     order = shard.indices[np.argsort(-lengths, kind="stable")]
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
@@ -66,7 +72,7 @@ def sorted_batches(shard: Shard, batch_size: int) -> list[np.ndarray]:
 def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
     """Pad a batch; `index` maps token ids into a compacted table."""
     parts = open_tokens(shard.tokens).parts
-    width = int(max((part.offsets[batch + 1] - part.offsets[batch]).max() for part in parts))
+    width = int(max(part.lengths_of(batch).max() for part in parts))
     rows = [_pad(part, batch, width, pad_id) for part in parts]
     ids, mask, segments = (np.concatenate(columns) for columns in zip(*rows, strict=True))
     return Arrays(ids if index is None else index[ids], mask, segments, shard.labels[batch])

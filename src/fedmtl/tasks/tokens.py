@@ -34,6 +34,10 @@ class TokenPart:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    def lengths_of(self, examples: np.ndarray) -> np.ndarray:
+        lengths: np.ndarray = self.offsets[examples + 1] - self.offsets[examples]
+        return lengths
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -43,7 +47,13 @@ class Tokens:
 
     def lengths(self) -> np.ndarray:
         """The longest sequence of each example."""
-        lengths = [part.lengths() for part in self.parts]
+        return self._longest([part.lengths() for part in self.parts])
+
+    def lengths_of(self, examples: np.ndarray) -> np.ndarray:
+        return self._longest([part.lengths_of(examples) for part in self.parts])
+
+    @staticmethod
+    def _longest(lengths: list[np.ndarray]) -> np.ndarray:
         return lengths[0] if len(lengths) == 1 else np.maximum(*lengths)
 
 

@@ -67,7 +67,7 @@ def train(
         task: _to_device(class_weights(bound.model.tasks[task], s.labels[s.indices]), device)
         for task, s in shards.items()
     }
-    plan = list(planned_steps(shards, settings, seed))
+    plan = list(planned_steps(shards, settings, seed, round_number))
     losses: list[Tensor] = []
     bound.model.train()
     for number, (task, batch) in enumerate(plan):
@@ -95,13 +95,17 @@ def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSetting
     recent = losses[-CHECK_STEPS:]
     if recent and not bool(torch.stack(recent).isfinite().all()):
         number, value = next((i, v.item()) for i, v in enumerate(losses) if not math.isfinite(v.item()))
-        task = plan[number][0]
-        norm = settings.max_grad_norm
-        raise TrainingFailed(
-            f"the loss of {task} became {value} at step {number + 1}; lower training.learning_rate "
-            f"({settings.learning_rates[task]:g} for {task}) or "
-            + (f"training.max_grad_norm ({norm:g})" if norm else "set training.max_grad_norm")
-        )
+        raise divergence(plan[number][0], value, number, settings)
+
+
+def divergence(task: str, loss: float, step: int, settings: LocalSettings) -> TrainingFailed:
+    """What to say where a loss was not a number, and which settings may help."""
+    norm = settings.max_grad_norm
+    return TrainingFailed(
+        f"the loss of {task} became {loss} at step {step + 1}; lower training.learning_rate "
+        f"({settings.learning_rates[task]:g} for {task}) or "
+        + (f"training.max_grad_norm ({norm:g})" if norm else "set training.max_grad_norm")
+    )
 
 
 def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:
@@ -112,8 +116,8 @@ def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:
     return {task: total / count for task, (total, count) in sums.items()}
 
 
-def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int) -> Iterator[Step]:
-    """The (task, batch) of every step of the round."""
+def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int, turn: int = 0) -> Iterator[Step]:
+    """The (task, batch) of every step of the round; `turn` is what the round's clients have in common."""
     if not any(len(shard) for shard in shards.values()):
         return iter(())  # Without a batch in any epoch, `steps` would never be reached.
     epochs = itertools.count() if settings.steps else range(settings.epochs)
@@ -122,12 +126,24 @@ def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: in
         for epoch in epochs
         for step in alternate(
             {
-                task: training_batches(shard, settings.batch_size, derive_seed(seed, "batches", task, epoch))
+                task: training_batches(
+                    shard,
+                    settings.batch_size,
+                    derive_seed(seed, "batches", task, epoch),
+                    derive_seed(turn, "turn", epoch),
+                )
                 for task, shard in shards.items()
             }
         )
     )
     return itertools.islice(steps, settings.steps) if settings.steps else steps
+
+
+def num_steps(shard: Shard, settings: LocalSettings) -> int:
+    """How many steps a client with this one shard takes in a round."""
+    if not len(shard):
+        return 0
+    return settings.steps or settings.epochs * -(-len(shard) // settings.batch_size)
 
 
 def _to_device(values: np.ndarray | None, device: torch.device) -> Tensor | None:

@@ -1,0 +1,88 @@
+"""The engine for a GPU: clients of one machine that train several at a time.
+
+As in `engines/local.py`, all that would cross a network is encoded and decoded. Jobs that cannot be stacked, and the
+scoring, are that engine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+
+from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.engines.worker import too_late
+from fedmtl.errors import FedmtlError, WireError
+from fedmtl.federation.client_stack import run_stack, stack_label
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
+from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
+from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.training.stacked.loop import Stacks
+
+THREADS = 8
+
+
+class StackedEngine:
+    """Clients on this machine, `at_once` of them in one computation, in the given dtype."""
+
+    def __init__(
+        self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], at_once: int, dtype: torch.dtype
+    ) -> None:
+        self._setup, self._at_once = setup, at_once
+        self._alone = LocalEngine(setup, clients, num_workers=0)
+        self._site = open_site(replace(setup, device="cpu"))
+        self._stacks = Stacks(self._site.model, torch.device(setup.device), dtype)
+        self._threads = ThreadPoolExecutor(THREADS)
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]:
+        return self._alone.clients()
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        ends = time.monotonic() + deadline
+        coming = iter(jobs)
+        while group := list(islice(coming, self._at_once)):
+            if time.monotonic() >= ends:
+                yield from (Failure(job.round, job.client, too_late(deadline)) for job in group)
+                continue
+            stacks: dict[str, list[Job]] = {}
+            alone: list[Job] = []
+            for job in group:
+                label = stack_label(job, self._site)
+                (alone if label is None else stacks.setdefault(label, [])).append(job)
+            for stack in stacks.values():
+                yield from self._run_stack(stack)
+            yield from self._alone.run(alone, max(0.0, ends - time.monotonic()))
+
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+        return self._alone.predict(state, batch_size)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._alone.close()
+
+    def _run_stack(self, jobs: Sequence[Job]) -> Iterator[Update | Failure]:
+        limit = self._setup.max_bytes
+        encoded = list(self._threads.map(lambda job: encode_job(job, limit), jobs))
+        received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))
+        answers = run_stack(received, self._site, self._stacks, self._threads)
+        for job, data, answer in zip(jobs, encoded, self._threads.map(_sent, answers), strict=True):
+            yield self._answer(job, len(data), answer)
+
+    def _answer(self, job: Job, bytes_down: int, answer: np.ndarray | FedmtlError) -> Update | Failure:
+        if isinstance(answer, FedmtlError):
+            return Failure(job.round, job.client, str(answer), Traffic(bytes_down))
+        try:
+            update, seconds = decode_update(answer, self._setup.max_bytes, answer_bytes(job))
+        except (WireError, ValueError) as error:
+            return Failure(job.round, job.client, str(error), Traffic(bytes_down))
+        return replace(update, traffic=Traffic(bytes_down, len(answer), seconds))
+
+
+def _sent(answer: Update | FedmtlError) -> np.ndarray | FedmtlError:
+    return answer if isinstance(answer, FedmtlError) else encode_update(answer)

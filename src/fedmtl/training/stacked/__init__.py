@@ -1,0 +1,1 @@
+"""Several clients trained at once, as one batched computation."""

@@ -1,0 +1,110 @@
+"""The values of several clients in buffers: a row per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class Block:
+    """Values that step alike, as (clients, values) in fp32, with a copy in the dtype that is computed in.
+
+    `clients` are the stack's rows that have them. `decay` is per value, `factor` multiplies the learning rate.
+    """
+
+    clients: slice
+    places: Mapping[str, tuple[slice, tuple[int, ...]]]
+    values: Tensor
+    before: Tensor
+    computed: Tensor
+    gradients: Tensor
+    slots: tuple[Tensor, ...]
+    decay: Tensor
+    factor: float
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.values)
+
+    def view(self, of: Tensor, name: str) -> Tensor:
+        """(clients, *shape) of one parameter, in one of the block's buffers."""
+        place, shape = self.places[name]
+        return of[:, place].view(len(of), *shape)
+
+    def joined(self, of: Tensor, names: Sequence[str]) -> Tensor:
+        """The same of several parameters that are neighbours: (clients, all their rows, ...)."""
+        places = [self.places[name] for name in names]
+        assert all(first.stop == second.start for (first, _), (second, _) in pairwise(places))
+        shape = (sum(shape[0] for _, shape in places), *places[0][1][1:])
+        return of[:, places[0][0].start : places[-1][0].stop].view(len(of), *shape)
+
+    def load(self, row: int, name: str, value: Tensor) -> None:
+        """Put in a client's value; one that is smaller (a table of fewer rows) fills the front."""
+        place, _ = self.places[name]
+        own = self.values[row, place]
+        own[: value.numel()].copy_(value.reshape(-1), non_blocking=True)
+        own[value.numel() :].zero_()
+
+    def begin(self) -> None:
+        """What was loaded is where this training starts."""
+        self.before.copy_(self.values)
+        if self.computed is not self.values:
+            self.computed.copy_(self.values)
+        for buffer in (self.gradients, *self.slots):
+            buffer.zero_()
+
+
+def make_block(
+    shapes: Mapping[str, tuple[int, ...]],
+    clients: slice,
+    decays: Mapping[str, float],
+    factor: float,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    master: torch.dtype,
+    taken: torch.dtype,
+) -> Block:
+    places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+    total = 0
+    for name, shape in shapes.items():
+        places[name] = (slice(total, total + prod(shape)), shape)
+        total += prod(shape)
+    rows = clients.stop - clients.start
+    # Rows begin where memory is read in whole pieces.
+    total = -(-total // ALIGNED) * ALIGNED
+
+    def buffer(kind: torch.dtype = master) -> Tensor:
+        return torch.zeros(rows, total, dtype=kind, device=device)
+
+    values = buffer()
+    decay = torch.zeros(total, dtype=master, device=device)
+    for name, (place, _) in places.items():
+        decay[place] = decays[name]
+    return Block(
+        clients,
+        places,
+        values,
+        buffer(),
+        values if dtype == master else buffer(dtype),
+        buffer(taken),
+        tuple(buffer() for _ in range(num_slots)),
+        decay,
+        factor,
+    )
+
+
+def squares(blocks: Sequence[Block], num_clients: int) -> Tensor:
+    """The squared length of every client's gradient."""
+    total = torch.zeros(num_clients, dtype=blocks[0].values.dtype, device=blocks[0].values.device)
+    for block in blocks:
+        total[block.clients] += torch.linalg.vector_norm(block.gradients, dim=1, dtype=total.dtype).square()
+    return total

@@ -1,0 +1,61 @@
+"""What clients must have in common to train as one stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedmtl.model.keys import HEADS, Key
+from fedmtl.model.multitask import MultiTaskModel
+
+# Token tables are rounded up to this many rows, so that a stack serves other clients of about the same size.
+ROWS = 1024
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
+
+    `trained` are the names of the values that take gradients.
+    """
+
+    num_clients: int
+    num_rows: int
+    pool: str
+    heads: tuple[tuple[str, int, int], ...]
+    trained: tuple[str, ...]
+    num_sequences: int
+
+    @property
+    def head_rows(self) -> list[tuple[str, slice]]:
+        return [(task, slice(start, stop)) for task, start, stop in self.heads]
+
+
+def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, Mapping[str, Key]]) -> str | None:
+    """A label that clients of one stack share, or None where a client must train alone.
+
+    `keys` are its views: canonical name -> key, of every task.
+    """
+    if model.layout is None or len(tasks) != 1:
+        return None
+    [task] = tasks
+    trained = reached(model, task, keys[task])
+    if not any(not name.startswith(HEADS) for name in trained):
+        return None
+    fixed = sorted(name for name, key in keys[task].items() if key.scope == "fixed" and not name.startswith(HEADS))
+    return "/".join([model.pools[task], "dual" if model.tasks[task].is_dual else "one", *fixed])
+
+
+def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key]) -> list[str]:
+    """The names of the values that this task's loss moves."""
+    unused = () if model.pools[task] == "pooler" else ("pooler.",)
+    own = (f"{HEADS}{task}.",)
+    return [
+        name
+        for name, key in view.items()
+        if key.scope != "fixed" and not name.startswith(unused) and (not name.startswith(HEADS) or name.startswith(own))
+    ]
+
+
+def round_rows(count: int) -> int:
+    return -(-count // ROWS) * ROWS

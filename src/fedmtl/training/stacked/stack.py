@@ -1,0 +1,234 @@
+"""A stack: the buffers of several clients, and one training step of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedmtl.model.flat import undecayed
+from fedmtl.model.keys import HEADS
+from fedmtl.model.multitask import MultiTaskModel, pair_features
+from fedmtl.model.stacked_bert import Leaf, Ops, StackedBatch, stacked_vectors
+from fedmtl.model.stacked_plain import Dropout, PlainOps
+from fedmtl.training.objective import example_losses
+from fedmtl.training.optimizer import SLOTS
+from fedmtl.training.settings import LocalSettings
+from fedmtl.training.stacked.blocks import Block, make_block, squares
+from fedmtl.training.stacked.shape import StackShape
+from fedmtl.training.stacked.store import TokenStore, stacked_batch
+from fedmtl.training.stacked.update import Rates, step_block
+
+# How far the seed moves in a step: no two dropouts of two steps have the same.
+SEEDS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What differs between steps, where the step finds it: buffers that are filled before each."""
+
+    sequences: Tensor
+    labels: Tensor
+    weights: Tensor
+    factors: Tensor
+    losses: Tensor
+
+
+class Stack:
+    def __init__(
+        self,
+        shape: StackShape,
+        model: MultiTaskModel,
+        settings: LocalSettings,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert model.layout is not None
+        master = torch.promote_types(dtype, torch.float32)
+        self.shape, self.model, self.settings, self.layout = shape, model, settings, model.layout
+        self.tasks = {task: model.tasks[task] for task, _ in shape.head_rows}
+        self.drop: Dropout | None = None
+        plain = undecayed(model)
+        places = model.canonical()
+
+        def block(
+            names: Sequence[str], clients: slice, factor: float, kind: torch.dtype, taken: torch.dtype = master
+        ) -> Block:
+            shapes = {name: tuple(getattr(*places[name]).shape) for name in names}
+            if model.table in shapes:
+                shapes[model.table] = (shape.num_rows, *shapes[model.table][1:])
+            decays = {
+                name: settings.weight_decay if name in shape.trained and name not in plain else 0.0 for name in names
+            }
+            used = 0 if settings.optimizer == "sgd" and not settings.momentum else len(SLOTS[settings.optimizer])
+            return make_block(shapes, clients, decays, factor, used, kind, device, master, taken)
+
+        every = slice(0, shape.num_clients)
+        unused = (HEADS,) if shape.pool == "pooler" else (HEADS, "pooler.")
+        names = [name for name in places if name != model.table and not name.startswith(unused)]
+        # Apart, so that the weights of a layer's queries, keys and values are neighbours, and their biases too.
+        matrices = [name for name in names if name not in plain]
+        vectors = sorted((name for name in names if name in plain), key=lambda name: name.endswith(".bias"))
+        self.table = block([model.table], every, 1.0, dtype)
+        # A product's gradient is as exact as what is multiplied; a sum's is exact.
+        self.matrices = block(matrices, every, 1.0, dtype, dtype)
+        self.vectors = block(vectors, every, 1.0, dtype)
+        self.heads = {
+            task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
+            for task, rows in shape.head_rows
+        }
+        self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
+        self._trained = set(shape.trained)
+        # A product for several layers finds the gradients of all, also of one that is fixed.
+        self._fixed_neighbours = [name for name in names if ".attention.self." in name and name not in self._trained]
+        self._leaves: dict[tuple[str, ...], Leaf] = {}
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        # Memory that the device writes to without waiting; getting it is slow, so that it is kept.
+        self._host: dict[int, Tensor] = {}
+        rows, size = shape.num_clients, settings.batch_size
+        self.inputs = Inputs(
+            torch.zeros(rows, shape.num_sequences, dtype=torch.int64, device=device),
+            torch.zeros(rows, size, dtype=master, device=device),
+            torch.zeros(rows, size, dtype=master, device=device),
+            torch.zeros(4, rows, dtype=master, device=device),
+            torch.zeros(rows, dtype=master, device=device),
+        )
+        self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
+        self.seed = torch.zeros((), dtype=torch.int64, device=device)
+
+    def step(self, store: TokenStore, num_places: int, width: int) -> None:
+        """One step of every client from what is in the inputs; the losses go there too."""
+        losses, ids = self._losses(store, num_places, width)
+        self.inputs.losses.copy_(losses.detach())
+        total = (losses * self.inputs.factors[3]).sum()
+        wanted = [leaf for leaf in self._leaves.values() if leaf.value.requires_grad]
+        found = torch.autograd.grad(total, [*(leaf.value for leaf in wanted), self._anchor], allow_unused=True)
+        for leaf, gradient in zip(wanted, found, strict=False):
+            if gradient is not None and leaf.gradient is not None:
+                leaf.gradient.copy_(gradient)
+        for name in self._fixed_neighbours:
+            block = self._block_of(name)
+            block.view(block.gradients, name).zero_()
+        self._move()
+        if self.model.table in self._trained:
+            if self.settings.proximal:
+                self.table.gradients.zero_()
+            else:
+                # Rows that no text of the batch uses were never written.
+                self._rows_of(self.table.gradients).index_fill_(0, ids, 0.0)
+        self.seed.add_(SEEDS)
+
+    def moved(self) -> list[Tensor]:
+        """How far the values of every block are from where they began, on the host."""
+        found = []
+        for number, block in enumerate(self.blocks):
+            if not block.values.is_cuda:
+                found.append(block.values - block.before)
+                continue
+            if number not in self._host:
+                self._host[number] = torch.empty(block.values.shape, pin_memory=True)
+            found.append(self._host[number].copy_(block.values - block.before, non_blocking=True))
+        if self.seed.is_cuda:
+            torch.cuda.synchronize(self.seed.device)
+        return found
+
+    def _losses(self, store: TokenStore, num_places: int, width: int) -> tuple[Tensor, Tensor]:
+        batch = stacked_batch(store, self.index, self.shape.num_rows, self.inputs.sequences, num_places, width)
+        clients = torch.arange(len(batch.ids), device=batch.ids.device)
+        ids = (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
+        words = self._words(ids).view(*batch.ids.shape, -1)
+        vectors = stacked_vectors(self._ops(batch, words), self.layout, batch, self.shape.pool, words)
+        parts = [self._task_losses(task, rows, vectors[rows]) for task, rows in self.shape.head_rows]
+        losses = torch.cat(parts) * self.inputs.weights
+        return losses.sum(1) / self.inputs.weights.sum(1).clamp(min=1e-12), ids
+
+    def _words(self, ids: Tensor) -> Tensor:
+        table = self._rows_of(self.table.computed)
+        if self.model.table not in self._trained:
+            return table.index_select(0, ids)
+        found: Tensor = _Lookup.apply(self._anchor, table, ids, self._rows_of(self.table.gradients))  # type: ignore[no-untyped-call]
+        return found
+
+    def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
+        """(clients, examples) of one task."""
+        task = self.tasks[name]
+        weight, bias = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in ("weight", "bias"))
+        features = vectors.to(weight.dtype)
+        if task.is_dual:
+            features = pair_features(*features.chunk(2, 1))
+        if task.dropout:
+            features = F.dropout(features, task.dropout)
+        outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        labels = self.inputs.labels[rows].reshape(-1)
+        labels = labels if task.is_regression or task.outputs == 1 else labels.long()
+        return example_losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
+
+    def _move(self) -> None:
+        if self.settings.proximal:
+            for block in self.blocks:
+                block.gradients.add_(block.values - block.before, alpha=self.settings.proximal)
+        moved = [block for block in self.blocks if self._moves(block)]
+        rate, first, second, _ = self.inputs.factors
+        clip = torch.ones_like(rate)
+        if self.settings.max_grad_norm > 0:
+            clip = (self.settings.max_grad_norm / (squares(moved, len(rate)).sqrt() + 1e-6)).clamp(max=1.0)
+        for block in moved:
+            step_block(block, Rates(rate, first, second, clip), self.settings)
+
+    def _moves(self, block: Block) -> bool:
+        return any(name in self._trained for name in block.places)
+
+    def _rows_of(self, buffer: Tensor) -> Tensor:
+        """The clients' token tables end to end."""
+        _, shape = self.table.places[self.model.table]
+        return buffer.view(-1, shape[1])
+
+    def leaf(self, names: tuple[str, ...]) -> Leaf:
+        """The values of these names, which are neighbours in their block, as what gradients are taken of."""
+        if names not in self._leaves:
+            block = self._block_of(names[0])
+            value = block.joined(block.computed, names).detach()
+            is_trained = any(name in self._trained for name in names)
+            gradient = block.joined(block.gradients, names) if is_trained else None
+            self._leaves[names] = Leaf(value.requires_grad_(is_trained), gradient)
+        return self._leaves[names]
+
+    def _block_of(self, name: str) -> Block:
+        return next(block for block in self.blocks if name in block.places)
+
+    def _ops(self, batch: StackedBatch, words: Tensor) -> Ops:
+        fused = fused_ops() if words.is_cuda and words.dtype == torch.bfloat16 and self.drop is None else None
+        if fused is None or batch.width > fused.LONGEST:
+            return PlainOps(self.leaf, self.layout, batch, self.drop)
+        ops: Ops = fused.FusedOps(self.leaf, self.layout, batch, self.seed)
+        return ops
+
+
+@cache
+def fused_ops() -> Any:
+    """The module of kernels, or None where Triton is missing."""
+    try:
+        return import_module("fedmtl.model.stacked_fused")
+    except ImportError:
+        return None
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table whose gradients are added to a buffer in place: a batch uses few of many rows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, table: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
+        ctx.ids, ctx.gradients = ids, gradients
+        return table.index_select(0, ids)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        # index_put_ sums in a fixed order, where index_add_ does not.
+        ctx.gradients.index_put_((ctx.ids,), gradient.to(ctx.gradients.dtype), accumulate=True)
+        return None, None, None, None
