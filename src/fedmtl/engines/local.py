@@ -51,8 +51,9 @@ class LocalEngine:
         self._clients = clients
         setup.spool.mkdir(parents=True, exist_ok=True)
         self._pool = WorkerPool(start_worker, setup, num_workers)
-        # One thread wherever a client trains on a CPU, in this process too: sums then come out the same.
-        self._threads = torch.get_num_threads() if num_workers == 0 and setup.device == "cpu" else None
+        # One thread wherever a client trains on a CPU, in this process too: sums then come out the same. Beside workers
+        # that keep every core busy, a second thread is one that others wait for.
+        self._threads = torch.get_num_threads() if num_workers or setup.device == "cpu" else None
         if self._threads is not None:
             torch.set_num_threads(1)
 

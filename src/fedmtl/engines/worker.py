@@ -27,7 +27,7 @@ ONE_THREAD = {
 }
 
 # Imported once, then shared by all workers; encoders of other kinds are imported when built.
-PRELOADED = ["fedmtl.engines.local", "transformers.models.bert.modeling_bert"]
+PRELOADED = ["fedmtl.engines.local"]
 
 # The operating system takes no wait of years.
 LONGEST_WAIT = 3600.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.num_workers import num_workers
 from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
@@ -51,12 +51,13 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = str(pick_device(config.compute.device, "compute.device"))
-    if _num_workers(config, device, num_clients=2):
+    if num_workers(config.compute, device, num_clients=2):
         warm_up()
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
-    model = build_model(encoder, tasks, config.seed, plain=config.compute.encoder == "plain")
+    plain = config.compute.encoder == "plain"
+    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
+    model = build_model(encoder, tasks, config.seed, plain=plain)
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
@@ -89,7 +90,7 @@ def prepare(config: Config) -> Prepared:
         strategy=strategy,
         state=State(0, initial_weights(model, plan), plan),
         device=device,
-        num_workers=_num_workers(config, device, len(population.train)),
+        num_workers=num_workers(config.compute, device, len(population.train)),
         evaluates_at_clients=at_clients,
     )
 
@@ -121,15 +122,6 @@ def _without_texts(part: TaskData) -> TaskData:
         client_train={},
         client_validation={},
     )
-
-
-def _num_workers(config: Config, device: str, num_clients: int) -> int:
-    if config.compute.workers is not None:
-        return config.compute.workers
-    if device != "cpu":
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, max(num_clients, 2)))
 
 
 def _evaluates_at_clients(config: Config, levels: list[str]) -> bool:
