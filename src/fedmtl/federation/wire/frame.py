@@ -1,6 +1,6 @@
 """A frame: a header of plain values and some tensors as bytes, with a checksum over both.
 
-magic version reserved  header length  payload length  crc32 | header (JSON, deflated) | tensors, 8-byte aligned
+magic version reserved  header length  payload length  checksum | header (JSON, deflated) | tensors, 8-byte aligned
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedmtl.config import WireConfig
 from fedmtl.errors import WireError
+from fedmtl.federation.wire.checksum import checksum
 from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
 from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key, Weights
 
 MAGIC = b"FMTL"
-VERSION = 2
+VERSION = 3
 FRAME = struct.Struct("<4sBxxxIQ")
 CHECKSUM = struct.Struct("<I")
 START = FRAME.size + CHECKSUM.size
@@ -96,8 +97,7 @@ def _filled(frame: Bytes, head: bytes, header: bytes, payload: list[Bytes]) -> B
         padding = -len(data) % ALIGN
         offset += len(data) + padding
         frame[offset - padding : offset] = 0
-    crc = zlib.crc32(frame[START:].data, zlib.crc32(head))
-    frame[:START] = np.frombuffer(head + CHECKSUM.pack(crc), dtype=np.uint8)
+    frame[:START] = np.frombuffer(head + CHECKSUM.pack(checksum(head, frame[START:].data)), dtype=np.uint8)
     return frame
 
 
@@ -142,7 +142,7 @@ def _split(view: memoryview, max_bytes: int) -> tuple[bytes, memoryview]:
         raise WireError(f"the frame says {total} bytes, {len(view) - START} came")
     if total > max_bytes:
         raise WireError(f"the message has {total} bytes, wire.max_bytes is {max_bytes}")
-    if zlib.crc32(view[START:], zlib.crc32(view[: FRAME.size])) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
+    if checksum(view[: FRAME.size], view[START:]) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
         raise WireError("the message's checksum does not fit")
     return _inflated(view[START : START + header_length]), view[START + header_length :]
 
