@@ -54,12 +54,16 @@ print([name for name in {unused} if name in sys.modules])
 
 def test_workers_import_while_the_run_is_loaded(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("fedmtl.engines.worker.warm_up", lambda: asked.append("torch" in sys.modules))
+
+    def note(imports):
+        asked.append((imports, "torch" in sys.modules))
+
+    monkeypatch.setattr("fedmtl.engines.worker.warm_up", note)
     monkeypatch.setitem(sys.modules, "fedmtl.experiment.run", None)
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ImportError):
-        run(None, [f"output={tmp_path}", "compute.workers=1"])
-    assert asked == [False]
+        run(None, [f"output={tmp_path}", "compute.workers=1", "model.server_model=tiny"])
+    assert asked == [(["fedmtl.engines.local"], False)]
 
 
 def test_help_names_every_command(cli):

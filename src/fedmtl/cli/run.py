@@ -73,11 +73,12 @@ def _resume(name: str, display: Display, profile: bool) -> RunFolder:
 
 def _warm_up(config: Config) -> None:
     """Let the workers' imports begin before our own, so that both go on side by side."""
+    from fedmtl.engines.imports import worker_imports
     from fedmtl.engines.num_workers import expects_workers
     from fedmtl.engines.worker import warm_up
 
     if expects_workers(config.compute):
-        warm_up()
+        warm_up(worker_imports(config))
 
 
 def load(path: Path | None, overrides: list[str]) -> Config:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedmtl.config import Config
+from fedmtl.engines.imports import worker_imports
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.num_workers import num_workers
 from fedmtl.engines.site import SiteSetup
@@ -52,7 +53,7 @@ def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = str(pick_device(config.compute.device, "compute.device"))
     if num_workers(config.compute, device, num_clients=2):
-        warm_up()
+        warm_up(worker_imports(config))
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"

@@ -17,6 +17,7 @@ from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.model.bert_layout import is_computed
 from fedmtl.model.bert_values import load_bert_values
+from fedmtl.model.encoder_files import SHIPPED, encoder_folder
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
 
@@ -24,8 +25,6 @@ from fedmtl.seeds import derive_seed
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
-# The encoder in the box: `fedmtl pretrain` made it, its README.md says how.
-SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
 RANDOM_NAME = re.compile(r"random-(\d+)x(\d+)")
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
@@ -139,7 +138,7 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
         # The files may be in half precision; a random start is not.
         return AutoModel.from_config(architecture, dtype=torch.float32), []
     if values_only and is_computed(architecture):
-        values = load_bert_values(Path(SHIPPED.get(config.server_model, config.server_model)), architecture)
+        values = load_bert_values(encoder_folder(config.server_model), architecture)
         if values is not None and (values.pooler is not None or not needs_pooler):
             return values, []
     module, info = _reach(
