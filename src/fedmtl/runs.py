@@ -200,14 +200,15 @@ def results_row(events: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> 
     return ["" if plain.get(column) is None else str(plain[column]) for column in columns]
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Put a file in place whole or not at all, whatever happens; its folder is made where missing."""
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
+    """Put a file of these parts in place whole or not at all, whatever happens; its folder is made where missing."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as file:
-                file.write(data)
+                for part in parts:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

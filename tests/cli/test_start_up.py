@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from cli.small_runs import small
+from fedmtl.cli.run import run
+
 HEAVY = "[name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]"
 
 
@@ -31,6 +34,36 @@ except SystemExit as ended:
 print({HEAVY})
 """
     assert python(code) == "[]"
+
+
+def test_a_run_loads_no_code_that_it_does_not_compute_with(tmp_path):
+    # Each of these takes longer to import than a round of small clients does to train.
+    unused = ("transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "sklearn")
+    code = f"""
+import sys
+from fedmtl.cli import main
+sys.argv[1:] = {["run", *small("compute.workers=0", f"output={tmp_path}"), "--set", "model.server_model=tiny"]}
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in {unused} if name in sys.modules])
+"""
+    assert python(code) == "[]"
+
+
+def test_workers_import_while_the_run_is_loaded(monkeypatch, tmp_path):
+    asked = []
+
+    def note(imports):
+        asked.append((imports, "torch" in sys.modules))
+
+    monkeypatch.setattr("fedmtl.engines.worker.warm_up", note)
+    monkeypatch.setitem(sys.modules, "fedmtl.experiment.run", None)
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(ImportError):
+        run(None, [f"output={tmp_path}", "compute.workers=1", "model.server_model=tiny"])
+    assert asked == [(["fedmtl.engines.local"], False)]
 
 
 def test_help_names_every_command(cli):

@@ -222,9 +222,9 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
 
     original = local.encode_update
 
-    def spoiled(update):
+    def spoiled(update, **options):
         if update.client != "bad":
-            return original(update)
+            return original(update, **options)
         if fault == "garbage":
             return np.frombuffer(b"garbage" * 100, dtype=np.uint8)
         if fault == "raises":

@@ -1,3 +1,4 @@
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,23 @@ def test_one_tensor_may_be_saved_under_two_keys(tmp_path: Path):
         "weights": {("task:a", "heads.a.bias"): [1.0, 2.0], ("all", "part"): [2.0, 3.0]},
         "best_head.a": {("task:a", "heads.a.bias"): [1.0, 2.0]},
     }
+
+
+def test_a_file_of_tensors_is_one_that_safetensors_reads_and_its_digest_is_told(tmp_path: Path):
+    dtypes = (torch.bool, torch.float16, torch.float64, torch.int64, torch.bfloat16, torch.float32)
+    shapes = ((), (0, 3), (3,), (2, 5))
+    values = {
+        Key("all", f"{dtype} {shape}"): torch.ones(shape).cumsum(0).to(dtype) if shape else torch.tensor(1).to(dtype)
+        for dtype in dtypes
+        for shape in shapes
+    }
+    path = tmp_path / "t.safetensors"
+    assert save_tensors(path, {"weights": values}) == hashlib.sha256(path.read_bytes()).hexdigest()
+    back = load_tensors(path)["weights"]
+    assert back.keys() == values.keys()
+    for key, value in values.items():
+        assert (back[key].dtype, back[key].shape) == (value.dtype, value.shape)
+        assert torch.equal(back[key], value)
 
 
 def test_parameters_are_counted_by_scope_and_by_layer(folders):

@@ -45,6 +45,7 @@ def run(
 
 def _start(path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool) -> RunFolder:
     loaded = load(path, overrides)
+    _warm_up(loaded)
     with display:
         from fedmtl.experiment.run import start_run
 
@@ -61,12 +62,23 @@ def _resume(name: str, display: Display, profile: bool) -> RunFolder:
             f" `fedmtl run {found.config} --set training.num_rounds={2 * max(1, summary.rounds)}`"
         )
         return found
+    _warm_up(load(found.config, []))
     with display:
         from fedmtl.experiment.run import resume_run
 
         display.skip_to(summary.rounds)
         display.say(f"{found.name} goes on after round {summary.rounds}")
         return resume_run(found, display, profile=profile)
+
+
+def _warm_up(config: Config) -> None:
+    """Let the workers' imports begin before our own, so that both go on side by side."""
+    from fedmtl.engines.imports import worker_imports
+    from fedmtl.engines.num_workers import expects_workers
+    from fedmtl.engines.worker import warm_up
+
+    if expects_workers(config.compute):
+        warm_up(worker_imports(config))
 
 
 def load(path: Path | None, overrides: list[str]) -> Config:

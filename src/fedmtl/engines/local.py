@@ -6,6 +6,7 @@ same as with any other engine.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 
 from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.engines.spool import Spool, map_message, write_message
 from fedmtl.engines.worker import Answer, Handler, WorkerPool
-from fedmtl.errors import CannotContinue, FedmtlError, WireError
+from fedmtl.errors import CannotContinue, WireError
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
+from fedmtl.federation.wire.frame import KeptMemory
 from fedmtl.federation.wire.messages import answer_bytes
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.plan import SharingPlan
@@ -30,6 +33,25 @@ from fedmtl.training.predict import predict
 # Examples per scoring call: fixed, so that what is computed together does not depend on the workers.
 CHUNK = 128
 UNLIMITED = 1e9
+
+
+@dataclass(frozen=True)
+class JobCall:
+    """Do the Job in one file, and write the Update to the other."""
+
+    job: Path
+    answer: Path
+
+
+@dataclass(frozen=True)
+class _OpenJob:
+    """What is remembered of a Job until it is answered."""
+
+    round: int
+    client: ClientId
+    bytes_down: int
+    most_bytes_up: int
+    call: JobCall
 
 
 @dataclass(frozen=True)
@@ -49,10 +71,12 @@ class LocalEngine:
     def __init__(self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], num_workers: int) -> None:
         self._setup = setup
         self._clients = clients
-        setup.spool.mkdir(parents=True, exist_ok=True)
+        self._spool = Spool(setup.spool)
+        self._memory = KeptMemory()
         self._pool = WorkerPool(start_worker, setup, num_workers)
-        # One thread wherever a client trains on a CPU, in this process too: sums then come out the same.
-        self._threads = torch.get_num_threads() if num_workers == 0 and setup.device == "cpu" else None
+        # One thread wherever a client trains on a CPU, in this process too: sums then come out the same. Beside workers
+        # that keep every core busy, a second thread is one that others wait for.
+        self._threads = torch.get_num_threads() if num_workers or setup.device == "cpu" else None
         if self._threads is not None:
             torch.set_num_threads(1)
 
@@ -60,22 +84,26 @@ class LocalEngine:
         return self._clients
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        open_jobs: list[tuple[int, ClientId, int, int]] = []
+        open_jobs: list[_OpenJob] = []
 
-        def calls() -> Iterator[Path]:
+        def calls() -> Iterator[JobCall]:
             for job in jobs:
-                encoded = encode_job(job, self._setup.max_bytes)
-                open_jobs.append((job.round, job.client, len(encoded), answer_bytes(job)))
-                yield _write(self._setup.spool / f"job-{job.kind}-{job.round:04d}-{job.client}", encoded)
+                call = JobCall(self._spool.take(), self._spool.take())
+                encoded = encode_job(job, self._setup.max_bytes, self._memory)
+                write_message(call.job, encoded)
+                open_jobs.append(_OpenJob(job.round, job.client, len(encoded), answer_bytes(job), call))
+                yield call
 
         for answer in self._pool.map(calls(), deadline):
-            yield self._decode(answer, *open_jobs[answer.ticket])
+            asked = open_jobs[answer.ticket]
+            self._spool.give_back(asked.call.job)
+            yield self._decode(answer, asked)
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
-        weights.write_bytes(pack({}, state.weights).data)
+        write_message(weights, pack({}, state.weights))
         calls = [PredictCall(weights, state.plan, task, chunk, batch_size) for task, chunk in _one_pass(shards)]
         results: dict[int, tuple[np.ndarray, float]] = {}
         for answer in self._pool.map(calls, seconds=UNLIMITED):
@@ -96,29 +124,29 @@ class LocalEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
 
-    def _decode(
-        self, answer: Answer, round_number: int, client: ClientId, bytes_down: int, max_tensor_bytes: int
-    ) -> Update | Failure:
+    def _decode(self, answer: Answer, asked: _OpenJob) -> Update | Failure:
+        path = asked.call.answer
         if answer.error is not None:
-            return Failure(round_number, client, answer.error, Traffic(bytes_down))
-        path = Path(answer.result)
+            self._spool.give_back(path)
+            return Failure(asked.round, asked.client, answer.error, Traffic(asked.bytes_down))
         try:
-            # Copy-on-write maps: the pages stay the file's, so waiting updates cost no memory of their own.
-            data = np.memmap(path, dtype=np.uint8, mode="c")
-            update, seconds = decode_update(data, self._setup.max_bytes, max_tensor_bytes)
+            # A map: the pages stay the file's, so waiting updates cost no memory of their own.
+            data = map_message(path)
+            # An update's tensors are parts of the map; with the last of them the file is free.
+            weakref.finalize(data, self._spool.give_back, path)
+            update, seconds = decode_update(data, self._setup.max_bytes, asked.most_bytes_up)
         except (WireError, OSError, ValueError) as error:
-            return Failure(round_number, client, str(error), Traffic(bytes_down))
-        finally:
-            path.unlink(missing_ok=True)
-        traffic = Traffic(bytes_down, len(data), seconds)
-        if update.client != client:
-            return Failure(round_number, client, f"answered as {update.client}", traffic)
+            return Failure(asked.round, asked.client, str(error), Traffic(asked.bytes_down))
+        traffic = Traffic(asked.bytes_down, len(data), seconds)
+        if update.client != asked.client:
+            return Failure(asked.round, asked.client, f"answered as {update.client}", traffic)
         return replace(update, traffic=traffic)
 
 
 def start_worker(setup: SiteSetup) -> Handler:
-    """What a worker does with its calls: paths are of Jobs, the other kind is scoring for the server."""
+    """What a worker does with its calls: Jobs of clients, and scoring for the server."""
     site = open_site(setup)
+    memory = KeptMemory()
     bound: dict[Path, BoundModel] = {}
 
     def handle(call: Any) -> Any:
@@ -129,25 +157,15 @@ def start_worker(setup: SiteSetup) -> Handler:
             shard = replace(setup.shared_validation[call.task], indices=call.indices)
             return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
         bound.clear()
-        job = decode_job(np.memmap(call, dtype=np.uint8, mode="c"), setup.max_bytes)
-        call.unlink()
-        return str(_write(setup.spool / f"{job.kind}-{job.round:04d}-{job.client}", encode_update(run_job(job, site))))
+        job = decode_job(map_message(call.job), setup.max_bytes)
+        write_message(call.answer, encode_update(run_job(job, site), memory=memory))
+        return None
 
     return handle
 
 
-def _write(path: Path, encoded: np.ndarray) -> Path:
-    try:
-        path.write_bytes(encoded.data)
-    except OSError as error:
-        raise FedmtlError(
-            f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"
-        ) from error
-    return path
-
-
 def _bind(call: PredictCall, site: Site) -> BoundModel:
-    weights = unpack(np.memmap(call.weights, dtype=np.uint8, mode="c"))[1]
+    weights = unpack(map_message(call.weights))[1]
     return BoundModel(site.model, call.plan, list(site.model.tasks), "", weights, device=site.device, read=True)
 
 

@@ -37,7 +37,7 @@ class SiteSetup:
 
 def open_site(setup: SiteSetup) -> Site:
     """Build the model and open the data; done once per worker."""
-    encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks))
+    encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks), values_only=not setup.plain_encoder)
     model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
     device = torch.device(setup.device)
     model.to(device)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,9 +25,6 @@ ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-# Imported once, then shared by all workers; encoders of other kinds are imported when built.
-PRELOADED = ["fedmtl.engines.local", "transformers.models.bert.modeling_bert"]
 
 # The operating system takes no wait of years.
 LONGEST_WAIT = 3600.0
@@ -176,13 +173,16 @@ def too_late(seconds: float) -> str:
     return f"no answer within {seconds:g} s (federation.round_timeout)"
 
 
-def warm_up() -> None:
-    """Let what all workers import be imported in the background; a pool that comes later finds it there."""
+def warm_up(imports: Sequence[str] = ("fedmtl.engines.local",)) -> None:
+    """Let what all workers import be imported in the background; a pool that comes later finds it there.
+
+    The first call counts.
+    """
     if _start_method() != "forkserver":
         return
     from multiprocessing import forkserver
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(imports))
     with _environment(ONE_THREAD), _ignoring_interrupts():
         forkserver.ensure_running()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from fedmtl.config import Config
+from fedmtl.engines.num_workers import num_workers
 from fedmtl.errors import ConfigError
 from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import MultiTaskModel
@@ -32,7 +32,7 @@ def choose_device(config: Config) -> str:
 
 def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clients: int) -> Compute:
     """What the config says, and for what it leaves open what suits the machine."""
-    workers = num_workers(config, device, num_clients)
+    workers = num_workers(config.compute, device, num_clients)
     asked = config.compute.stack
     if asked and workers:
         raise ConfigError(f"compute.stack: {asked} clients at once train in one process; write `workers: 0`")
@@ -50,12 +50,3 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
             raise ConfigError("compute.precision: bf16 is for clients that train at once; write `stack: 1` or more")
         precision = "fp32"
     return Compute(device, workers, min(stack, num_clients), precision)
-
-
-def num_workers(config: Config, device: str, num_clients: int) -> int:
-    if config.compute.workers is not None:
-        return config.compute.workers
-    if device != "cpu" or config.compute.stack:
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, max(num_clients, 2)))

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fedmtl.config import Config
+from fedmtl.engines.imports import worker_imports
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.num_workers import num_workers
 from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device, num_workers
+from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.messages import ClientInfo, State
@@ -50,12 +52,13 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = choose_device(config)
-    if num_workers(config, device, num_clients=2):
-        warm_up()
+    if num_workers(config.compute, device, num_clients=2):
+        warm_up(worker_imports(config))
     data = mode_data(config, load_tasks(config))
     tasks = {name: part.task for name, part in data.items()}
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
-    model = build_model(encoder, tasks, config.seed, plain=config.compute.encoder == "plain")
+    plain = config.compute.encoder == "plain"
+    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
+    model = build_model(encoder, tasks, config.seed, plain=plain)
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])

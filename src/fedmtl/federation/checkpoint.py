@@ -31,14 +31,14 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         **{OPTIMIZER + slot: values for slot, values in state.server_optimizer.items()},
         **{BEST + task: progress.best_head for task, progress in state.progress.items()},
     }
-    save_tensors(tensors, slots)
+    digest = save_tensors(tensors, slots)
     record = {
         "round": state.round,
         "plan": state.plan.to_dict(),
         "progress": {task: _progress_to_dict(progress) for task, progress in state.progress.items()},
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
-        "sha256": hashlib.sha256(tensors.read_bytes()).hexdigest(),
+        "sha256": digest,
     }
     write_atomic(folder / f"{_stem(state.round)}.json", json.dumps(record, indent=1).encode())
     best = state.best_overall[0] if state.best_overall else None

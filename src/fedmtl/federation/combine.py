@@ -45,8 +45,11 @@ class StreamingMean:
         self._totals: dict[Key, float] = {}
 
     def add(self, update: Update) -> None:
+        weights: dict[str, float] = {}
         for key, delta in update.delta.items():
-            weight = client_weight(update, key.scope, self._plan, self._task_weights, self._average)
+            if key.scope not in weights:
+                weights[key.scope] = client_weight(update, key.scope, self._plan, self._task_weights, self._average)
+            weight = weights[key.scope]
             if key not in self._sums:
                 self._sums[key] = torch.zeros_like(self._before[key])
             _add(self._sums[key], delta, weight, update)

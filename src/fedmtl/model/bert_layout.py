@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import BertModel
+
+from fedmtl.model.bert_values import BertValues
+
+# Imported by whoever built a BertModel; where it is not, there is none.
+CODE = "transformers.models.bert.modeling_bert"
 
 LAYER_PARTS = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -25,14 +30,19 @@ class BertLayout:
     attention_dropout: float
 
 
+def is_computed(config: Any) -> bool:
+    """Whether `fast_bert` computes what a BERT of this config would."""
+    return config.model_type == "bert" and config.hidden_act == "gelu" and not config.is_decoder
+
+
 def bert_layout(module: nn.Module) -> BertLayout | None:
     """The layout of a plain BERT encoder; None for any other, and for one with parts added or hooked."""
     # `type`, not isinstance: a subclass may compute something else.
-    if type(module) is not BertModel:
+    if type(module) not in (BertValues, getattr(sys.modules.get(CODE), "BertModel", None)):
         return None
     config: Any = module.config
     names = {name for name, _ in module.named_parameters() if not name.startswith("pooler.")}
-    is_plain = config.hidden_act == "gelu" and not config.is_decoder and names == _names(config.num_hidden_layers)
+    is_plain = is_computed(config) and names == _names(config.num_hidden_layers)
     if not is_plain or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return None
     return BertLayout(

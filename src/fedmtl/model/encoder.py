@@ -15,6 +15,9 @@ from transformers.utils import logging as transformers_logging
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
+from fedmtl.model.bert_layout import is_computed
+from fedmtl.model.bert_values import load_bert_values
+from fedmtl.model.encoder_files import SHIPPED, encoder_folder
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
 
@@ -22,8 +25,6 @@ from fedmtl.seeds import derive_seed
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
-# The encoder in the box: `fedmtl pretrain` made it, its README.md says how.
-SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
 RANDOM_NAME = re.compile(r"random-(\d+)x(\d+)")
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
@@ -60,16 +61,19 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
-def load_encoder(config: ModelConfig, seed: int, keep_pooler: bool | None = None) -> Encoder:
+def load_encoder(
+    config: ModelConfig, seed: int, keep_pooler: bool | None = None, *, values_only: bool = False
+) -> Encoder:
     """Build the encoder; the same config and seed give the same bits.
 
     `keep_pooler` True adds a fresh pooler where the encoder was saved without one, False drops an unused
-    one, so that it neither trains nor travels; None keeps what was saved.
+    one, so that it neither trains nor travels; None keeps what was saved. With `values_only`, an encoder that
+    `fast_bert` computes comes without code of its own where it can.
     """
     tokenizer = load_tokenizer(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "encoder"))
-        module, missing = _build(config, tokenizer)
+        module, missing = _build(config, tokenizer, values_only, bool(keep_pooler))
     pooler_is_saved = getattr(module, "pooler", None) is not None and not any("pooler" in key for key in missing)
     if getattr(module, "pooler", None) is None and keep_pooler:
         raise ModelError(
@@ -122,7 +126,7 @@ def _check_length(module: nn.Module, config: ModelConfig) -> None:
         )
 
 
-def _build(config: ModelConfig, tokenizer: Any) -> tuple[Any, list[str]]:
+def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler: bool) -> tuple[Any, list[str]]:
     """The module, and the names of weights that its files did not have."""
     shape = RANDOM_NAME.fullmatch(config.server_model)
     if shape:
@@ -133,6 +137,10 @@ def _build(config: ModelConfig, tokenizer: Any) -> tuple[Any, list[str]]:
     if config.initial == "random":
         # The files may be in half precision; a random start is not.
         return AutoModel.from_config(architecture, dtype=torch.float32), []
+    if values_only and is_computed(architecture):
+        values = load_bert_values(encoder_folder(config.server_model), architecture)
+        if values is not None and (values.pooler is not None or not needs_pooler):
+            return values, []
     module, info = _reach(
         AutoModel.from_pretrained,
         config.server_model,

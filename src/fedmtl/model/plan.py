@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from fedmtl.config import SharingConfig
@@ -24,10 +25,10 @@ class SharingPlan:
 
     def level(self, name: str) -> str:
         """all, group, group.N, task, client or fixed."""
-        for pattern, level in self.rules:
-            if fnmatchcase(name, pattern):
-                return level
-        raise ConfigError(f'sharing.rules: no rule matches the parameter `{name}`; end the list with `- "*": all`')
+        level = _first_match(self.rules, name)
+        if level is None:
+            raise ConfigError(f'sharing.rules: no rule matches the parameter `{name}`; end the list with `- "*": all`')
+        return level
 
     def key(self, name: str, task: str, client: str) -> Key:
         """Where the value of a parameter lives for one task at one client."""
@@ -61,6 +62,12 @@ class SharingPlan:
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
         """The plan with one more rule in front of all others."""
         return replace(self, rules=((pattern, level), *self.rules))
+
+
+# Asked for every parameter of every job.
+@lru_cache(maxsize=1 << 14)
+def _first_match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    return next((level for pattern, level in rules if fnmatchcase(name, pattern)), None)
 
 
 def group_depth(level: str) -> int:

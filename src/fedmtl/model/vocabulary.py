@@ -32,4 +32,4 @@ def compact_ids(rows: Rows, vocabulary_size: int) -> np.ndarray:
 
 
 def take_rows(table: Tensor, rows: Rows) -> Tensor:
-    return table[torch.from_numpy(rows)]
+    return table.index_select(0, torch.from_numpy(rows).to(table.device))

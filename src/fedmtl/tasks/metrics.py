@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedmtl.tasks.sums import (
     ClassificationSums,
     RegressionSums,
@@ -183,8 +185,13 @@ def _pearson(sums: RegressionSums) -> float:
 def _spearman(sums: RegressionSums) -> _Value:
     if sums.pairs is None:
         return NEEDS_PAIRS
-    from scipy.stats import rankdata
-
-    predictions, scores = (ranks - ranks.mean() for ranks in map(rankdata, sums.pairs))
+    predictions, scores = (ranks - ranks.mean() for ranks in map(_ranks, sums.pairs))
     scale = math.sqrt(float(predictions @ predictions)) * math.sqrt(float(scores @ scores))
     return max(-1.0, min(1.0, float(predictions @ scores) / scale))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1, equal values at the mean of theirs; with a value that is not a number there are none."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return np.full_like(ranks, np.nan) if np.isnan(values).any() else ranks

@@ -89,18 +89,25 @@ def default_cache() -> Path:
 
 
 def _digest(task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> str:
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Neither has an effect here, and every call of the tokenizer changes them.
-    del backend["padding"], backend["truncation"]
     python_side = [type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.split_special_tokens]
-    head = [FORMAT, max_length, task.is_dual, *python_side, backend, [len(column) for column in texts]]
-    digest = hashlib.sha256(json.dumps(head).encode())
+    given = [FORMAT, max_length, task.is_dual, *python_side]
+    backend = _backend(tokenizer.backend_tokenizer.to_str())
+    head = [*map(json.dumps, given), backend, json.dumps([len(column) for column in texts])]
+    digest = hashlib.sha256(f"[{', '.join(head)}]".encode())
     for column in texts:
         encoded = [text.encode() for text in column]
         # The lengths say where a text ends, whatever characters it holds.
         digest.update(np.asarray([len(text) for text in encoded], dtype="<i8").data)
         digest.update(b"".join(encoded))
     return digest.hexdigest()[:32]
+
+
+@lru_cache(maxsize=1)
+def _backend(serialized: str) -> str:
+    backend = json.loads(serialized)
+    # Neither has an effect here, and every call of the tokenizer changes them.
+    del backend["padding"], backend["truncation"]
+    return json.dumps(backend)
 
 
 def _check_room(task: Task, tokenizer: Any, max_length: int) -> None:

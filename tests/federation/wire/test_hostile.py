@@ -16,6 +16,7 @@ from fedmtl.errors import WireError
 from fedmtl.federation.messages import Job, Update
 from fedmtl.federation.validate import expect, refusal
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, unpack
+from fedmtl.federation.wire.checksum import checksum
 from fedmtl.federation.wire.codecs import FP16_HEAD, INT8_HEAD, TOPK_HEAD
 from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION
 from fedmtl.federation.wire.tensors import encode_tensors
@@ -46,7 +47,7 @@ def frame_of(text: bytes, payload: bytes = b"") -> bytes:
     deflated = zlib.compress(text)
     deflated += b"\0" * (-(START + len(deflated)) % 8)
     head = FRAME.pack(MAGIC, VERSION, len(deflated), len(payload))
-    return head + CHECKSUM.pack(zlib.crc32(head + deflated + payload)) + deflated + payload
+    return head + CHECKSUM.pack(checksum(head, deflated + payload)) + deflated + payload
 
 
 def forged(*entries: list, payload: bytes = b"", **changes: object) -> bytes:

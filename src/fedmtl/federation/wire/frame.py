@@ -1,6 +1,6 @@
 """A frame: a header of plain values and some tensors as bytes, with a checksum over both.
 
-magic version reserved  header length  payload length  crc32 | header (JSON, deflated) | tensors, 8-byte aligned
+magic version reserved  header length  payload length  checksum | header (JSON, deflated) | tensors, 8-byte aligned
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import struct
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedmtl.config import WireConfig
 from fedmtl.errors import WireError
+from fedmtl.federation.wire.checksum import checksum
 from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, check
 from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key, Weights
 
 MAGIC = b"FMTL"
-VERSION = 2
+VERSION = 3
 FRAME = struct.Struct("<4sBxxxIQ")
 CHECKSUM = struct.Struct("<I")
 START = FRAME.size + CHECKSUM.size
@@ -35,12 +36,37 @@ MAX_INFLATION = 64
 MAX_DIMENSIONS = 8
 MOST_LETTERS = 300
 ALIGN = 8
+# A buffer of that many bytes, with anything in it.
+Memory = Callable[[int], Bytes]
 
 if sys.byteorder != "little":
     raise ImportError("fedmtl's wire format needs a little-endian machine")
 
 
-def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: int = MAX_BYTES) -> Bytes:
+class KeptMemory:
+    """Memory for one frame after another: each is valid until the next is made."""
+
+    def __init__(self) -> None:
+        self._kept: Bytes = np.empty(0, dtype=np.uint8)
+
+    def __call__(self, size: int) -> Bytes:
+        if len(self._kept) < size:
+            # Clients differ a little in size: some room spares the next one a new buffer.
+            self._kept = np.empty(size + size // 8, dtype=np.uint8)
+        return self._kept[:size]
+
+
+def fresh_memory(size: int) -> Bytes:
+    # numpy asks for large pages, which a bytearray does not: more than twice as fast for large models.
+    return np.empty(size, dtype=np.uint8)
+
+
+def pack(
+    header: Mapping[str, Any],
+    tensors: Mapping[Key, Tensor],
+    max_bytes: int = MAX_BYTES,
+    memory: Memory = fresh_memory,
+) -> Bytes:
     """One frame; tensors keep their order, and their bits unless they are encoded already."""
     table: list[list[Any]] = []
     payload: list[Bytes] = []
@@ -60,12 +86,10 @@ def pack(header: Mapping[str, Any], tensors: Mapping[Key, Tensor], max_bytes: in
     if len(deflated) + payload_length > max_bytes:
         raise WireError(f"a message of {len(deflated) + payload_length} bytes is over wire.max_bytes, {max_bytes}")
     head = FRAME.pack(MAGIC, VERSION, len(deflated), payload_length)
-    return _filled(head, deflated, payload, payload_length)
+    return _filled(memory(START + len(deflated) + payload_length), head, deflated, payload)
 
 
-def _filled(head: bytes, header: bytes, payload: list[Bytes], payload_length: int) -> Bytes:
-    # numpy asks for large pages, which a bytearray does not: more than twice as fast for large models.
-    frame = np.empty(START + len(header) + payload_length, dtype=np.uint8)
+def _filled(frame: Bytes, head: bytes, header: bytes, payload: list[Bytes]) -> Bytes:
     offset = START + len(header)
     frame[START:offset] = np.frombuffer(header, dtype=np.uint8)
     for data in payload:
@@ -73,8 +97,7 @@ def _filled(head: bytes, header: bytes, payload: list[Bytes], payload_length: in
         padding = -len(data) % ALIGN
         offset += len(data) + padding
         frame[offset - padding : offset] = 0
-    crc = zlib.crc32(frame[START:].data, zlib.crc32(head))
-    frame[:START] = np.frombuffer(head + CHECKSUM.pack(crc), dtype=np.uint8)
+    frame[:START] = np.frombuffer(head + CHECKSUM.pack(checksum(head, frame[START:].data)), dtype=np.uint8)
     return frame
 
 
@@ -119,7 +142,7 @@ def _split(view: memoryview, max_bytes: int) -> tuple[bytes, memoryview]:
         raise WireError(f"the frame says {total} bytes, {len(view) - START} came")
     if total > max_bytes:
         raise WireError(f"the message has {total} bytes, wire.max_bytes is {max_bytes}")
-    if zlib.crc32(view[START:], zlib.crc32(view[: FRAME.size])) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
+    if checksum(view[: FRAME.size], view[START:]) != CHECKSUM.unpack_from(view, FRAME.size)[0]:
         raise WireError("the message's checksum does not fit")
     return _inflated(view[START : START + header_length]), view[START + header_length :]
 

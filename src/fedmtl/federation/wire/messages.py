@@ -13,7 +13,16 @@ import torch
 from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Update
 from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
-from fedmtl.federation.wire.frame import MAX_BYTES, brief, claimed_bytes, is_name, pack, read_frame
+from fedmtl.federation.wire.frame import (
+    MAX_BYTES,
+    Memory,
+    brief,
+    claimed_bytes,
+    fresh_memory,
+    is_name,
+    pack,
+    read_frame,
+)
 from fedmtl.federation.wire.indices import Bytes
 from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
 from fedmtl.model.keys import Key
@@ -27,7 +36,7 @@ MOST_TASKS = 1000
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def encode_job(job: Job, max_bytes: int = MAX_BYTES) -> Bytes:
+def encode_job(job: Job, max_bytes: int = MAX_BYTES, memory: Memory = fresh_memory) -> Bytes:
     """The job's weights under `job.codecs.down`; fixed values are sent once, named by their digest, and stay exact."""
     header = {
         "type": "job",
@@ -43,7 +52,7 @@ def encode_job(job: Job, max_bytes: int = MAX_BYTES) -> Bytes:
         "codecs": asdict(job.codecs),
     }
     weights = encode_tensors(job.weights, lambda key: "fp32" if key.scope == "fixed" else job.codecs.down)
-    return pack(header, CodedTensors({**_rows(job.rows), **weights.coded}), max_bytes)
+    return pack(header, CodedTensors({**_rows(job.rows), **weights.coded}), max_bytes, memory)
 
 
 def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
@@ -70,7 +79,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
         raise WireError(f"a job's header is not whole: {brief(error)}") from error
 
 
-def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> Bytes:
+def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = fresh_memory) -> Bytes:
     """The delta as the client encoded it, or exactly."""
     header = {
         "type": "update",
@@ -83,7 +92,7 @@ def encode_update(update: Update, max_bytes: int = MAX_BYTES) -> Bytes:
     }
     seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
     delta = encode_tensors(update.delta)
-    return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes)
+    return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes, memory)
 
 
 def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int | None = None) -> tuple[Update, float]:
