@@ -40,6 +40,7 @@ SERVER = (
     Probe("waiting for clients", "fedmtl.engines.worker", "_call"),
     Probe("receiving", "fedmtl.engines.worker", "WorkerPool._receive"),
     Probe("decoding", "fedmtl.engines.local", "LocalEngine._decode"),
+    Probe("training at once", "fedmtl.engines.stacked", "run_stack"),
     Probe("checking", "fedmtl.federation.server", "refusal"),
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.add"),
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.result"),
