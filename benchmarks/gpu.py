@@ -33,10 +33,10 @@ from simulator.workload import BATCH, MAX_LENGTH, TASKS, Texts, owners, pieces, 
 
 # layers, width, heads, inner width, vocabulary, clients, samples of each
 SIZES = {"tiny": (2, 128, 2, 512, 15_000, 32, 40_000), "base": (12, 768, 12, 3072, 30_522, 8, 2_400)}
-NAIVE_SECONDS = 8.0
+NAIVE_SECONDS = 5.0
 
 
-def make(folder: Path, size: str, samples: int, rounds: int) -> Path:
+def make(folder: Path, size: str, samples: int, rounds: int, epochs: int) -> Path:
     """The encoder, the task files and the config; the config's path."""
     layers, width, heads, inner, vocabulary, clients, _ = SIZES[size]
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def make(folder: Path, size: str, samples: int, rounds: int) -> Path:
         {task: f"{task}.tsv" for task in TASKS},
         clients=names,
         compute={"device": "cuda"},
-        training={"local_epochs": 1, "batch_size": BATCH, "num_rounds": rounds},
+        training={"local_epochs": epochs, "batch_size": BATCH, "num_rounds": rounds},
     )
     return folder / "config.yaml"
 
@@ -93,13 +93,12 @@ def run_fedmtl(config: Path, out: Path, options: list[str]) -> dict[str, Any]:
     events = [json.loads(line) for line in (out / "gpu" / "events.jsonl").read_text().splitlines()]
     start = next(event for event in events if event["event"] == "start")
     rounds = [event for event in events if event["event"] == "round" and event["round"] > 0]
-    first = [event for event in events if event["event"] == "update" and event["round"] == 1]
-    samples = sum(task["examples"] for event in first for task in event["tasks"].values())
     seconds = [event["seconds"] for event in rounds]
-    rates = [samples / spent for spent in seconds]
+    rates = [event["samples"] / event["seconds"] for event in rounds]
     return {
         "where": {key: start.get(key) for key in ("device", "stack", "precision", "torch")},
-        "samples": samples,
+        "samples": rounds[0]["samples"],
+        "options": options,
         "seconds": seconds,
         "rate": statistics.median(rates[2:] or rates),
     }
@@ -158,18 +157,17 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="of each client")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--set", dest="options", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--epochs", type=int, default=1, help="of a client's samples in a round")
     parser.add_argument("--no-naive", dest="naive", action="store_false")
     args = parser.parse_args()
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for size in args.sizes:
         folder = args.work / size
         if not (folder / "config.yaml").exists():
-            make(folder, size, args.samples or SIZES[size][-1], args.rounds)
-        own = found[size] = {
-            "fedmtl": run_fedmtl(folder / "config.yaml", folder / f"runs-{time.time():.0f}", args.options)
-        }
-        if args.naive:
-            own["naive"] = run_naive(folder)
+            make(folder, size, args.samples or SIZES[size][-1], args.rounds, args.epochs)
+        own: dict[str, Any] = {"naive": run_naive(folder)} if args.naive else {}
+        found[size] = own
+        own["fedmtl"] = run_fedmtl(folder / "config.yaml", folder / f"runs-{time.time():.0f}", args.options)
         if args.naive and "rate" in own["fedmtl"]:
             own["ratio"] = own["fedmtl"]["rate"] / own["naive"]["rate"]
         print(size, json.dumps(own), flush=True)

@@ -24,9 +24,13 @@ from fedmtl.training.stacked.stack import Stack
 from fedmtl.training.stacked.store import TokenStore, open_store
 
 
+# Recording the steps of a stack takes seconds; tasks that cannot share one take turns every round.
+KEPT = 4
+
+
 @dataclass
 class Stacks:
-    """What is kept between rounds: the tokens on the device, and the last stack with its recorded steps."""
+    """What is kept between rounds: the tokens on the device, and the last stacks with their recorded steps."""
 
     model: MultiTaskModel
     device: torch.device
@@ -98,12 +102,14 @@ def _shape(
 
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
-    """The stack of this shape; another one's memory is given back first."""
+    """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
     key = (shape, json.dumps(settings.to_dict()))
     if key not in stacks.made:
-        stacks.made.clear()
+        while len(stacks.made) >= KEPT:
+            stacks.made.pop(next(iter(stacks.made)))
         stack = Stack(shape, stacks.model, settings, stacks.dtype, stacks.device)
         stacks.made[key] = (stack, step_function(stack, store, stacks.device))
+    stacks.made[key] = stacks.made.pop(key)
     return stacks.made[key]
 
 
