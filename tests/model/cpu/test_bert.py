@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 
+from ..compiled import compute_by
 from ..test_fast_bert import build, gradients
+
+
+@pytest.fixture(params=["kernels", "torch"], autouse=True)
+def means(request, monkeypatch):
+    compute_by(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("pool", ["pooler", "cls", "mean"])

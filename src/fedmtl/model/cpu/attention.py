@@ -8,9 +8,63 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmtl.model.cpu.native import Kernels
 from fedmtl.model.packing import Packed
 
 Take = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the backward pass needs: queries, keys and values, as tokens or in their places, and the probabilities."""
+
+    parts: Tensor
+    shares: Tensor
+    mask: Tensor | None
+
+
+class Attention:
+    """Attention between the tokens of each row of one batch, by kernels where there are any.
+
+    `width` is that of the probabilities, a little more than the batch's where that is faster.
+    """
+
+    def __init__(self, batch: Packed, num_heads: int, dtype: torch.dtype, kernels: Kernels | None) -> None:
+        self.num_heads, self.num_rows = num_heads, batch.num_rows
+        self._kernels = kernels
+        if kernels:
+            self.width = -(-batch.width // 16) * 16
+            self._lengths = batch.mask.sum(1)
+        else:
+            self._places = attention_places(batch, num_heads, dtype)
+            self.width = self._places.width
+
+    def forward(self, joint: Tensor, mask: Tensor | None, take: Take, kept: Take) -> tuple[Tensor, Attended]:
+        """softmax(q k / sqrt(d)) v within each row, of (tokens, 3 * features) with q, k and v side by side.
+
+        Tokens come out, `mask` multiplies the probabilities; `kept` gives the memory that `backward` reads, of which
+        `joint` must be too.
+        """
+        if not self._kernels:
+            return attend(joint, self._places, mask, take, kept)
+        size = joint.shape[1] // (3 * self.num_heads)
+        shares = kept("shares", self.num_rows * self.num_heads, self.width, self.width)
+        mixed = kept("mixed", len(joint), self.num_heads * size)
+        room = take("heads_room", (size + self.width) * self.width)
+        shape = (self.num_rows, self.num_heads, size, self.width)
+        self._kernels.call("attend", *shape, self._lengths, joint, mask, shares, mixed, room)
+        return mixed, Attended(joint, shares, mask)
+
+    def backward(self, of: Attended, gradient: Tensor, take: Take) -> Tensor:
+        """The gradient of `joint`; that of the outcome has one row more than there are tokens, which is zero."""
+        if not self._kernels:
+            return attend_backward(of, gradient, self._places, take)
+        size = of.parts.shape[1] // (3 * self.num_heads)
+        out = take("by_joint", *of.parts.shape)
+        room = take("heads_room", (size + 2 * self.width) * self.width)
+        shape = (self.num_rows, self.num_heads, size, self.width)
+        self._kernels.call("attend_backward", *shape, self._lengths, of.parts, of.mask, of.shares, gradient, out, room)
+        return out
 
 
 @dataclass(frozen=True)
@@ -60,20 +114,8 @@ def padded_width(width: int) -> int:
     return width + short if width < 16 or short < 4 else width
 
 
-@dataclass(frozen=True)
-class Attended:
-    """What the backward pass needs."""
-
-    heads: Tensor
-    shares: Tensor
-    mask: Tensor | None
-
-
 def attend(joint: Tensor, at: Places, mask: Tensor | None, take: Take, kept: Take) -> tuple[Tensor, Attended]:
-    """softmax(q k / sqrt(d)) v within each row, of (tokens, 3 * features) with q, k and v side by side.
-
-    Tokens come out, `mask` multiplies the probabilities; `kept` gives the memory that `attend_backward` reads.
-    """
+    """By torch's operations."""
     size = joint.shape[1] // (3 * at.num_heads)
     heads = kept("heads", len(at.sources), size)
     torch.index_select(joint.view(-1, size), 0, at.sources, out=heads)
@@ -90,11 +132,11 @@ def attend(joint: Tensor, at: Places, mask: Tensor | None, take: Take, kept: Tak
 
 
 def attend_backward(of: Attended, gradient: Tensor, at: Places, take: Take) -> Tensor:
-    """The gradient of `joint`; that of the outcome has one row more than there are tokens, which is zero."""
-    (q, k, v), shares, size = of.heads, of.shares, of.heads.shape[-1]
+    """By torch's operations."""
+    (q, k, v), shares, size = of.parts, of.shares, of.parts.shape[-1]
     spread = torch.index_select(gradient.view(-1, size), 0, at.spread, out=take("mixed_heads", len(at.spread), size))
     spread = spread.view(q.shape)
-    by_heads = take("by_heads", *of.heads.shape)
+    by_heads = take("by_heads", *of.parts.shape)
     by_share = take("scores", *shares.shape)
     used = shares if of.mask is None else torch.mul(shares, of.mask, out=by_share)
     torch.bmm(used.transpose(1, 2), spread, out=by_heads[2])
@@ -104,6 +146,6 @@ def attend_backward(of: Attended, gradient: Tensor, at: Places, take: Take) -> T
     by_score = torch._softmax_backward_data(by_share, shares, -1, shares.dtype, grad_input=by_share)
     by_heads[0].baddbmm_(by_score, k, beta=0, alpha=size**-0.5)
     by_heads[1].baddbmm_(by_score.transpose(1, 2), q, beta=0, alpha=size**-0.5)
-    out = take("joint", len(at.homes), size)
+    out = take("by_joint", len(at.homes), size)
     torch.index_select(by_heads.view(-1, size), 0, at.homes, out=out)
     return out.view(len(gradient) - 1, -1)

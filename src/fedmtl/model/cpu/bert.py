@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fedmtl.model.bert_layout import BertLayout
-from fedmtl.model.cpu.attention import attention_places
+from fedmtl.model.cpu.attention import Attention
 from fedmtl.model.cpu.embeddings import Embedded, embed, embed_backward
 from fedmtl.model.cpu.encoder_pass import Pass
 from fedmtl.model.cpu.first_position import First, first_backward, first_forward
 from fedmtl.model.cpu.full_layer import Layer, layer_backward, layer_forward
 from fedmtl.model.cpu.gradients import Gradients
+from fedmtl.model.cpu.native import Kernels, kernels
 from fedmtl.model.cpu.workspace import Workspace
 from fedmtl.model.dropout_masks import MaskSource
 from fedmtl.model.packing import Packed
@@ -52,12 +53,15 @@ def pooled_vectors(
     reached = {name: value for name, value in values.items() if value.requires_grad and _is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
     space = room.spaces.pop() if room.spaces else Workspace()
-    places = attention_places(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
     gradients = Gradients(reached, room.gradients)
     is_kept = bool(reached) and torch.is_grad_enabled()
-    run = Pass(values, layout, batch, places, masks, padding, space, gradients, is_kept)
+    compiled = kernels(values["embeddings.LayerNorm.weight"].dtype)
+    run = Pass(values, layout, batch, masks, padding, space, gradients, is_kept, compiled)
     if is_kept:
-        vectors: Tensor = _Encoded.apply(run, pool, room, *reached.values())  # type: ignore[no-untyped-call]
+        # Autograd need only know of values whose gradients it is given, and of one in any case.
+        given = [value for name, value in reached.items() if name not in room.gradients]
+        given = given or list(reached.values())[:1]
+        vectors: Tensor = _Encoded.apply(run, pool, room, *given)  # type: ignore[no-untyped-call]
         return vectors
     with torch.no_grad():
         vectors = _forward(run, pool).vectors
@@ -72,6 +76,7 @@ def _is_reached(name: str, pool: str) -> bool:
 @dataclass(frozen=True)
 class _Trace:
     embedded: Embedded
+    attention: Attention
     layers: list[Layer]
     first: First | None
     vectors: Tensor
@@ -80,18 +85,26 @@ class _Trace:
 def _forward(run: Pass, pool: str) -> _Trace:
     embedded = embed(run)
     hidden, layers = embedded.out, []
+    attention = Attention(run.batch, run.layout.num_heads, run.dtype, _attention_kernels(run))
     for number in range(run.layout.num_layers - (pool != "mean")):
-        layer = layer_forward(run, number, hidden)
+        layer = layer_forward(run, attention, number, hidden)
         hidden = layer.out
         if run.is_kept:
             layers.append(layer)
     if pool == "mean":
-        return _Trace(embedded, layers, None, _mean(run, hidden))
+        return _Trace(embedded, attention, layers, None, _mean(run, hidden))
     first = first_forward(run, run.layout.num_layers - 1, hidden)
     if pool == "cls":
-        return _Trace(embedded, layers, first, first.out)
+        return _Trace(embedded, attention, layers, first, first.out)
     pooled = torch.addmm(run.values["pooler.dense.bias"], first.out, run.values["pooler.dense.weight"].t())
-    return _Trace(embedded, layers, first, pooled.tanh_())
+    return _Trace(embedded, attention, layers, first, pooled.tanh_())
+
+
+def _attention_kernels(run: Pass) -> Kernels | None:
+    """They take heads of whole vectors."""
+    width = run.values["embeddings.LayerNorm.weight"].shape[0]
+    size = width // run.layout.num_heads
+    return run.kernels if run.kernels and size % (run.kernels.block // 2) == 0 else None
 
 
 def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:
@@ -108,7 +121,7 @@ def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:
         gradient = first_backward(run, trace.first, gradient)
     for layer in reversed(trace.layers):
         if layer.number >= lowest:
-            gradient = layer_backward(run, layer, gradient)
+            gradient = layer_backward(run, trace.attention, layer, gradient)
     if lowest < 0:
         embed_backward(run, trace.embedded, gradient)
 
@@ -141,7 +154,7 @@ def _counts(run: Pass, dtype: torch.dtype) -> Tensor:
 class _Encoded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Pass, pool: str, room: Room, *values: Tensor) -> Tensor:
-        ctx.run, ctx.pool, ctx.room = run, pool, room
+        ctx.run, ctx.pool, ctx.room, ctx.num_given = run, pool, room, len(values)
         ctx.trace = _forward(run, pool)
         # A copy: what the caller does with it must not reach the trace.
         vectors: Tensor = ctx.trace.vectors.clone()
@@ -155,4 +168,5 @@ class _Encoded(torch.autograd.Function):
         ctx.trace = None
         _backward(run, ctx.pool, trace, gradient.contiguous())
         ctx.room.spaces.append(run.space)
-        return None, None, None, *(run.gradients.fresh.get(name) for name in run.gradients.names)
+        fresh = [*run.gradients.fresh_in_order(), *[None] * ctx.num_given]
+        return None, None, None, *fresh[: ctx.num_given]

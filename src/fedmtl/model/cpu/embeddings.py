@@ -25,15 +25,15 @@ def embed(run: Pass) -> Embedded:
     summed = _gather(run, "word", run.batch.ids, "embedded")
     summed.add_(_gather(run, "token_type", run.batch.segments, "addend"))
     summed.add_(_gather(run, "position", run.batch.positions, "addend"))
-    normed = run.norm("embeddings.LayerNorm", summed)
-    mask = run.mask("embeddings", tuple(summed.shape), run.layout.hidden_dropout)
+    normed = run.add_norm("embeddings", "embeddings.LayerNorm", summed, None, None)
+    mask = run.masks("embeddings", tuple(summed.shape), run.layout.hidden_dropout)
     out = normed.out if mask is None else normed.out.mul_(mask)
     return Embedded(normed, mask, out)
 
 
 def embed_backward(run: Pass, of: Embedded, gradient: Tensor) -> None:
     """All gradients that are left; the one given is used up."""
-    by_sum = run.norm_backward(of.normed, gradient if of.mask is None else gradient.mul_(of.mask))
+    by_sum, _ = run.norm_backward(of.normed, gradient if of.mask is None else gradient.mul_(of.mask), "by_last")
     for kind, index in (("word", run.batch.ids), ("token_type", run.batch.segments), ("position", run.batch.positions)):
         if run.gradients.wants(TABLE.format(kind)):
             table = run.gradients.into(TABLE.format(kind)).zero_().index_add_(0, index, by_sum)

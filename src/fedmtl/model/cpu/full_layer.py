@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedmtl.model.cpu.attention import Attended, attend, attend_backward
+from fedmtl.model.cpu.attention import Attended, Attention
 from fedmtl.model.cpu.encoder_pass import Pass
 from fedmtl.model.cpu.feed_forward import Fed, feed_forward, feed_forward_backward
 
@@ -30,28 +30,27 @@ class Layer:
         return self.fed.last.out
 
 
-def layer_forward(run: Pass, number: int, hidden: Tensor) -> Layer:
+def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) -> Layer:
     """Tokens in, tokens out."""
     width = hidden.shape[1]
     names = [f"encoder.layer.{number}.attention.self.{part}" for part in PARTS]
     weight = run.kept(number, "joint_weight", 3 * width, width)
     torch.cat([run.values[f"{name}.weight"] for name in names], out=weight)
     bias = torch.cat([run.values[f"{name}.bias"] for name in names])
-    joint = torch.addmm(bias, hidden, weight.t(), out=run.take("joint", len(hidden), 3 * width))
-    at = run.places
-    shape = (run.batch.num_rows * at.num_heads, at.width, at.width)
-    mask = run.mask(f"{number}.attention", shape, run.layout.attention_dropout)
-    mixed, attended = attend(joint, at, mask, run.take, partial(run.kept, number))
+    joint = run.linear(weight, bias, hidden, run.kept(number, "joint", len(hidden), 3 * width))
+    shape = (run.batch.num_rows * attention.num_heads, attention.width, attention.width)
+    mask = run.masks(f"{number}.attention", shape, run.layout.attention_dropout)
+    mixed, attended = attention.forward(joint, mask, run.take, partial(run.kept, number))
     return Layer(number, hidden, weight, attended, feed_forward(run, number, hidden, mixed))
 
 
-def layer_backward(run: Pass, layer: Layer, gradient: Tensor) -> Tensor:
+def layer_backward(run: Pass, attention: Attention, layer: Layer, gradient: Tensor) -> Tensor:
     by_hidden, by_mixed = feed_forward_backward(run, layer.number, layer.fed, gradient)
-    by_joint = attend_backward(layer.attended, by_mixed, run.places, run.take)
-    by_weight = torch.mm(by_joint.t(), layer.hidden, out=run.take("by_joint_weight", *layer.weight.shape))
+    by_joint = attention.backward(layer.attended, by_mixed, run.take)
+    by_weight = run.by_weight(layer.hidden, by_joint, run.take("by_joint_weight", *layer.weight.shape))
     by_bias = by_joint.sum(0)
     for part, weight, bias in zip(PARTS, by_weight.chunk(3), by_bias.chunk(3), strict=True):
         name = f"encoder.layer.{layer.number}.attention.self.{part}"
         run.gradients.put(f"{name}.weight", weight)
         run.gradients.put(f"{name}.bias", bias)
-    return by_hidden.addmm_(by_joint, layer.weight)
+    return run.by_inputs(layer.weight, by_joint, by_hidden, adds=True)

@@ -15,9 +15,9 @@ class Gradients:
         self._wanted, self._kept = wanted, kept
         self.fresh: dict[str, Tensor] = {}
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._wanted)
+    def fresh_in_order(self) -> list[Tensor | None]:
+        """The gradients that were wanted and not kept, None where nothing wrote one."""
+        return [self.fresh.get(name) for name in self._wanted if name not in self._kept]
 
     def wants(self, name: str) -> bool:
         return name in self._wanted

@@ -23,4 +23,5 @@ class Workspace:
             # must serve training too, which an inference tensor may not.
             with torch.inference_mode(False):
                 self._kept[name] = known = torch.empty(size + size // 8, dtype=dtype)
-        return known[:size].view(shape)
+        strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+        return known.as_strided(shape, strides)
