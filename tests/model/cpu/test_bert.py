@@ -39,6 +39,16 @@ def test_memory_is_used_again_once_a_pass_was_followed_back():
     assert len(model.room.spaces) == 1
 
 
+@pytest.mark.parametrize("pool", ["pooler", "cls", "mean"])
+def test_what_a_pass_gave_survives_the_next_one(pool):
+    model, inputs = build("single", pool, torch.float64)
+    with torch.inference_mode():
+        first = model.vectors("single", inputs)
+        before = first.clone()
+        model.vectors("single", type(inputs)(inputs.ids.flip(0), inputs.mask.flip(0), inputs.segments))
+    assert torch.equal(first, before)
+
+
 def test_a_second_pass_before_the_first_was_followed_back_disturbs_nothing():
     model, inputs = build("single", "cls", torch.float64)
     expected = gradients(model, model("single", inputs))

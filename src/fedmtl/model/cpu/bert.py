@@ -64,7 +64,8 @@ def pooled_vectors(
         vectors: Tensor = _Encoded.apply(run, pool, room, *given)  # type: ignore[no-untyped-call]
         return vectors
     with torch.no_grad():
-        vectors = _forward(run, pool).vectors
+        # A copy: the next pass computes in the same memory.
+        vectors = _forward(run, pool).vectors.clone()
     room.spaces.append(space)
     return vectors
 
@@ -156,7 +157,7 @@ class _Encoded(torch.autograd.Function):
     def forward(ctx: Any, run: Pass, pool: str, room: Room, *values: Tensor) -> Tensor:
         ctx.run, ctx.pool, ctx.room, ctx.num_given = run, pool, room, len(values)
         ctx.trace = _forward(run, pool)
-        # A copy: what the caller does with it must not reach the trace.
+        # A copy: it outlives the trace, and what is done with it must not reach that.
         vectors: Tensor = ctx.trace.vectors.clone()
         return vectors
 
