@@ -50,7 +50,9 @@ def _spread(mask: Tensor, inputs: Tensor, real: Tensor) -> Tensor:
     full = torch.ones_like(inputs)
     if inputs.dim() == 4:
         if mask.dim() == 3 and mask.shape[0] == inputs.shape[0] * inputs.shape[1]:
-            return mask.view(inputs.shape)
+            # Attention may be computed a little wider than the batch.
+            width = inputs.shape[-1]
+            return mask.view(*inputs.shape[:2], *mask.shape[1:])[..., :width, :width]
         full[:, :, 0] = mask
     elif len(mask) == int(real.sum()):
         full[real.bool()] = mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmtl.errors import ModelError
 from fedmtl.model.encoder import position_origin
@@ -46,6 +46,8 @@ class BoundModel:
         order = flat_order(self.views, trained, undecayed(model))
         self.flat: Flat = flatten(weights, order, self.buffers, device)
         self.parameters: dict[Key, nn.Parameter] = {key: self._parameter(key, weights, device) for key in keys}
+        # Task -> canonical name -> where the encoder's gradients go, as far as that is known.
+        self.gradients: dict[str, dict[str, Tensor]] = {}
         self.index = None if rows is None else compact_ids(rows, model.vocabulary_size)
         self._pad = model.pad_id if self.index is None else int(self.index[model.pad_id])
         self._check_positions()
@@ -61,6 +63,7 @@ class BoundModel:
         table = self.model.token_table()
         if table.padding_idx is not None:
             table.padding_idx = self._pad
+        self.model.room.gradients = self.gradients.get(task, {})
         return self.model
 
     def values(self) -> Weights:

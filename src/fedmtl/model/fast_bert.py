@@ -1,5 +1,7 @@
 """BERT from its values alone (Devlin et al. 2019, as transformers' BertModel computes it), for pooled vectors.
 
+By autograd, on any device; `cpu.bert` is the same for a CPU with the backward pass written out.
+
 The same values as the module's, up to rounding, with less work: padding is dropped, the last layer is computed
 only at the position that is pooled, and there the keys and values of the other positions are never formed:
 q (W x) = (W' q) x, and a mean of W x is W of the mean.

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedmtl.errors import ConfigError
 from fedmtl.model.bert_layout import bert_layout
+from fedmtl.model.cpu import bert as cpu_bert
 from fedmtl.model.dropout_masks import no_masks, random_masks
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.fast_bert import pooled_vectors
@@ -79,7 +80,7 @@ class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
     Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`. An encoder laid out as BERT is
-    computed by `fast_bert`, unless `plain` asks for the encoder's own module.
+    computed by `cpu.bert`, or `fast_bert` on another device, unless `plain` asks for the encoder's own module.
     """
 
     def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> None:
@@ -94,6 +95,7 @@ class MultiTaskModel(nn.Module):
         self.heads = Heads({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
         self.layout = None if plain else bert_layout(self.encoder)
         self.draw_masks = random_masks
+        self.room = cpu_bert.Room()
         self._places = _canonical_places(self.encoder, self.heads)
 
     def forward(self, task: str, inputs: Inputs) -> Tensor:
@@ -106,7 +108,16 @@ class MultiTaskModel(nn.Module):
         values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._places.items()}
         masks = self.draw_masks(values[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
-        return pooled_vectors(values, self.layout, batch, self.pools[task], masks, self.token_table().padding_idx)
+        padding, pool = self.token_table().padding_idx, self.pools[task]
+        if self.writes_gradients:
+            return cpu_bert.pooled_vectors(values, self.layout, batch, pool, masks, padding, self.room)
+        return pooled_vectors(values, self.layout, batch, pool, masks, padding)
+
+    @property
+    def writes_gradients(self) -> bool:
+        """Whether the encoder's gradients go over what is in `room.gradients`; else autograd adds them up."""
+        module, leaf = self._places[self.table]
+        return self.layout is not None and getattr(module, leaf).device.type == "cpu"
 
     def encode(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
         """The last hidden states, the pooler's output where there is one, and the mask."""

@@ -56,7 +56,9 @@ class FlatOptimizer:
         self._plain = undecayed(bound.model)
         self._steps: dict[Key, Tensor] = {}
         self._used: dict[str, set[Key]] = {}
+        self._added: dict[str, list[Tensor]] = {}
         self._runs: list[Run] = []
+        bound.gradients = {}
 
     def restore(self, kept: Mapping[str, Mapping[Key, Tensor]]) -> None:
         """Put back what `state` gave; keys that are gone are left out."""
@@ -85,8 +87,8 @@ class FlatOptimizer:
     def backward(self, task: str, loss: Tensor) -> None:
         """Put the loss's gradients into the buffer."""
         if task in self._used:
-            for run in self._of(task):
-                run.gradients.zero_()
+            for part in self._added[task]:
+                part.zero_()
             loss.backward()  # type: ignore[no-untyped-call]
             return
         parameters = self._bound.parameters
@@ -103,6 +105,7 @@ class FlatOptimizer:
                 if fresh is not None:
                     self._gradients[place].copy_(fresh.reshape(-1))
         self._runs = list(self._cut())
+        self._note_writers(task)
 
     def step(self, task: str, rate: float) -> None:
         """Clip the gradients that `backward` left, and move the values they belong to."""
@@ -168,6 +171,23 @@ class FlatOptimizer:
                 tuple(buffer[place] for buffer in self._slots.values()),
                 self._counter(count),
             )
+
+    def _note_writers(self, task: str) -> None:
+        """Let the encoder write this task's gradients into the buffer, and remember where others are added up."""
+        bound = self._bound
+        views = {
+            name: self._gradients[bound.flat.places[key]].view(bound.parameters[key].shape)
+            for name, key in bound.views[task].items()
+            if key in self._used[task] and bound.model.writes_gradients and not name.startswith(HEADS)
+        }
+        written = {bound.views[task][name] for name in views}
+        bound.gradients[task] = views
+        kinds = {key: key in self._used[task] and key not in written for key in bound.flat.places}
+        self._added[task] = []
+        for is_added, group in groupby(bound.flat.places.items(), key=lambda item: kinds[item[0]]):
+            slices = [place for _, place in group]
+            if is_added:
+                self._added[task].append(self._gradients[slices[0].start : slices[-1].stop])
 
     def _note_steps(self) -> None:
         for run in self._runs:
