@@ -1,0 +1,117 @@
+"""Clients that train at once against the same clients one by one."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.stacked import StackedEngine
+from fedmtl.experiment.prepare import open_engine, prepare
+from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.messages import Failure, Job, Update
+from fedmtl.runs import create_run
+from fedmtl.training.stacked import loop
+
+# A random encoder's cosine hardly moves: a small epsilon would make steps of rounding.
+ALIKE = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
+
+
+def answers(config, folder, *, round_number=1) -> dict[str, Update | Failure]:
+    prepared = prepare(config)
+    engine = open_engine(prepared, create_run(folder, "run"))
+    assert isinstance(engine, StackedEngine if config.compute.stack else LocalEngine)
+    try:
+        return {answer.client: answer for answer in engine.run(jobs(prepared, round_number), 60)}
+    finally:
+        engine.close()
+
+
+def jobs(prepared, round_number: int) -> Iterator[Job]:
+    dispatch, settings = Dispatch(prepared.strategy), prepared.strategy.settings.to_dict()
+    for client, info in prepared.clients.items():
+        tasks = prepared.strategy.active_tasks(client, round_number)
+        yield dispatch.job("train", prepared.state, client, tasks, info.rows, round_number, settings)
+
+
+def furthest(first: Update | Failure, second: Update | Failure) -> float:
+    assert isinstance(first, Update)
+    assert isinstance(second, Update)
+    assert first.delta.keys() == second.delta.keys()
+    return max(float((first.delta[key] - second.delta[key]).abs().max()) for key in first.delta)
+
+
+@pytest.mark.parametrize("stack", [1, 4, 6])
+def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_path):
+    alone = answers(make_config(*ALIKE), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, f"compute.stack={stack}"), tmp_path / "stacked")
+    assert alone.keys() == at_once.keys()
+    assert len(alone) == 6
+    for client, update in alone.items():
+        assert furthest(update, at_once[client]) < 1e-5
+        assert update.losses == pytest.approx(at_once[client].losses, rel=1e-4)
+        assert update.num_examples == at_once[client].num_examples
+        assert update.traffic.bytes_down == at_once[client].traffic.bytes_down
+        assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
+
+
+def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):
+    plan = "sharing.rules=[{heads.*: task}, {embeddings.*: client}, {'*': all}]"
+    alone = answers(make_config(*ALIKE, plan), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, plan, "compute.stack=6"), tmp_path / "stacked")
+    for client, update in alone.items():
+        assert not any(key.scope.startswith("client:") for key in at_once[client].delta)
+        assert furthest(update, at_once[client]) < 1e-5
+    stored = sorted(
+        path.relative_to(tmp_path / "stacked") for path in (tmp_path / "stacked").rglob("round-*.safetensors")
+    )
+    assert len(stored) == 6
+
+
+def test_a_client_with_two_tasks_trains_by_itself(make_config, tmp_path):
+    both = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [sentiment]}, c: {tasks: [paraphrase]}}"
+    alone = answers(make_config(*ALIKE, both), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, both, "compute.stack=3"), tmp_path / "stacked")
+    assert furthest(alone["a"], at_once["a"]) == 0.0
+    assert furthest(alone["b"], at_once["b"]) < 1e-5
+
+
+def test_one_that_fails_costs_only_itself(make_config, tmp_path, monkeypatch):
+    def broken(member, losses, counts, settings):
+        told = real(member, losses, counts, settings)
+        return loop.TrainingFailed("broken") if member.client == first else told
+
+    real = loop._told
+    monkeypatch.setattr(loop, "_told", broken)
+    config = make_config(*ALIKE, "compute.stack=6")
+    first = next(iter(prepare(config).clients))
+    found = answers(config, tmp_path)
+    assert [client for client, answer in found.items() if isinstance(answer, Failure)] == [first]
+    assert found[first].reason == "broken"
+
+
+def test_without_memory_for_all_they_train_in_halves(make_config, tmp_path, monkeypatch):
+    sizes = []
+
+    def small(stacks, members, *rest, **options):
+        sizes.append(len(members))
+        if len(members) > 1:
+            raise torch.OutOfMemoryError
+        return real(stacks, members, *rest, **options)
+
+    from fedmtl.federation import client_stack
+
+    real = client_stack.train_stack
+    monkeypatch.setattr(client_stack, "train_stack", small)
+    found = answers(make_config(*ALIKE, "compute.stack=6"), tmp_path)
+    assert all(isinstance(answer, Update) for answer in found.values())
+    assert sizes.count(1) == 6
+
+
+def test_after_the_deadline_nobody_trains(make_config, tmp_path):
+    prepared = prepare(make_config("compute.stack=2"))
+    engine = open_engine(prepared, create_run(tmp_path, "run"))
+    found = list(engine.run(jobs(prepared, 1), deadline=0.0))
+    engine.close()
+    assert len(found) == 6
+    assert {answer.reason for answer in found} == {"no answer within 0 s (federation.round_timeout)"}
