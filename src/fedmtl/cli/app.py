@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from fedmtl import __version__
+from fedmtl.cli.certs import certs, enroll
+from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
 from fedmtl.cli.config import config
 from fedmtl.cli.evaluate import evaluate
@@ -19,6 +21,8 @@ from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
+from fedmtl.cli.server import server
+from fedmtl.cli.status import status
 from fedmtl.cli.study import study
 from fedmtl.cli.tasks import tasks
 from fedmtl.cli.terminal import make_terminal, write
@@ -31,9 +35,24 @@ app = typer.Typer(
     help="Federated multi-task learning for text: one shared encoder, one head per task, many owners of data.",
     pretty_exceptions_enable=False,
 )
-for command in (run, evaluate, predict, compare, export, report, tasks, config, pretrain):
+for command in (
+    run,
+    evaluate,
+    predict,
+    compare,
+    export,
+    report,
+    tasks,
+    config,
+    pretrain,
+    server,
+    client,
+    enroll,
+    status,
+):
     app.command()(command)
 app.add_typer(study)
+app.add_typer(certs)
 
 
 @app.callback(invoke_without_command=True)

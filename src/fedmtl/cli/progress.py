@@ -55,6 +55,7 @@ class PlainDisplay:
         self.start: Event = {}
         self.scores: dict[str, tuple[str, float | None]] = {}
         self.skipped = -1
+        self.is_deployed = False
         self.pace = Pace()
 
     def __enter__(self) -> PlainDisplay:
@@ -86,6 +87,11 @@ class PlainDisplay:
             return [_data_line(event)]
         if kind == "plan":
             return summary_lines(self.start, event)
+        if kind == "waiting":
+            self.is_deployed = True
+            return [f"listening on {event['address']}, waiting for {', '.join(event['clients']) or 'enrolled sites'}"]
+        if kind == "site":
+            return [f"  {event['client']} is here with {', '.join(event['tasks'])}"]
         if kind == "failure":
             return [f"  {event['client']} failed in round {event['round']}: {event['reason']}"]
         if kind == "evaluation":
@@ -101,9 +107,15 @@ class PlainDisplay:
         scores = ", ".join(f"{task} {metric} {number(score)}" for task, (metric, score) in self.scores.items())
         wire = f"up {amount(event['bytes_up'])}, down {amount(event['bytes_down'])}, " if event["round"] else ""
         pace = self.pace.words()
-        ends = f"{duration(event['seconds'])}{', ' if pace else ''}{pace}"
+        ends = f"{duration(event['seconds'])}{self._overhead(event)}{', ' if pace else ''}{pace}"
         self.scores = {}
         return f"  after round {event['round']}: {scores or 'not evaluated'} ({wire}{ends})"
+
+    def _overhead(self, event: Event) -> str:
+        """Between machines: what a round took beyond its slowest site's training and the scoring."""
+        if not self.is_deployed or not event["clients"]:
+            return ""
+        return f", {duration(event['train_seconds'] - event['longest_client_seconds'])} of it not training"
 
     def finish(self, run: RunFolder) -> None:
         """The closing table and where to look; where the seconds went, if the run told."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from enum import Enum
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,16 @@ from fedmtl.errors import ConfigError
 from fedmtl.run_summary import summarize
 from fedmtl.runs import RunFolder, find_run, read_events
 
+if TYPE_CHECKING:
+    from fedmtl.experiment.run import OpenCarrier
+
+
+class Engine(Enum):
+    """What carries the jobs of a run on this machine."""
+
+    local = "local"
+    flower = "flower"
+
 
 def run(
     config: ConfigFile = None,
@@ -26,6 +37,9 @@ def run(
         str | None,
         typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
     ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Our own worker processes, or Flower's simulation (Ray): the same weights.")
+    ] = Engine.local,
     profile: Annotated[
         bool, typer.Option("--profile", help="Tell where every round's seconds went, and store it with the events.")
     ] = False,
@@ -37,22 +51,41 @@ def run(
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     display = make_display(stderr=json_)
-    done = _start(config, set or [], name, display, profile) if resume is None else _resume(resume, display, profile)
+    if resume is None:
+        done = _start(config, set or [], name, display, profile, engine)
+    else:
+        done = _resume(resume, display, profile, engine)
     display.finish(done)
     if json_:
         write(json.dumps(summarize(read_events(done), done.name).to_json()))
 
 
-def _start(path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool) -> RunFolder:
+def _start(
+    path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool, engine: Engine
+) -> RunFolder:
     loaded = load(path, overrides)
     _warm_up(loaded)
     with display:
         from fedmtl.experiment.run import start_run
 
-        return start_run(loaded, name or (path.stem if path else "demo"), display, profile=profile)
+        name = name or (path.stem if path else "demo")
+        return start_run(loaded, name, display, profile=profile, open_carrier=_opener(engine))
 
 
-def _resume(name: str, display: Display, profile: bool) -> RunFolder:
+def _opener(engine: Engine) -> OpenCarrier:
+    from fedmtl.experiment.prepare import open_engine
+
+    if engine is Engine.local:
+        return open_engine
+    from fedmtl.cli.server import needs_flower
+
+    needs_flower()
+    from fedmtl.experiment.simulate import open_simulation
+
+    return open_simulation
+
+
+def _resume(name: str, display: Display, profile: bool, engine: Engine) -> RunFolder:
     found = find_run(name)
     events = read_events(found)
     summary = summarize(events, found.name)
@@ -68,7 +101,7 @@ def _resume(name: str, display: Display, profile: bool) -> RunFolder:
 
         display.skip_to(summary.rounds)
         display.say(f"{found.name} goes on after round {summary.rounds}")
-        return resume_run(found, display, profile=profile)
+        return resume_run(found, display, profile=profile, open_carrier=_opener(engine))
 
 
 def _warm_up(config: Config) -> None:

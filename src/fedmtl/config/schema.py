@@ -268,8 +268,15 @@ class FederationConfig(Section):
     server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)
     clients_per_round: Count | None = Field(None, description="Clients sampled for a round; empty is all of them.")
     min_clients: Count = Field(1, description="Fewer accepted updates than this in a round ends the run.")
+    min_clients_per_task: Whole = Field(
+        0, description="As min_clients, for every task that is trained in the round; 0 lets a head wait for its sites."
+    )
     max_update_norm: Positive | None = Field(None, description="An update longer than this is refused.")
     round_timeout: Positive = Field(3600.0, description="Seconds until a silent client counts as failed.")
+    join_timeout: Positive = Field(
+        3600.0,
+        description="Seconds `fedmtl server` waits for sites: all of them before round 1, min_clients before others.",
+    )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
 
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from fedmtl import __version__
+from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, Update
 from fedmtl.model.keys import head_task
 from fedmtl.model.values import count_parameters, layer_counts, scope_counts
-from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings
 
 Event = dict[str, Any]
-SCORE_RANGES = 5
 
 
-def opening_events(prepared: Prepared) -> list[Event]:
-    """start, data, clients and plan: all that is known before round 0."""
+def opening_events(prepared: Prepared, census: Census | None = None) -> list[Event]:
+    """start, data, clients and plan: all that is known before round 0; who has what is counted here unless told."""
+    census = census or take_census(prepared.population, prepared.tasks)
     config = prepared.config
     start = {
         "event": "start",
@@ -55,10 +53,10 @@ def opening_events(prepared: Prepared) -> list[Event]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    return [start, *_data_events(prepared), _clients_event(prepared), plan_event(prepared)]
+    return [start, *_data_events(prepared, census), _clients_event(prepared, census), plan_event(prepared, census)]
 
 
-def plan_event(prepared: Prepared) -> Event:
+def plan_event(prepared: Prepared, census: Census) -> Event:
     state = prepared.state
     return {
         "event": "plan",
@@ -68,7 +66,7 @@ def plan_event(prepared: Prepared) -> Event:
         "layers": layer_counts(prepared.model, state.plan),
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
-        "at_clients": _kept_by_clients(prepared),
+        "at_clients": _kept_by_clients(prepared, census),
     }
 
 
@@ -136,6 +134,7 @@ def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
         "classification": evaluation.classification if evaluation else None,
         "seconds": seconds,
         "train_seconds": turn.train_seconds,
+        "longest_client_seconds": max((update.traffic.seconds for update in turn.updates), default=0.0),
         "evaluate_seconds": turn.evaluate_seconds,
         "bytes_up": sum(a.traffic.bytes_up for a in answers) + (extra.bytes_up if extra else 0),
         "bytes_down": sum(a.traffic.bytes_down for a in answers) + (extra.bytes_down if extra else 0),
@@ -155,80 +154,51 @@ def early_stop_events(turn: Round) -> list[Event]:
     ]
 
 
-def _data_events(prepared: Prepared) -> list[Event]:
+def _data_events(prepared: Prepared, census: Census) -> list[Event]:
     events = []
     for name, part in prepared.data.items():
-        train = prepared.population.train
-        shards = [train[client][name] for client in train if name in train.tasks_of(client)]
-        labels = np.concatenate([shard.labels[shard.indices] for shard in shards])
-        low, high = part.task.score_range
-        counts: Event = (
-            {
-                "quantiles": [
-                    round(low + (high - low) * float(q), 4) for q in np.quantile(labels, [0, 0.25, 0.5, 0.75, 1])
-                ]
-            }
-            if part.task.is_regression
-            else {"labels": _label_counts(part.task, labels)}
-        )
+        told: Event = {"labels": census.labels(name)}
+        if part.task.is_regression:
+            told = {"quantiles": census.quantiles[name]} if name in census.quantiles else {}
         events.append(
             {
                 "event": "data",
                 "task": name,
                 "source": part.origin,
-                "train": len(labels),
+                "train": census.examples(name),
                 "validation": len(part.validation),
-                "truncated": prepared.population.truncated[name],
+                "truncated": census.truncated[name],
                 "validation_cut": part.validation_cut,
-                **counts,
+                **told,
             }
         )
     return events
 
 
-def _clients_event(prepared: Prepared) -> Event:
+def _clients_event(prepared: Prepared, census: Census) -> Event:
     configured = prepared.config.clients
-
-    def tasks_of(shards: Mapping[str, Shard]) -> Event:
-        return {
-            name: {
-                "examples": len(shard),
-                "labels": _label_counts(prepared.tasks[name], shard.labels[shard.indices]),
-            }
-            for name, shard in shards.items()
-        }
-
     return {
         "event": "clients",
         "clients": {
             client: {
-                "tasks": tasks_of(shards),
+                "tasks": {
+                    name: {"examples": part.examples, "labels": dict(part.labels)} for name, part in held.items()
+                },
                 "from_round": configured[client].from_round if client in configured else 1,
                 "until_round": configured[client].until_round if client in configured else None,
             }
-            for client, shards in prepared.population.train.items()
+            for client, held in census.clients.items()
         },
     }
 
 
-def _label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:
-    if not task.is_regression:
-        counts = np.bincount(labels, minlength=len(task.labels))
-        return {label: int(count) for label, count in zip(task.labels, counts, strict=True)}
-    low, high = task.score_range
-    edges = np.linspace(0.0, 1.0, SCORE_RANGES + 1)
-    counts, _ = np.histogram(labels, bins=edges)
-    names = [f"{low + (high - low) * a:.1f}-{low + (high - low) * b:.1f}" for a, b in pairwise(edges)]
-    return {name: int(count) for name, count in zip(names, counts, strict=True)}
-
-
-def _kept_by_clients(prepared: Prepared) -> int:
+def _kept_by_clients(prepared: Prepared, census: Census) -> int:
     """Parameters that stay at clients, all clients together; clients with the same tasks keep as many."""
-    places, plan, train = prepared.model.canonical(), prepared.state.plan, prepared.population.train
+    places, plan = prepared.model.canonical(), prepared.state.plan
     if not any(plan.level(name) == "client" for name in places):
         return 0
     total = 0
-    for tasks, count in Counter(map(train.tasks_of, train)).items():
+    for tasks, count in Counter(map(tuple, census.clients.values())).items():
         views = plan.keys(places, list(tasks), "").values()
         own = {key for view in views for key in view.values() if key.scope.startswith("client:")}
         total += count * sum(getattr(places[key.name][0], places[key.name][1]).numel() for key in own)

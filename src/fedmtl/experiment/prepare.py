@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fedmtl.config import Config
 from fedmtl.engines.imports import worker_imports
@@ -17,7 +18,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
-from fedmtl.federation.messages import ClientInfo, State
+from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
@@ -51,10 +52,33 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
+    device = start_device(config)
+    data = mode_data(config, load_tasks(config))
+    return assemble(
+        config,
+        data,
+        device,
+        lambda tokenizer: build_population(config, data, tokenizer),
+        partial(mode_active_tasks, config),
+    )
+
+
+def start_device(config: Config) -> str:
+    """The device that trains and scores; its workers begin to load."""
     device = choose_device(config)
     if num_workers(config.compute, device, num_clients=2):
         warm_up(worker_imports(config))
-    data = mode_data(config, load_tasks(config))
+    return device
+
+
+def assemble(
+    config: Config,
+    data: dict[str, TaskData],
+    device: str,
+    populate: Callable[[Any], Population],
+    active: Callable[[ClientId, int], tuple[str, ...]],
+) -> Prepared:
+    """The model, the strategy and the first state of a config whose tasks are loaded."""
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
@@ -62,13 +86,13 @@ def prepare(config: Config) -> Prepared:
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
-    population = build_population(config, data, encoder.tokenizer)
+    population = populate(encoder.tokenizer)
     in_averaging = config.training.task_weight_in == "averaging"
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
         table=model.table,
-        active_tasks=partial(mode_active_tasks, config),
+        active_tasks=active,
         federation=config.federation,
         evaluation=config.evaluation,
         settings=local_settings(
@@ -97,7 +121,15 @@ def prepare(config: Config) -> Prepared:
 
 def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine | StackedEngine:
     """The engine of a prepared run, with its workers started."""
-    setup = SiteSetup(
+    setup, compute = site_setup(prepared, run), prepared.compute
+    if compute.stack:
+        return StackedEngine(setup, prepared.clients, compute.stack, DTYPES[compute.precision])
+    return LocalEngine(setup, prepared.clients, compute.workers)
+
+
+def site_setup(prepared: Prepared, run: RunFolder) -> SiteSetup:
+    """What a process needs to be any client of the run."""
+    return SiteSetup(
         model=prepared.config.model,
         seed=prepared.config.seed,
         tasks=prepared.tasks,
@@ -110,10 +142,6 @@ def open_engine(prepared: Prepared, run: RunFolder) -> LocalEngine | StackedEngi
         plain_encoder=prepared.config.compute.encoder == "plain",
         max_bytes=prepared.config.wire.max_bytes,
     )
-    compute = prepared.compute
-    if compute.stack:
-        return StackedEngine(setup, prepared.clients, compute.stack, DTYPES[compute.precision])
-    return LocalEngine(setup, prepared.clients, compute.workers)
 
 
 def _without_texts(part: TaskData) -> TaskData:

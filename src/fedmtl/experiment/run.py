@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
-from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.stacked import StackedEngine
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
     early_stop_events,
@@ -31,7 +31,7 @@ from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
-from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.messages import ClientId, ClientInfo, Engine, Evaluation, Failure, Job, Round, State, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.keys import weights_sha256
 from fedmtl.model.saved import save_model
@@ -50,6 +50,17 @@ from fedmtl.training.settings import LocalSettings
 Observer = Callable[[dict[str, Any]], None]
 
 
+class Carrier(Engine, Protocol):
+    """An engine that also scores on the server's own examples, and can be closed."""
+
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]: ...
+
+    def close(self) -> None: ...
+
+
+OpenCarrier = Callable[[Prepared, RunFolder], Carrier]
+
+
 class Interrupted(FedmtlError):
     """The user asked the run to end; its last whole round is saved."""
 
@@ -66,24 +77,37 @@ class _Stop(BaseException):
         self.number = number
 
 
-def start_run(config: Config, name: str, observe: Observer = lambda event: None, *, profile: bool = False) -> RunFolder:
+def start_run(
+    config: Config,
+    name: str,
+    observe: Observer = lambda event: None,
+    *,
+    profile: bool = False,
+    open_carrier: OpenCarrier = open_engine,
+) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = prepare(config)
     run = create_run(Path(config.output), name)
     write_atomic(run.config, dump_config(config).encode())
-    log = _Log(run, observe)
+    log = Log(run, observe)
     for event in opening_events(prepared):
         log(event)
-    return _drive(prepared, prepared.state, run, log, profile)
+    return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run), profile=profile)
 
 
-def resume_run(run: RunFolder, observe: Observer = lambda event: None, *, profile: bool = False) -> RunFolder:
+def resume_run(
+    run: RunFolder,
+    observe: Observer = lambda event: None,
+    *,
+    profile: bool = False,
+    open_carrier: OpenCarrier = open_engine,
+) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
     config = load_config(run.config)
     prepared = prepare(config)
     state = load_checkpoint(run.checkpoints) or prepared.state
     cut_back(run, state.round if state.progress else -1)
-    log = _Log(run, observe)
+    log = Log(run, observe)
     known = read_events(run)
     if not any(event["event"] == "plan" for event in known):
         # Killed before the opening was whole.
@@ -93,24 +117,24 @@ def resume_run(run: RunFolder, observe: Observer = lambda event: None, *, profil
             append_event(run, event)
     for event in known:
         observe(event)
-    return _drive(prepared, state, run, log, profile)
+    return drive(prepared, state, run, log, lambda: open_carrier(prepared, run), profile=profile)
 
 
-class _Log:
+class Log:
     """Events go to the run's file first, then to whoever watches."""
 
     def __init__(self, run: RunFolder, observe: Observer) -> None:
-        self._run, self._observe = run, observe
+        self._run, self.observe = run, observe
 
     def __call__(self, event: dict[str, Any]) -> None:
         append_event(self._run, event)
-        self._observe(event)
+        self.observe(event)
 
 
 class _Watched:
     """An engine whose answers are logged as they come."""
 
-    def __init__(self, engine: LocalEngine | StackedEngine, observe: Observer, settings: LocalSettings) -> None:
+    def __init__(self, engine: Engine, observe: Observer, settings: LocalSettings) -> None:
         self._engine, self._observe, self._settings = engine, observe, settings
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
@@ -123,15 +147,28 @@ class _Watched:
             yield answer
 
 
-def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile: bool) -> RunFolder:
-    """Turn the loop to its end, and leave a whole folder behind however it ends."""
+def drive(
+    prepared: Prepared,
+    state: State,
+    run: RunFolder,
+    log: Log,
+    open_carrier: Callable[[], Carrier],
+    *,
+    profile: bool = False,
+    command: str = "fedmtl run",
+    farewell: Callable[[], None] = lambda: None,
+) -> RunFolder:
+    """Turn the loop to its end, and leave a whole folder behind however it ends.
+
+    `command` is how a user goes on after an interruption; `farewell` is said when there is nothing to go on with.
+    """
     status, reason = "done", None
     error: FedmtlError | None = None
-    engine: LocalEngine | StackedEngine | None = None
+    engine: Carrier | None = None
     try:
         with _signals(), profiling(run.spool) if profile else nullcontext() as spent:
-            engine = open_engine(prepared, run)
-            watched = _Watched(engine, log._observe, prepared.strategy.settings)
+            engine = open_carrier()
+            watched = _Watched(engine, log.observe, prepared.strategy.settings)
             last = time.perf_counter()
             for turn in rounds(state, prepared.strategy, watched, _evaluator(prepared, engine)):
                 now = time.perf_counter()
@@ -139,6 +176,7 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile:
                 if spent is not None:
                     log({"event": "profile", "round": turn.number, **spent.take()})
                 state, last = turn.state, now
+            farewell()
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed
         for failure in failed.failures:
@@ -148,7 +186,7 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile:
         reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
         status = "interrupted"
         where = run.name if run.path.parent == Path("runs") else run.path
-        error = Interrupted(f"{reason}; go on with `fedmtl run --resume {where}`", stop.number)
+        error = Interrupted(f"{reason}; go on with `{command} --resume {where}`", stop.number)
     finally:
         if engine is not None:
             engine.close()
@@ -163,14 +201,14 @@ def _drive(prepared: Prepared, state: State, run: RunFolder, log: _Log, profile:
     return run
 
 
-def _evaluator(prepared: Prepared, engine: LocalEngine | StackedEngine) -> Callable[[State], Evaluation]:
+def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluation]:
     if prepared.evaluates_at_clients:
         return client_evaluator(prepared.strategy, engine)
     shards = prepared.population.shared_validation
     return lambda state: evaluate_at_server(state, prepared.strategy, engine, shards)
 
 
-def _record(turn: Round, seconds: float, run: RunFolder, log: _Log, prepared: Prepared) -> None:
+def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
@@ -182,7 +220,7 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: _Log, prepared: Pr
     save_checkpoint(run.checkpoints, turn.state, keep_every=prepared.config.checkpoint.every)
 
 
-def _finish(prepared: Prepared, state: State, run: RunFolder, log: _Log, status: str, reason: str | None) -> None:
+def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: str, reason: str | None) -> None:
     save_model(
         run.model,
         prepared.encoder,

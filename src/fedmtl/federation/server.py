@@ -65,6 +65,9 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
             number,
             failures,
         )
+    scarce = _scarce_task(strategy, accepted, failures, number)
+    if scarce is not None:
+        raise RoundFailed(scarce, number, failures)
     settings = strategy.federation.server_optimizer
     weights, slots = server_step(settings, state.weights, mean.result(), state.server_optimizer)
     after = replace(
@@ -75,6 +78,22 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
         accepted={**state.accepted, **{update.client: number for update in accepted}},
     )
     return Round(number, after, accepted, failures, None, train_seconds=time.perf_counter() - started)
+
+
+def _scarce_task(
+    strategy: Strategy, accepted: Sequence[Update], failures: Sequence[Failure], number: int
+) -> str | None:
+    """What is to be said of the first task that too few clients returned."""
+    needed = strategy.federation.min_clients_per_task
+    asked = [*(update.client for update in accepted), *(failure.client for failure in failures)]
+    for task in strategy.tasks if needed else ():
+        got = sum(task in update.tasks for update in accepted)
+        if got < needed and any(task in strategy.active_tasks(client, number) for client in asked):
+            return (
+                f"round {number} got {got} updates of {task}, federation.min_clients_per_task is {needed};"
+                " lower it, or let more of its clients take part"
+            )
+    return None
 
 
 def _collect(

@@ -23,7 +23,6 @@ from fedmtl.training.stacked.shape import StackShape, reached, round_rows
 from fedmtl.training.stacked.stack import Stack
 from fedmtl.training.stacked.store import TokenStore, open_store
 
-
 # Recording the steps of a stack takes seconds; tasks that cannot share one take turns every round.
 KEPT = 4
 

@@ -1,0 +1,283 @@
+"""Seconds of a round that are not training, and memory, over three sites with TLS: this project and a plain Flower app.
+
+    python benchmarks/flower_overhead.py [--size 17 440] [--rounds 4] [--out docs/results/deploy.json]
+
+Both run on this machine's loopback, one after the other. The plain app has the same number of bytes in one array,
+imports torch as an app that trains would, and sends back what it received; its rounds are all overhead. Ours trains one
+step, and what its slowest site says it trained is taken off. Memory is the proportional set size of all processes of a
+side, four times a second; beside it stands what server and worker have when the same config runs on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from fedmtl.engines.flower.certificates import make_authority, make_node_key
+from fedmtl.engines.flower.enrolment import enroll
+from fedmtl.runs import RunFolder, read_events
+
+SIDE = "FEDMTL_BENCH_SIDE"
+# Encoders whose weights have about that many MB.
+ENCODERS = {17: "random-5x256", 440: "random-16x768"}
+SITES = ("sentiment_client_1", "sentiment_client_2", "sentiment_client_3")
+BIN = Path(sys.executable).parent
+MB = 1e6
+
+SERVER_APP = """
+import json, time
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    weights = [np.random.default_rng(0).normal(size=context.run_config["values"]).astype(np.float32)]
+    while len(nodes := list(grid.get_node_ids())) < 3:
+        time.sleep(0.2)
+    seconds = []
+    for _ in range(context.run_config["rounds"]):
+        started = time.perf_counter()
+        content = RecordDict({"weights": ArrayRecord(weights)})
+        replies = grid.send_and_receive([Message(content, node, "train") for node in nodes])
+        arrays = [reply.content["weights"].to_numpy_ndarrays()[0] for reply in replies]
+        weights = [sum(arrays) / len(arrays)]
+        seconds.append(time.perf_counter() - started)
+    with open(context.run_config["out"], "w") as file:
+        json.dump(seconds, file)
+"""
+CLIENT_APP = """
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    return Message(message.content, reply_to=message)
+"""
+PROJECT = """
+[project]
+name = "plain"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "bench"
+[tool.flwr.app.components]
+serverapp = "plain.server_app:app"
+clientapp = "plain.client_app:app"
+[tool.flwr.app.config]
+values = {values}
+rounds = {rounds}
+out = "{out}"
+"""
+
+
+class Meter(threading.Thread):
+    """The most memory that each side had at once."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peaks: dict[str, float] = defaultdict(float)
+        self.pids: dict[str, int] = {}
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        looked = 0.0
+        while not self._done.wait(0.25):
+            if time.monotonic() > looked + 1:
+                there, looked = members(), time.monotonic()
+            now: dict[str, float] = defaultdict(float)
+            for side, pid in there:
+                held = proportional_bytes(pid)
+                now[side] += held
+                if pid == self.pids.get(side):
+                    now[f"{side}, its own process"] = held
+            for side, size in now.items():
+                self.peaks[side] = max(self.peaks[side], size)
+
+    def stop(self) -> dict[str, int]:
+        self._done.set()
+        self.join()
+        return {side: round(size / MB) for side, size in sorted(self.peaks.items())}
+
+
+def members() -> list[tuple[str, int]]:
+    """Every process that was started for a side, whatever session it went to."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            sides = [each.partition(b"=")[2].decode() for each in variables if each.startswith(SIDE.encode() + b"=")]
+            found += [(side, int(entry.name)) for side in sides]
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def start(side: str, folder: Path, *command: str, **variables: str) -> subprocess.Popen[bytes]:
+    with (folder / f"{side}.log").open("ab") as log:
+        own = {SIDE: side, "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}", **variables}
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **own})
+
+
+def end_all() -> None:
+    for _, pid in members():
+        os.kill(pid, signal.SIGKILL)
+    while members():
+        time.sleep(0.1)
+
+
+def config_of(size: int, rounds: int, clients: int) -> str:
+    return json.dumps(
+        {
+            "model": {"server_model": ENCODERS[size], "max_length": 32},
+            "tasks": {"sentiment": {"train_samples": 12, "val_samples": 4}},
+            "federation": {"clients_per_task": clients, "vocabulary_slices": False},
+            "training": {"num_rounds": rounds, "local_steps": 1, "batch_size": 4},
+            "evaluation": {"every": 1000},
+            "compute": {"workers": 1, "device": "cpu"},
+        }
+    )
+
+
+def measure_ours(folder: Path, size: int, rounds: int, port: int) -> dict[str, Any]:
+    (folder / "run.yaml").write_text(config_of(size, rounds, len(SITES)))
+    certs = folder / "certs"
+    make_authority(certs, ["127.0.0.1"])
+    for name in SITES:
+        _, public = make_node_key(name, certs)
+        enroll(certs, name, public.read_bytes(), ["sentiment"])
+    meter = Meter()
+    meter.start()
+    fedmtl = (sys.executable, "-m", "fedmtl")
+    where = f"127.0.0.1:{port}"
+    server = start("server", folder, *fedmtl, "server", "--config", "run.yaml", "--listen", where, "--certs", "certs")
+    meter.pids["server"] = server.pid
+    for number, name in enumerate(SITES):
+        told = ("--client-id", name, "--tasks", "sentiment", "--server", where)
+        keys = ("--ca", "certs/ca.crt", "--key", f"certs/{name}.key")
+        start(f"site{number}", folder, *fedmtl, "client", *told, *keys)
+    assert server.wait(1500) == 0, (folder / "server.log").read_text()
+    peaks = meter.stop()
+    end_all()
+    turns = [event for event in read_events(RunFolder(folder / "runs/run")) if event["event"] == "round"][1:]
+    spent = [turn["train_seconds"] - turn["longest_client_seconds"] for turn in turns]
+    return {
+        "overhead_seconds": [round(each, 2) for each in spent],
+        "median_overhead_seconds": round(statistics.median(spent[1:]), 2),
+        "training_seconds": [round(turn["longest_client_seconds"], 2) for turn in turns],
+        "slice_mb": round(turns[-1]["bytes_down"] / len(SITES) / MB, 1),
+        "peak_mb": peaks,
+    }
+
+
+def measure_training(folder: Path, size: int) -> dict[str, int]:
+    """What the two sides hold without a network: the same config on one machine, with one worker."""
+    (folder / "alone.yaml").write_text(config_of(size, 2, 3))
+    process = start("alone", folder, sys.executable, "-m", "fedmtl", "run", "alone.yaml")
+    worker = main = 0.0
+    while process.poll() is None:
+        for _, pid in members():
+            held = proportional_bytes(pid)
+            if pid == process.pid:
+                main = max(main, held)
+            else:
+                worker = max(worker, held)
+        time.sleep(0.25)
+    return {"server": round(main / MB), "worker": round(worker / MB)}
+
+
+def measure_plain(folder: Path, values: int, rounds: int, port: int) -> dict[str, Any]:
+    app = folder / "app/plain"
+    app.mkdir(parents=True)
+    out = folder / "seconds.json"
+    (app / "__init__.py").write_text("")
+    (app / "server_app.py").write_text(SERVER_APP)
+    (app / "client_app.py").write_text(CLIENT_APP)
+    (app.parent / "pyproject.toml").write_text(PROJECT.format(values=values, rounds=rounds, out=out))
+    certs, home = folder / "certs", folder / "home"
+    home.mkdir()
+    where = f"127.0.0.1:{port}"
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "{where}"\n'
+        f'root-certificates = "{certs / "ca.crt"}"\n'
+    )
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(home)}
+    tls = ("--ssl-certfile", str(certs / "server.crt"), "--ssl-keyfile", str(certs / "server.key"),
+           "--ssl-ca-certfile", str(certs / "ca.crt"))  # fmt: skip
+    meter = Meter()
+    meter.start()
+    local = ("--host", "127.0.0.1", "--port")
+    start("server", folder, "flower-superlink", *tls, *local, str(port),
+          "--disable-runtime-dependency-installation", **quiet)  # fmt: skip
+    time.sleep(8)
+    for number in range(3):
+        trust = ("--superlink", where, "--root-certificates", str(certs / "ca.crt"))
+        start(f"site{number}", folder, "flower-supernode", *trust, *local, str(port + 1 + number), **quiet)
+    time.sleep(5)
+    start("client", folder, "flwr", "run", str(app.parent), "bench", **quiet).wait(120)
+    end = time.monotonic() + 1500
+    while not out.exists() and time.monotonic() < end:
+        time.sleep(0.5)
+    time.sleep(0.5)
+    peaks = meter.stop()
+    end_all()
+    assert out.exists(), "".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
+    seconds = json.loads(out.read_text())
+    return {
+        "overhead_seconds": [round(each, 2) for each in seconds],
+        "median_overhead_seconds": round(statistics.median(seconds[1:]), 2),
+        "peak_mb": peaks,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", type=int, nargs="+", default=[17, 440], choices=sorted(ENCODERS))
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--no-plain", action="store_true", help="leave the plain Flower app out")
+    parser.add_argument("--port", type=int, default=19200)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for size in options.size:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            ours = measure_ours(folder, size, options.rounds, options.port)
+            alone = measure_training(folder, size)
+            print(json.dumps(ours), json.dumps(alone), flush=True)
+            values = int(ours["slice_mb"] * MB / 4)
+            plain = {} if options.no_plain else measure_plain(folder, values, options.rounds, options.port + 10)
+        results[f"{size} MB"] = {"fedmtl": ours, "on one machine, MB": alone, "plain Flower app": plain}
+        print(json.dumps({f"{size} MB": results[f"{size} MB"]}, indent=1), flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The engine between machines: Jobs to sites and Updates back, over Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.fleet_api import FleetApi, ServerCertificate
+from fedmtl.engines.flower.link import Link
+from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
+from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.stacked import StackedEngine
+from fedmtl.errors import FedmtlError, WireError
+from fedmtl.federation.handshake import Hello
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
+from fedmtl.federation.wire import decode_update, encode_job
+from fedmtl.federation.wire.messages import answer_bytes
+
+GLANCE = 0.2
+# How long sites are given to hear that the run is over.
+FAREWELL = 10.0
+
+Enough = Callable[[Mapping[ClientId, ClientInfo]], bool]
+
+
+@dataclass
+class _Open:
+    """A job on its way; its frame is kept until it is answered, for a site that comes again."""
+
+    job: Job
+    path: Path
+    num_bytes: int
+    max_tensor_bytes: int
+    coming: tuple[int, int] = (0, 0)
+    message_id: str = ""
+
+
+class FlowerEngine:
+    """Sites on other machines; scoring on the server's own examples is done by `scorer`."""
+
+    def __init__(
+        self,
+        scorer: LocalEngine | StackedEngine,
+        spool: Path,
+        max_bytes: int,
+        address: Address,
+        certificate: ServerCertificate | None,
+        welcome: str,
+        judge: Judge,
+        keys: Callable[[], list[bytes]],
+        note: Callable[[Note], None],
+    ) -> None:
+        self._scorer, self._spool, self._max_bytes, self._note = scorer, spool, max_bytes, note
+        self.link = Link(spool, max_bytes)
+        self._roster = Roster(self.link, welcome, judge, keys)
+        self._api = FleetApi(self.link, address, certificate)
+        self._infos: dict[ClientId, tuple[Hello, ClientInfo]] = {}
+        self._is_enough: Enough = bool
+        self._patience = 0.0
+
+    @property
+    def address(self) -> Address:
+        return self._api.address
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]:
+        """The sites that are there now; waits for enough of them, as `before_a_round` says."""
+        return self.wait_for(self._is_enough, self._patience)
+
+    def before_a_round(self, is_enough: Enough, patience: float) -> None:
+        """A round begins with enough sites, or after that many seconds."""
+        self._is_enough, self._patience = is_enough, patience
+
+    def wait_for(self, is_enough: Enough, patience: float) -> Mapping[ClientId, ClientInfo]:
+        """The sites that are there, once they are enough or the seconds are over."""
+        end = time.monotonic() + patience
+        while True:
+            self._pass_on_notes()
+            there = {client: self._info(client, site) for client, site in self._roster.present().items()}
+            if is_enough(there) or time.monotonic() >= end:
+                return there
+            self._wait(min(GLANCE, max(0.0, end - time.monotonic())))
+
+    def hellos(self) -> dict[ClientId, Hello]:
+        """What every site that ever came last said."""
+        return {client: site.hello for client, site in self._roster.everybody().items()}
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        end = time.monotonic() + deadline
+        open_jobs: dict[ClientId, _Open] = {}
+        round_number = 0
+        for job in jobs:
+            round_number = job.round
+            open_jobs[job.client] = self._written(job)
+            self._carry(open_jobs[job.client])
+            yield from self._answers(open_jobs)
+        while open_jobs and time.monotonic() < end:
+            for sent in open_jobs.values():
+                self._carry(sent)
+            yield from self._answers(open_jobs)
+            yield from self._remarks(round_number)
+            self._pass_on_notes()
+            if open_jobs:
+                self._wait(min(GLANCE, max(0.0, end - time.monotonic())))
+        for client in sorted(open_jobs):
+            yield self._late(open_jobs[client], deadline)
+
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+        return self._scorer.predict(state, batch_size)
+
+    def say_goodbye(self, words: str) -> None:
+        """Tell the sites that the run is over; those that are just away get a moment to come and hear it."""
+        told: dict[ClientId, tuple[Present, str]] = {}
+        end = time.monotonic() + FAREWELL
+        while time.monotonic() < end:
+            for client, site in self._roster.everybody().items():
+                if client not in told or told[client][0] != site:
+                    told[client] = (site, self.link.send(site.node_id, "end", words))
+            if all(self.link.is_fetched(message_id) for _, message_id in told.values()):
+                return
+            time.sleep(GLANCE / 4)
+
+    def close(self) -> None:
+        self._roster.close()
+        self._api.close()
+        self._scorer.close()
+
+    def _pass_on_notes(self) -> None:
+        for note in self._roster.take_notes():
+            self._note(note)
+
+    def _wait(self, seconds: float) -> None:
+        self.link.news.wait(seconds)
+        self.link.news.clear()
+
+    def _info(self, client: ClientId, site: Present) -> ClientInfo:
+        known = self._infos.get(client)
+        if known is None or known[0] is not site.hello:
+            known = (site.hello, client_info(site.hello))
+            self._infos[client] = known
+        return known[1]
+
+    def _written(self, job: Job) -> _Open:
+        encoded = encode_job(job, self._max_bytes)
+        path = self._spool / f"job-{job.kind}-{job.round:04d}-{job.client}"
+        try:
+            path.write_bytes(encoded.data)
+        except OSError as error:
+            raise FedmtlError(f"{self._spool}: cannot be written ({error.strerror}); free its disk") from error
+        # The weights are in the file now.
+        return _Open(replace(job, weights={}), path, len(encoded), answer_bytes(job))
+
+    def _carry(self, sent: _Open) -> None:
+        """Send a job to where its site is now, once for every time the site comes."""
+        site = self._roster.find(sent.job.client)
+        if site is None or sent.coming == (site.node_id, site.coming):
+            return
+        if sent.message_id:
+            self.link.close_message(sent.message_id)
+        sent.coming = (site.node_id, site.coming)
+        sent.message_id = self.link.send(site.node_id, "job", frame=sent.path.read_bytes())
+
+    def _answers(self, open_jobs: dict[ClientId, _Open]) -> Iterator[Update | Failure]:
+        for client in list(open_jobs):
+            sent = open_jobs[client]
+            if not sent.message_id:
+                continue
+            answer = self._answer(sent)
+            if answer is not None:
+                del open_jobs[client]
+                sent.path.unlink(missing_ok=True)
+                yield answer
+
+    def _answer(self, sent: _Open) -> Update | Failure | None:
+        job, down = sent.job, Traffic(sent.num_bytes)
+        name = f"update-{job.kind}-{job.round:04d}-{job.client}"
+        try:
+            envelope = self.link.take_answer(sent.message_id, name)
+            if envelope is None:
+                return None
+            if envelope.error is not None:
+                return Failure(job.round, job.client, envelope.error, down)
+            if envelope.frame is None:
+                raise WireError("the message has no frame")
+            data = np.memmap(envelope.frame, dtype=np.uint8, mode="c")
+            update, seconds = decode_update(data, self._max_bytes, sent.max_tensor_bytes)
+        except (WireError, OSError, ValueError) as error:
+            return Failure(job.round, job.client, str(error), down)
+        finally:
+            (self._spool / name).unlink(missing_ok=True)
+        traffic = Traffic(sent.num_bytes, len(data), seconds)
+        if update.client != job.client:
+            return Failure(job.round, job.client, f"answered as {update.client}", traffic)
+        return replace(update, traffic=traffic)
+
+    def _late(self, sent: _Open, deadline: float) -> Failure:
+        if sent.message_id:
+            self.link.close_message(sent.message_id)
+        sent.path.unlink(missing_ok=True)
+        reason = f"no answer within {deadline:g} s (federation.round_timeout)"
+        return Failure(sent.job.round, sent.job.client, reason, Traffic(sent.num_bytes))
+
+    def _remarks(self, round_number: int) -> Iterator[Failure]:
+        for node_id, reason in self.link.take_remarks():
+            yield Failure(round_number, self._roster.name_of(node_id) or f"node-{node_id}", reason)
+
+
+def client_info(hello: Hello) -> ClientInfo:
+    return ClientInfo(
+        {task: held.examples for task, held in hello.tasks.items()},
+        _rows(hello.rows),
+        _rows(hello.evaluation_rows),
+        {task: held.tokens for task, held in hello.tasks.items()},
+    )
+
+
+def _rows(rows: list[int] | None) -> np.ndarray | None:
+    return None if rows is None else np.asarray(rows, dtype=np.int64)

@@ -1,0 +1,39 @@
+"""What server and site must have in common, computed the same way on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedmtl import __version__
+from fedmtl.federation.handshake import Terms
+from fedmtl.model.keys import Key, head_task, weights_sha256
+from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.tasks.task import Task
+
+# Enough to tell two encoders apart, and short enough to compare by eye.
+LETTERS = 16
+
+
+def own_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
+    encoder = {
+        Key("", name): getattr(module, leaf).detach()
+        for name, (module, leaf) in model.canonical().items()
+        if head_task(name) is None
+    }
+    return Terms(
+        version=__version__,
+        tokenizer=_digest(tokenizer),
+        encoder=weights_sha256(encoder)[:LETTERS],
+        labels={name: list(task.labels) for name, task in tasks.items()},
+    )
+
+
+def _digest(tokenizer: Any) -> str:
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Neither has an effect here, and every call of the tokenizer changes them.
+    for name in ("padding", "truncation"):
+        backend.pop(name, None)
+    return hashlib.sha256(json.dumps(backend, sort_keys=True).encode()).hexdigest()[:LETTERS]

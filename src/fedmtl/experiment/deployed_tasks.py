@@ -1,0 +1,122 @@
+"""The tasks of a run whose examples are on other machines: what the server can load, and what it only knows of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmtl.config import ClientConfig, Config
+from fedmtl.errors import ConfigError
+from fedmtl.experiment.population import Population
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.builtin import BUILTIN
+from fedmtl.tasks.examples import no_examples
+from fedmtl.tasks.load import TaskData, load_tasks
+from fedmtl.tasks.membership import active_tasks, task_clients
+from fedmtl.tasks.resolve import resolve_task
+from fedmtl.tasks.shards import Shards
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import default_cache, tokenize
+
+AT_SITES = "at the sites"
+
+
+def check_deployable(config: Config) -> None:
+    if config.mode.startswith("centralized"):
+        raise ConfigError(f"mode: found {config.mode}, for which all text has to be in one place; use `fedmtl run`")
+
+
+def server_config(config: Config) -> Config:
+    """The config with evaluation at the sites where the server has no examples of a task."""
+    missing = [name for name in config.tasks if _has_no_source(config, name)]
+    if not missing or config.evaluation.where == "clients":
+        return config
+    if config.evaluation.where == "server":
+        raise ConfigError(
+            f"evaluation.where: found server, which has no examples of {missing[0]};"
+            f" write `clients`, or tasks.{missing[0]}.source"
+        )
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"where": "clients"})})
+
+
+def server_data(config: Config) -> dict[str, TaskData]:
+    """Every task; those the server scores come with their validation examples, and no training ones."""
+    loaded = [
+        name
+        for name in config.tasks
+        if not _has_no_source(config, name)
+        and (config.evaluation.where != "clients" or not _names_labels(config, name))
+    ]
+    found = {}
+    if loaded:
+        tasks = {name: config.tasks[name] for name in loaded}
+        found = load_tasks(config.model_copy(update={"tasks": tasks, "clients": {}}))
+    data = {}
+    for name in config.tasks:
+        if name in found:
+            data[name] = replace(found[name], train=no_examples(found[name].task))
+        else:
+            task = known_task(config, name)
+            data[name] = TaskData(task, no_examples(task), no_examples(task), {}, {}, AT_SITES, False, False)
+    return data
+
+
+def known_task(config: Config, name: str, labels: Sequence[str] = ()) -> Task:
+    """A task without looking at examples; its labels are the config's unless they are given."""
+    alone = ClientConfig.model_validate({"tasks": [name], "source": {name: "unread"}})
+    task = config.tasks[name].model_copy(update={"source": None})
+    resolved = resolve_task(config.model_copy(update={"tasks": {name: task}, "clients": {"site": alone}}), name, labels)
+    if not resolved.is_regression and not resolved.labels:
+        raise ConfigError(
+            f"tasks.{name}.labels: found nothing, and the server has no examples to find them in;"
+            " write the labels in order"
+        )
+    return resolved
+
+
+def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: Any) -> Population:
+    """The server's validation examples; the clients' are elsewhere."""
+    cache = Path(config.data.cache) if config.data.cache else default_cache()
+    shared = {}
+    for name, part in data.items():
+        if len(part.validation):
+            folder, _ = tokenize(part.task, part.validation.texts, tokenizer, config.model.max_length, cache)
+            shared[name] = Shard(folder, part.validation.labels, np.arange(len(part.validation), dtype=np.int64))
+    return Population(Shards({}, {}, {}), {}, shared, {})
+
+
+def configured_tasks(config: Config) -> dict[str, tuple[str, ...]]:
+    """Who holds which tasks by the config alone: its clients, or those made of it."""
+    held: dict[str, tuple[str, ...]] = {}
+    for task, clients in task_clients(config).items():
+        for client in clients:
+            held[client] = (*held.get(client, ()), task)
+    return held
+
+
+def scheduled_tasks(config: Config, client: str, brought: Sequence[str], round_number: int) -> tuple[str, ...]:
+    """What a site trains in a round: what it brought, as far as the config does not say otherwise for that round."""
+    configured = configured_tasks(config).get(client, ())
+    due = active_tasks(config, client, round_number) if configured else ()
+    return tuple(
+        name
+        for name, task in config.tasks.items()
+        if name in brought
+        and task.from_round <= round_number
+        and (task.until_round is None or round_number <= task.until_round)
+        and (name in due or name not in configured)
+    )
+
+
+def _has_no_source(config: Config, name: str) -> bool:
+    return config.tasks[name].source is None and name not in BUILTIN
+
+
+def _names_labels(config: Config, name: str) -> bool:
+    task = config.tasks[name]
+    builtin = BUILTIN.get(name)
+    return bool(task.labels or task.kind == "regression" or (builtin and (builtin.labels or builtin.score_range)))

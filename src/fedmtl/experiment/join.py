@@ -1,0 +1,67 @@
+"""A site's two processes: this one keeps the line to the server, the worker it starts has the text and the model."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.line import Line, SiteKeys
+from fedmtl.engines.flower.site_service import serve_site
+from fedmtl.engines.worker import WorkerPool
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment.site_worker import SiteSettings, start_site
+
+# Before the server's welcome says otherwise.
+MAX_BYTES = 1 << 36
+
+
+class Ended(FedmtlError):
+    """The site's owner asked it to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}; start it again to take part again")
+        self.exit_code = 128 + number
+
+
+def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, say: Callable[[str], None]) -> None:
+    """Take part until the run is over."""
+    settings.spool.mkdir(parents=True, exist_ok=True)
+    with _only_one(settings.folder), _signals():
+        line = Line(address, keys, settings.spool, MAX_BYTES)
+        pool = WorkerPool(start_site, settings, 1)
+        try:
+            say(f"tasks {', '.join(settings.tasks)}, server {address}")
+            say(serve_site(line, pool, say))
+        finally:
+            pool.close()
+            shutil.rmtree(settings.spool, ignore_errors=True)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Two sites of one folder would write each other's values."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FedmtlError(f"{folder}: another client works here; end it, or give --folder") from error
+        yield
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

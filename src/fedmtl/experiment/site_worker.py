@@ -1,0 +1,38 @@
+"""The process of a site that has the text. Only this file is imported where the line is kept; the rest loads here."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedmtl.engines.flower.parent import die_with_parent
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """A site as its owner describes it: which tasks, from which files, with which encoder, and where it keeps things.
+
+    `files` are its own per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
+    that the server's config deals to this client.
+    """
+
+    client: str
+    tasks: tuple[str, ...]
+    folder: Path
+    spool: Path
+    files: Mapping[str, str] = field(default_factory=dict)
+    root: str | None = None
+    model: str | None = None
+    device: str = "auto"
+
+
+def start_site(settings: SiteSettings) -> Callable[[Any], Any]:
+    """What the worker does with its calls."""
+    from fedmtl.experiment.joined_site import JoinedSite
+
+    if multiprocessing.parent_process() is not None:
+        die_with_parent()
+    return JoinedSite(settings)
