@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.spool import Spool, map_message, write_message
 from fedmtl.engines.worker import Answer, Handler, WorkerPool
-from fedmtl.errors import CannotContinue, WireError
+from fedmtl.errors import CannotContinue
 from fedmtl.federation.client import Site, run_job
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
-from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.wire import decode_job, encode_job, encode_update, pack, unpack
 from fedmtl.federation.wire.frame import KeptMemory
-from fedmtl.federation.wire.messages import answer_bytes
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
@@ -41,17 +41,6 @@ class JobCall:
 
     job: Path
     answer: Path
-
-
-@dataclass(frozen=True)
-class _OpenJob:
-    """What is remembered of a Job until it is answered."""
-
-    round: int
-    client: ClientId
-    bytes_down: int
-    most_bytes_up: int
-    call: JobCall
 
 
 @dataclass(frozen=True)
@@ -84,20 +73,20 @@ class LocalEngine:
         return self._clients
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        open_jobs: list[_OpenJob] = []
+        open_jobs: list[tuple[JobCall, Asked]] = []
 
         def calls() -> Iterator[JobCall]:
             for job in jobs:
                 call = JobCall(self._spool.take(), self._spool.take())
                 encoded = encode_job(job, self._setup.max_bytes, self._memory)
                 write_message(call.job, encoded)
-                open_jobs.append(_OpenJob(job.round, job.client, len(encoded), answer_bytes(job), call))
+                open_jobs.append((call, asked_for(job, len(encoded))))
                 yield call
 
         for answer in self._pool.map(calls(), deadline):
-            asked = open_jobs[answer.ticket]
-            self._spool.give_back(asked.call.job)
-            yield self._decode(answer, asked)
+            call, asked = open_jobs[answer.ticket]
+            self._spool.give_back(call.job)
+            yield self._decode(answer, call.answer, asked)
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
@@ -124,23 +113,18 @@ class LocalEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
 
-    def _decode(self, answer: Answer, asked: _OpenJob) -> Update | Failure:
-        path = asked.call.answer
+    def _decode(self, answer: Answer, path: Path, asked: Asked) -> Update | Failure:
         if answer.error is not None:
             self._spool.give_back(path)
-            return Failure(asked.round, asked.client, answer.error, Traffic(asked.bytes_down))
+            return asked.failed(answer.error)
         try:
             # A map: the pages stay the file's, so waiting updates cost no memory of their own.
             data = map_message(path)
-            # An update's tensors are parts of the map; with the last of them the file is free.
-            weakref.finalize(data, self._spool.give_back, path)
-            update, seconds = decode_update(data, self._setup.max_bytes, asked.most_bytes_up)
-        except (WireError, OSError, ValueError) as error:
-            return Failure(asked.round, asked.client, str(error), Traffic(asked.bytes_down))
-        traffic = Traffic(asked.bytes_down, len(data), seconds)
-        if update.client != asked.client:
-            return Failure(asked.round, asked.client, f"answered as {update.client}", traffic)
-        return replace(update, traffic=traffic)
+        except (OSError, ValueError) as error:
+            return asked.failed(str(error))
+        # An update's tensors are parts of the map; with the last of them the file is free.
+        weakref.finalize(data, self._spool.give_back, path)
+        return asked.take(data, self._setup.max_bytes)
 
 
 def start_worker(setup: SiteSetup) -> Handler:

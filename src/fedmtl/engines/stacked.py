@@ -15,14 +15,14 @@ from itertools import islice
 import numpy as np
 import torch
 
+from fedmtl.engines.asked import asked_for
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
-from fedmtl.errors import FedmtlError, WireError
+from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_stack import run_stack, stack_label
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
-from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
-from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.wire import decode_job, encode_job, encode_update
 from fedmtl.training.stacked.loop import Stacks
 
 THREADS = 8
@@ -72,16 +72,8 @@ class StackedEngine:
         received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))
         answers = run_stack(received, self._site, self._stacks, self._threads)
         for job, data, answer in zip(jobs, encoded, self._threads.map(_sent, answers), strict=True):
-            yield self._answer(job, len(data), answer)
-
-    def _answer(self, job: Job, bytes_down: int, answer: np.ndarray | FedmtlError) -> Update | Failure:
-        if isinstance(answer, FedmtlError):
-            return Failure(job.round, job.client, str(answer), Traffic(bytes_down))
-        try:
-            update, seconds = decode_update(answer, self._setup.max_bytes, answer_bytes(job))
-        except (WireError, ValueError) as error:
-            return Failure(job.round, job.client, str(error), Traffic(bytes_down))
-        return replace(update, traffic=Traffic(bytes_down, len(answer), seconds))
+            asked = asked_for(job, len(data))
+            yield asked.failed(str(answer)) if isinstance(answer, FedmtlError) else asked.take(answer, limit)
 
 
 def _sent(answer: Update | FedmtlError) -> np.ndarray | FedmtlError:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.fleet_api import FleetApi, ServerCertificate
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.stacked import StackedEngine
+from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.handshake import Hello
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
-from fedmtl.federation.wire import decode_update, encode_job
-from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.wire import encode_job
 
 GLANCE = 0.2
 # How long sites are given to hear that the run is over.
@@ -32,10 +33,9 @@ Enough = Callable[[Mapping[ClientId, ClientInfo]], bool]
 class _Open:
     """A job on its way; its frame is kept until it is answered, for a site that comes again."""
 
-    job: Job
+    asked: Asked
+    kind: str
     path: Path
-    num_bytes: int
-    max_tensor_bytes: int
     coming: tuple[int, int] = (0, 0)
     message_id: str = ""
 
@@ -151,12 +151,11 @@ class FlowerEngine:
             path.write_bytes(encoded.data)
         except OSError as error:
             raise FedmtlError(f"{self._spool}: cannot be written ({error.strerror}); free its disk") from error
-        # The weights are in the file now.
-        return _Open(replace(job, weights={}), path, len(encoded), answer_bytes(job))
+        return _Open(asked_for(job, len(encoded)), job.kind, path)
 
     def _carry(self, sent: _Open) -> None:
         """Send a job to where its site is now, once for every time the site comes."""
-        site = self._roster.find(sent.job.client)
+        site = self._roster.find(sent.asked.client)
         if site is None or sent.coming == (site.node_id, site.coming):
             return
         if sent.message_id:
@@ -176,33 +175,27 @@ class FlowerEngine:
                 yield answer
 
     def _answer(self, sent: _Open) -> Update | Failure | None:
-        job, down = sent.job, Traffic(sent.num_bytes)
-        name = f"update-{job.kind}-{job.round:04d}-{job.client}"
+        asked = sent.asked
+        name = f"update-{sent.kind}-{asked.round:04d}-{asked.client}"
         try:
             envelope = self.link.take_answer(sent.message_id, name)
             if envelope is None:
                 return None
             if envelope.error is not None:
-                return Failure(job.round, job.client, envelope.error, down)
+                return asked.failed(envelope.error)
             if envelope.frame is None:
-                raise WireError("the message has no frame")
-            data = np.memmap(envelope.frame, dtype=np.uint8, mode="c")
-            update, seconds = decode_update(data, self._max_bytes, sent.max_tensor_bytes)
+                return asked.failed("the message has no frame")
+            return asked.take(np.memmap(envelope.frame, dtype=np.uint8, mode="c"), self._max_bytes)
         except (WireError, OSError, ValueError) as error:
-            return Failure(job.round, job.client, str(error), down)
+            return asked.failed(str(error))
         finally:
             (self._spool / name).unlink(missing_ok=True)
-        traffic = Traffic(sent.num_bytes, len(data), seconds)
-        if update.client != job.client:
-            return Failure(job.round, job.client, f"answered as {update.client}", traffic)
-        return replace(update, traffic=traffic)
 
     def _late(self, sent: _Open, deadline: float) -> Failure:
         if sent.message_id:
             self.link.close_message(sent.message_id)
         sent.path.unlink(missing_ok=True)
-        reason = f"no answer within {deadline:g} s (federation.round_timeout)"
-        return Failure(sent.job.round, sent.job.client, reason, Traffic(sent.num_bytes))
+        return sent.asked.failed(too_late(deadline))
 
     def _remarks(self, round_number: int) -> Iterator[Failure]:
         for node_id, reason in self.link.take_remarks():

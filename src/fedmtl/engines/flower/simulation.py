@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from secrets import token_bytes
 
 import numpy as np
@@ -23,16 +22,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.envelope import FRAME, fill_envelope
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.stacked import StackedEngine
-from fedmtl.errors import FedmtlError, WireError
+from fedmtl.engines.worker import too_late
+from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Site, run_job
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
-from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
-from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.wire import decode_job, encode_job, encode_update
 
 GLANCE = 0.02
 TTL = 30 * 24 * 3600.0
@@ -81,22 +81,21 @@ class SimulationEngine:
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         end = time.monotonic() + deadline
-        open_jobs: dict[str, tuple[Job, int, int]] = {}
+        open_jobs: dict[str, Asked] = {}
         for job in jobs:
             encoded = encode_job(job, self._setup.max_bytes)
             content = fill_envelope("job", frame=encoded.tobytes())
             message = Message(content, self._nodes[job.client], MessageType.QUERY, ttl=TTL)
             (message_id,) = self._grid.push_messages([message])
-            open_jobs[message_id] = (replace(job, weights={}), len(encoded), answer_bytes(job))
+            open_jobs[message_id] = asked_for(job, len(encoded))
         while open_jobs and time.monotonic() < end:
             if not self._thread.is_alive():
                 raise FedmtlError("Flower's simulation ended by itself; see Ray's logs in /tmp/ray")
             for reply in self._grid.pull_messages(set(open_jobs)):
-                yield self._decode(reply, *open_jobs.pop(reply.metadata.reply_to_message_id))
+                yield self._decode(reply, open_jobs.pop(reply.metadata.reply_to_message_id))
             time.sleep(GLANCE)
-        for job, num_bytes, _ in open_jobs.values():
-            reason = f"no answer within {deadline:g} s (federation.round_timeout)"
-            yield Failure(job.round, job.client, reason, Traffic(num_bytes))
+        for asked in open_jobs.values():
+            yield asked.failed(too_late(deadline))
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         return self._scorer.predict(state, batch_size)
@@ -106,15 +105,10 @@ class SimulationEngine:
         self._thread.join(30)
         self._scorer.close()
 
-    def _decode(self, reply: Message, job: Job, bytes_down: int, max_tensor_bytes: int) -> Update | Failure:
+    def _decode(self, reply: Message, asked: Asked) -> Update | Failure:
         if reply.has_error():
-            return Failure(job.round, job.client, str(reply.error.reason), Traffic(bytes_down))
-        data = np.frombuffer(bytearray(_frame(reply)), dtype=np.uint8)
-        try:
-            update, seconds = decode_update(data, self._setup.max_bytes, max_tensor_bytes)
-        except WireError as error:
-            return Failure(job.round, job.client, str(error), Traffic(bytes_down))
-        return replace(update, traffic=Traffic(bytes_down, len(data), seconds))
+            return asked.failed(str(reply.error.reason))
+        return asked.take(np.frombuffer(bytearray(_frame(reply)), dtype=np.uint8), self._setup.max_bytes)
 
 
 def make_client_app(setup: SiteSetup) -> ClientApp:
