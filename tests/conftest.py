@@ -37,3 +37,14 @@ def make_config(tmp_path: Path) -> MakeConfig:
         return load_config(None, [*SMALL, f"output={tmp_path / 'runs'}", *overrides])
 
     return make
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """A run's workers have one thread each; with several, sums come out in another order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -8,7 +8,7 @@ import pytest
 from cli.small_runs import small
 
 
-def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs):
+def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs, one_thread):
     again = json.loads(cli("evaluate", "demo", "--json").out)["metrics"]
     ended = json.loads(cli("run", "--resume", "demo", "--json").out)["metrics"]
     assert again.keys() == ended.keys()

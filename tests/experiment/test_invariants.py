@@ -309,14 +309,6 @@ def test_6_another_seed_gives_another_run(make_config):
 # 7. Every number in a report can be recomputed from the run folder.
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_7_the_scores_can_be_recomputed_from_the_folder(make_config, one_thread):
     # After two rounds the scores differ by 5e-5 between texts, and single precision rounds them to 1e-7: to five digits
     # Pearson's r is the same only in the same arithmetic, that of one thread.

@@ -8,13 +8,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import serve_site
 from fedmtl.engines.worker import WorkerPool
 from fedmtl.errors import FedmtlError
+from fedmtl.experiment.signals import raised
 from fedmtl.experiment.site_worker import SiteSettings, start_site
 
 # Before the server's welcome says otherwise.
@@ -32,7 +32,7 @@ class Ended(FedmtlError):
 def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, say: Callable[[str], None]) -> None:
     """Take part until the run is over."""
     settings.spool.mkdir(parents=True, exist_ok=True)
-    with _only_one(settings.folder), _signals():
+    with _only_one(settings.folder), raised(Ended):
         line = Line(address, keys, settings.spool, MAX_BYTES)
         pool = WorkerPool(start_site, settings, 1)
         try:
@@ -52,16 +52,3 @@ def _only_one(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise FedmtlError(f"{folder}: another client works here; end it, or give --folder") from error
         yield
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +27,7 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.server_evaluation import evaluate_at_server
+from fedmtl.experiment.signals import raised
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.messages import ClientId, ClientInfo, Engine, Evaluation, Failure, Job, Round, State, Update
@@ -166,7 +165,7 @@ def drive(
     error: FedmtlError | None = None
     engine: Carrier | None = None
     try:
-        with _signals(), profiling(run.spool) if profile else nullcontext() as spent:
+        with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_carrier()
             watched = _Watched(engine, log.observe, prepared.strategy.settings)
             last = time.perf_counter()
@@ -241,23 +240,3 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         }
     )
     write_report(run.path)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the loop between two instructions; a second one is the system's to handle."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, before[each])
-        raise _Stop(number)
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
