@@ -13,7 +13,7 @@ from fedmtl.federation.client import Site
 from fedmtl.federation.wire import MAX_BYTES
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.keys import Key
-from fedmtl.model.multitask import build_model, wants_pooler
+from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 
@@ -35,10 +35,11 @@ class SiteSetup:
     max_bytes: int = MAX_BYTES
 
 
-def open_site(setup: SiteSetup) -> Site:
-    """Build the model and open the data; done once per worker."""
-    encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks), values_only=not setup.plain_encoder)
-    model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
+def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
+    """Open the data, and build the model where there is none yet; done once per worker."""
+    if model is None:
+        encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks), values_only=not setup.plain_encoder)
+        model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
     device = torch.device(setup.device)
     model.to(device)
     initial = {

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from fedmtl import __version__
 from fedmtl.config import ClientConfig, Config
 from fedmtl.config.checks import check_config
 from fedmtl.config.errors import to_config_error
-from fedmtl.engines.flower.site_service import JobCall, WelcomeCall
+from fedmtl.engines.flower.site_service import SiteJob, WelcomeCall
 from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.engines.spool import map_message, write_message
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.agreement import own_terms
 from fedmtl.experiment.census import label_counts
@@ -54,7 +54,7 @@ class JoinedSite:
     def __call__(self, call: Any) -> Any:
         if isinstance(call, WelcomeCall):
             return self._welcomed(call.words)
-        assert isinstance(call, JobCall)
+        assert isinstance(call, SiteJob)
         return self._done(call)
 
     def _welcomed(self, words: str) -> str:
@@ -66,13 +66,12 @@ class JoinedSite:
             return version_only(self._settings.client).model_dump_json()
         return self._open(words, welcome).hello
 
-    def _done(self, call: JobCall) -> Path:
+    def _done(self, call: SiteJob) -> Path:
         opened = self._open(call.words, None)
-        job = decode_job(np.memmap(call.frame, dtype=np.uint8, mode="c"), opened.max_bytes)
+        job = decode_job(map_message(call.frame), opened.max_bytes)
         self._check(job)
-        encoded = encode_update(run_job(job, opened.site))
         path = call.frame.with_suffix(".update")
-        path.write_bytes(encoded.data)
+        write_message(path, encode_update(run_job(job, opened.site)))
         return path
 
     def _check(self, job: Job) -> None:
@@ -94,8 +93,9 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     data = load_tasks(config)
     own = {name: part.task for name, part in data.items()}
     tasks = _all_tasks(_checked(welcome.config), own, welcome.terms.labels)
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks))
-    model = build_model(encoder, tasks, config.seed, plain=config.compute.encoder == "plain")
+    plain = config.compute.encoder == "plain"
+    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
+    model = build_model(encoder, tasks, config.seed, plain=plain)
     population = build_population(config, data, encoder.tokenizer)
     terms = own_terms(model, encoder.tokenizer, own)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
@@ -109,7 +109,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         folder=settings.folder / welcome.run,
         spool=settings.spool,
         device=str(pick_device(settings.device, "--device")),
-        plain_encoder=config.compute.encoder == "plain",
+        plain_encoder=plain,
         max_bytes=welcome.max_bytes,
     )
     hello = Hello(
@@ -119,7 +119,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         rows=None if info.rows is None else info.rows.tolist(),
         evaluation_rows=None if info.evaluation_rows is None else info.evaluation_rows.tolist(),
     )
-    return _Opened(words, open_site(setup), welcome.max_bytes, hello.model_dump_json())
+    return _Opened(words, open_site(setup, model), welcome.max_bytes, hello.model_dump_json())
 
 
 def site_config(config: Config, settings: SiteSettings) -> Config:

@@ -10,8 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
@@ -30,7 +28,18 @@ from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.experiment.signals import raised
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
-from fedmtl.federation.messages import ClientId, ClientInfo, Engine, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.messages import (
+    ClientId,
+    ClientInfo,
+    Engine,
+    Evaluation,
+    Failure,
+    Job,
+    Round,
+    Scorer,
+    State,
+    Update,
+)
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.keys import weights_sha256
 from fedmtl.model.saved import save_model
@@ -49,12 +58,8 @@ from fedmtl.training.settings import LocalSettings
 Observer = Callable[[dict[str, Any]], None]
 
 
-class Carrier(Engine, Protocol):
-    """An engine that also scores on the server's own examples, and can be closed."""
-
-    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]: ...
-
-    def close(self) -> None: ...
+class Carrier(Engine, Scorer, Protocol):
+    """An engine that also scores on the server's own examples."""
 
 
 OpenCarrier = Callable[[Prepared, RunFolder], Carrier]

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-
-from fedmtl.federation.messages import Evaluation, State
+from fedmtl.federation.messages import Evaluation, Scorer, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
-
-
-class Scorer(Protocol):
-    """Computes the outputs and the summed loss of every task for the server's validation examples."""
-
-    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]: ...
 
 
 def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -33,64 +33,68 @@ def stack_label(job: Job, site: Site) -> str | None:
 def run_stack(jobs: Sequence[Job], site: Site, stacks: Stacks, threads: Executor) -> list[Answer]:
     """Train the clients of jobs that have a label in common; an answer or a reason for each."""
     started = time.perf_counter()
-    opened = list(threads.map(lambda job: _open(job, site), jobs))
-    there = [(job, own) for job, own in zip(jobs, opened, strict=True) if isinstance(own, Opened)]
-    outcomes = iter(_train(there, site, stacks)) if there else iter(())
+    entered = list(threads.map(lambda job: _enter(job, site), jobs))
+    there = [own for own in entered if isinstance(own, _Entered)]
+    outcomes = iter(_train(there, stacks)) if there else iter(())
     seconds = (time.perf_counter() - started) / max(1, len(jobs))
-    results = [next(outcomes) if isinstance(own, Opened) else own for own in opened]
-    return list(threads.map(partial(_answer, site, seconds), jobs, opened, results))
+    results = [next(outcomes) if isinstance(own, _Entered) else own for own in entered]
+    return list(threads.map(partial(_answer, site, seconds), entered, results))
 
 
-def _open(job: Job, site: Site) -> Opened | FedmtlError:
+@dataclass(frozen=True)
+class _Entered:
+    """A job with what its client has at hand."""
+
+    job: Job
+    opened: Opened
+    member: Member
+
+
+def _enter(job: Job, site: Site) -> _Entered | FedmtlError:
     try:
-        return open_job(job, site)
+        opened = open_job(job, site)
     except FedmtlError as error:
         return error
+    [task] = job.tasks
+    keys = job.plan.keys(site.model.canonical(), job.tasks, job.client)[task]
+    return _Entered(
+        job, opened, Member(job.client, site.model.tasks[task], opened.shards[task], job.seed, keys, job.rows)
+    )
 
 
-def _train(there: Sequence[tuple[Job, Opened]], site: Site, stacks: Stacks) -> list[Outcome | FedmtlError]:
+def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:
     """All at once, or in halves where there is no memory for that."""
+    first = there[0]
+    members = [own.member for own in there]
+    values = [{name: own.opened.values[key] for name, key in own.member.keys.items()} for own in there]
     try:
-        return list(train_stack(stacks, *_members(there, site), there[0][1].settings, round_number=there[0][0].round))
+        return list(train_stack(stacks, members, values, first.opened.settings, round_number=first.job.round))
     except torch.OutOfMemoryError:
         stacks.made.clear()
         torch.cuda.empty_cache()
     if len(there) == 1:
-        return [TrainingFailed(out_of_memory(there[0][0]))]
+        return [TrainingFailed(out_of_memory(first.job))]
     half = len(there) // 2
-    return [*_train(there[:half], site, stacks), *_train(there[half:], site, stacks)]
+    return [*_train(there[:half], stacks), *_train(there[half:], stacks)]
 
 
-def _members(there: Sequence[tuple[Job, Opened]], site: Site) -> tuple[list[Member], list[dict[str, torch.Tensor]]]:
-    members, values = [], []
-    for job, opened in there:
-        [task] = job.tasks
-        keys = job.plan.keys(site.model.canonical(), job.tasks, job.client)[task]
-        members.append(Member(job.client, site.model.tasks[task], opened.shards[task], job.seed, keys, job.rows))
-        values.append({name: opened.values[key] for name, key in keys.items()})
-    return members, values
-
-
-def _answer(
-    site: Site, seconds: float, job: Job, opened: Opened | FedmtlError, outcome: Outcome | FedmtlError
-) -> Answer:
-    if isinstance(opened, FedmtlError):
-        return opened
-    if isinstance(outcome, FedmtlError):
+def _answer(site: Site, seconds: float, entered: _Entered | FedmtlError, outcome: Outcome | Answer) -> Answer:
+    if isinstance(entered, FedmtlError):
+        return entered
+    if not isinstance(outcome, Outcome):
         return outcome
     if isinstance(outcome.trained, TrainingFailed):
         return outcome.trained
-    [task] = job.tasks
-    keys = job.plan.keys(site.model.canonical(), job.tasks, job.client)[task]
+    keys, before = entered.member.keys, entered.opened.values
     personal = {
-        key: outcome.after[name] if name in outcome.after else opened.values[key]
+        key: outcome.after[name] if name in outcome.after else before[key]
         for name, key in keys.items()
         if is_personal(key)
     }
     delta = {
-        key: outcome.delta[name] if name in outcome.delta else torch.zeros_like(opened.values[key])
+        key: outcome.delta[name] if name in outcome.delta else torch.zeros_like(before[key])
         for name, key in keys.items()
         if key not in personal and key.scope != "fixed"
     }
-    update = close_job(job, site, opened, delta, personal, outcome.trained)
+    update = close_job(entered.job, site, entered.opened, delta, personal, outcome.trained)
     return replace(update, traffic=Traffic(seconds=seconds))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedmtl.model.keys import Key, Weights
@@ -156,3 +157,13 @@ class Engine(Protocol):
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         """Answers in any order, one for every job; `deadline` is in seconds from now."""
         ...
+
+
+class Scorer(Protocol):
+    """Scores on the server's own validation examples, until it is closed."""
+
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+        """Every task's outputs in the order of its examples, and the summed loss."""
+        ...
+
+    def close(self) -> None: ...

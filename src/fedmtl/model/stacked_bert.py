@@ -61,16 +61,16 @@ class Ops(Protocol):
     def embed(self, words: Tensor) -> Tensor:
         """Words plus positions plus segments, normalized, then some dropped."""
 
-    def attend(self, layer: str, hidden: Tensor, site: str) -> Tensor:
+    def attend(self, layer: str, hidden: Tensor) -> Tensor:
         """Attention within each sequence, at every place."""
 
     def firsts(self, hidden: Tensor) -> Tensor:
         """The hidden states of every sequence's first place."""
 
-    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor, site: str) -> Tensor:
+    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor) -> Tensor:
         """Attention within each sequence, at its first place."""
 
-    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor, site: str) -> Tensor:
+    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor) -> Tensor:
         """A linear layer, some of it dropped, the residual added, normalized."""
 
     def inner(self, dense: str, inputs: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ def stacked_vectors(ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str
     hidden = ops.embed(words)
     num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
     for number in range(num_full):
-        mixed = ops.attend(f"encoder.layer.{number}.attention.self", hidden, f"{number}.attention")
+        mixed = ops.attend(f"encoder.layer.{number}.attention.self", hidden)
         hidden = _feed_forward(ops, number, hidden, mixed)
     if pool == "mean":
         return _means(hidden, batch)
     number = layout.num_layers - 1
     first = ops.firsts(hidden)
-    mixed = ops.attend_firsts(f"encoder.layer.{number}.attention.self", first, hidden, f"{number}.attention")
+    mixed = ops.attend_firsts(f"encoder.layer.{number}.attention.self", first, hidden)
     first = _feed_forward(ops, number, first, mixed)
     return ops.pooled("pooler.dense", first) if pool == "pooler" else first
 
@@ -99,10 +99,9 @@ def stacked_vectors(ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str
 def _feed_forward(ops: Ops, number: int, hidden: Tensor, mixed: Tensor) -> Tensor:
     name = f"encoder.layer.{number}"
     attention, output = f"{name}.attention.output", f"{name}.output"
-    site = f"{number}.attention.output"
-    hidden = ops.norm_sum(f"{attention}.dense", f"{attention}.LayerNorm", mixed, hidden, site)
+    hidden = ops.norm_sum(f"{attention}.dense", f"{attention}.LayerNorm", mixed, hidden)
     inner = ops.inner(f"{name}.intermediate.dense", hidden)
-    return ops.norm_sum(f"{output}.dense", f"{output}.LayerNorm", inner, hidden, f"{number}.output")
+    return ops.norm_sum(f"{output}.dense", f"{output}.LayerNorm", inner, hidden)
 
 
 def _means(hidden: Tensor, batch: StackedBatch) -> Tensor:

@@ -33,7 +33,7 @@ class FusedOps:
         summed = _Embed.apply(words, chosen, positions.value, segments.value, positions, segments)
         return self._norm("embeddings.LayerNorm", summed, None, None)
 
-    def attend(self, layer: str, hidden: Tensor, site: str) -> Tensor:
+    def attend(self, layer: str, hidden: Tensor) -> Tensor:
         names = tuple(f"{layer}.{part}" for part in ("query", "key", "value"))
         bias = self._bias(*names)
         found: Tensor = _Attend.apply(self._product(hidden, *names), bias.value, bias, self)
@@ -42,14 +42,14 @@ class FusedOps:
     def firsts(self, hidden: Tensor) -> Tensor:
         return hidden.flatten(0, 1).index_select(0, self._starts).view(len(hidden), -1, hidden.shape[-1])
 
-    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor, site: str) -> Tensor:
+    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor) -> Tensor:
         names = (f"{layer}.key", f"{layer}.value")
         asking_bias, bias = self._bias(f"{layer}.query"), self._bias(*names)
         asking, joined = self._product(first, f"{layer}.query"), self._product(hidden, *names)
         found: Tensor = _AttendFirsts.apply(asking, joined, asking_bias.value, bias.value, asking_bias, bias, self)
         return found
 
-    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor, site: str) -> Tensor:
+    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor) -> Tensor:
         return self._norm(norm, self._product(inputs, dense), self._bias(dense), residual)
 
     def inner(self, dense: str, inputs: Tensor) -> Tensor:

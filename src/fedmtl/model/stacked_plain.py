@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -12,42 +11,39 @@ from torch.nn import functional as F
 from fedmtl.model.bert_layout import BertLayout
 from fedmtl.model.stacked_bert import POSITIONS, SEGMENTS, Leaves, StackedBatch, chosen_rows
 
-# site, values, p -> the values with some dropped.
-Dropout = Callable[[str, Tensor, float], Tensor]
-
 
 class PlainOps:
-    """With a `drop` of one's own, masks are known from outside; without, they are torch's."""
+    """Dropout draws from torch's generator."""
 
-    def __init__(self, leaves: Leaves, layout: BertLayout, batch: StackedBatch, drop: Dropout | None = None) -> None:
-        self._leaves, self._layout, self._batch, self._drop = leaves, layout, batch, drop
+    def __init__(self, leaves: Leaves, layout: BertLayout, batch: StackedBatch) -> None:
+        self._leaves, self._layout, self._batch = leaves, layout, batch
 
     def embed(self, words: Tensor) -> Tensor:
         positions, segments = (self._leaves((name,)).value for name in (POSITIONS, SEGMENTS))
         used = positions[:, : self._batch.width]
         chosen = chosen_rows(self._batch, used.shape[1], segments.shape[1], words.dtype)
         summed = torch.baddbmm(words, chosen, torch.cat([used, segments], 1))
-        return self._dropped("embeddings", self._norm("embeddings.LayerNorm", summed))
+        return self._dropped(self._norm("embeddings.LayerNorm", summed))
 
-    def attend(self, layer: str, hidden: Tensor, site: str) -> Tensor:
+    def attend(self, layer: str, hidden: Tensor) -> Tensor:
         joined = self._linear(hidden, *(f"{layer}.{part}" for part in ("query", "key", "value")))
         query, key, value = (self._padded(part) for part in joined.chunk(3, -1))
-        mixed = self._attend(query, key, value, site).transpose(1, 2).flatten(0, 1).flatten(1)
+        mixed = self._attend(query, key, value).transpose(1, 2).flatten(0, 1).flatten(1)
         return mixed.index_select(0, self._places).view_as(hidden)
 
     def firsts(self, hidden: Tensor) -> Tensor:
         first = self._batch.global_starts().view(-1)
         return hidden.flatten(0, 1).index_select(0, first).view(len(hidden), -1, hidden.shape[-1])
 
-    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor, site: str) -> Tensor:
+    def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor) -> Tensor:
         heads = self._layout.num_heads
         query = self._linear(first, f"{layer}.query").reshape(-1, 1, heads, first.shape[-1] // heads).transpose(1, 2)
         joined = self._linear(hidden, f"{layer}.key", f"{layer}.value")
         key, value = (self._padded(part) for part in joined.chunk(2, -1))
-        return self._attend(query, key, value, site).reshape(first.shape)
+        return self._attend(query, key, value).reshape(first.shape)
 
-    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor, site: str) -> Tensor:
-        return self._norm(norm, residual + self._dropped(site, self._linear(inputs, dense)))
+    def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor) -> Tensor:
+        return self._norm(norm, residual + self._dropped(self._linear(inputs, dense)))
 
     def inner(self, dense: str, inputs: Tensor) -> Tensor:
         return F.gelu(self._linear(inputs, dense))
@@ -64,17 +60,13 @@ class PlainOps:
         weight, bias = (self._leaves((f"{name}.{leaf}",)).value.unsqueeze(1) for leaf in ("weight", "bias"))
         return torch.addcmul(bias, F.layer_norm(inputs, (inputs.shape[-1],), eps=self._layout.epsilon), weight)
 
-    def _dropped(self, site: str, values: Tensor) -> Tensor:
-        p = self._layout.hidden_dropout
-        return F.dropout(values, p) if self._drop is None else self._drop(site, values, p)
+    def _dropped(self, values: Tensor) -> Tensor:
+        return F.dropout(values, self._layout.hidden_dropout)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, site: str) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(sequences, heads, width, size) of all three."""
-        p = self._layout.attention_dropout
-        if self._drop is None:
-            return F.scaled_dot_product_attention(query, key, value, self._bias.to(query.dtype), p)
-        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + self._bias
-        return torch.matmul(self._drop(site, torch.softmax(scores, -1), p), value)
+        bias = self._bias.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, bias, self._layout.attention_dropout)
 
     def _padded(self, tokens: Tensor) -> Tensor:
         """(clients, places, width) -> (sequences, heads, width, size)."""

@@ -16,7 +16,7 @@ from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import CA, make_authority, make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.engines.flower.line import Line, SiteKeys
-from fedmtl.engines.flower.site_service import JobCall, serve_site
+from fedmtl.engines.flower.site_service import SiteJob, serve_site
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.experiment.site_worker import SiteSettings, start_site
@@ -131,7 +131,7 @@ def start_in_turn(settings: SiteSettings, leaves_after: int | None = None) -> Ha
 
     def handle(call: Any) -> Any:
         nonlocal jobs
-        jobs += isinstance(call, JobCall)
+        jobs += isinstance(call, SiteJob)
         if leaves_after is not None and jobs > leaves_after:
             raise Left
         with TURN:

@@ -14,7 +14,7 @@ from engines.flower.deployment import Server, Site, make_certs, of_kind
 from fedmtl.config.file import load_config
 from fedmtl.engines.flower.certificates import CA, CURVE, make_authority
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
-from fedmtl.engines.flower.site_service import CannotJoin, JobCall, SiteRefused, WelcomeCall
+from fedmtl.engines.flower.site_service import CannotJoin, SiteJob, SiteRefused, WelcomeCall
 from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, VERSION
 from small_config import SMALL
 
@@ -51,7 +51,7 @@ def lie(site: Site, frames: dict[int, bytes | None]) -> None:
         assert frame is not None
         rounds += 1
         if rounds == 1:
-            (answer,) = pool.map([JobCall(words, frame)], 60)
+            (answer,) = pool.map([SiteJob(words, frame)], 60)
             first = answer.result.read_bytes()
         told = frames.get(rounds)
         line.answer(received.message, "update", frame=first if told is None else told)

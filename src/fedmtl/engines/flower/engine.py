@@ -14,12 +14,11 @@ from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.fleet_api import FleetApi, ServerCertificate
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
-from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.stacked import StackedEngine
+from fedmtl.engines.spool import map_message, write_message
 from fedmtl.engines.worker import too_late
-from fedmtl.errors import FedmtlError, WireError
+from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update
 from fedmtl.federation.wire import encode_job
 
 GLANCE = 0.2
@@ -45,7 +44,7 @@ class FlowerEngine:
 
     def __init__(
         self,
-        scorer: LocalEngine | StackedEngine,
+        scorer: Scorer,
         spool: Path,
         max_bytes: int,
         address: Address,
@@ -147,10 +146,7 @@ class FlowerEngine:
     def _written(self, job: Job) -> _Open:
         encoded = encode_job(job, self._max_bytes)
         path = self._spool / f"job-{job.kind}-{job.round:04d}-{job.client}"
-        try:
-            path.write_bytes(encoded.data)
-        except OSError as error:
-            raise FedmtlError(f"{self._spool}: cannot be written ({error.strerror}); free its disk") from error
+        write_message(path, encoded)
         return _Open(asked_for(job, len(encoded)), job.kind, path)
 
     def _carry(self, sent: _Open) -> None:
@@ -185,7 +181,7 @@ class FlowerEngine:
                 return asked.failed(envelope.error)
             if envelope.frame is None:
                 return asked.failed("the message has no frame")
-            return asked.take(np.memmap(envelope.frame, dtype=np.uint8, mode="c"), self._max_bytes)
+            return asked.take(map_message(envelope.frame), self._max_bytes)
         except (WireError, OSError, ValueError) as error:
             return asked.failed(str(error))
         finally:

@@ -24,18 +24,16 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.envelope import FRAME, fill_envelope
+from fedmtl.engines.flower.link import TTL
 from fedmtl.engines.flower.quiet import silence_flower
-from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Site, run_job
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update
 from fedmtl.federation.wire import decode_job, encode_job, encode_update
 
 GLANCE = 0.02
-TTL = 30 * 24 * 3600.0
 
 
 class SimulationEngine:
@@ -45,7 +43,7 @@ class SimulationEngine:
         self,
         setup: SiteSetup,
         clients: Mapping[ClientId, ClientInfo],
-        scorer: LocalEngine | StackedEngine,
+        scorer: Scorer,
         num_actors: int,
     ) -> None:
         silence_flower()

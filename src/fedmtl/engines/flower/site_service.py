@@ -37,7 +37,7 @@ class WelcomeCall:
 
 
 @dataclass(frozen=True)
-class JobCall:
+class SiteJob:
     """A job's file; the welcome comes along, for a worker that was started in between."""
 
     words: str
@@ -65,7 +65,7 @@ def serve_site(line: Line, pool: WorkerPool, say: Say) -> str:
                 if answer.error is not None:
                     raise CannotJoin(answer.error)
             elif envelope.frame is not None:
-                keeper.answer(received, _call(pool, JobCall(words, envelope.frame)))
+                keeper.answer(received, _call(pool, SiteJob(words, envelope.frame)))
 
 
 class _Keeper:

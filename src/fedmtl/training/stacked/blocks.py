@@ -34,13 +34,8 @@ class Block:
     def num_clients(self) -> int:
         return len(self.values)
 
-    def view(self, of: Tensor, name: str) -> Tensor:
-        """(clients, *shape) of one parameter, in one of the block's buffers."""
-        place, shape = self.places[name]
-        return of[:, place].view(len(of), *shape)
-
     def joined(self, of: Tensor, names: Sequence[str]) -> Tensor:
-        """The same of several parameters that are neighbours: (clients, all their rows, ...)."""
+        """Parameters that are neighbours, in one of the block's buffers: (clients, all their rows, ...)."""
         places = [self.places[name] for name in names]
         assert all(first.stop == second.start for (first, _), (second, _) in pairwise(places))
         shape = (sum(shape[0] for _, shape in places), *places[0][1][1:])

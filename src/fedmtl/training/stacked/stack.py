@@ -16,7 +16,7 @@ from fedmtl.model.flat import undecayed
 from fedmtl.model.keys import HEADS
 from fedmtl.model.multitask import MultiTaskModel, pair_features
 from fedmtl.model.stacked_bert import Leaf, Ops, StackedBatch, stacked_vectors
-from fedmtl.model.stacked_plain import Dropout, PlainOps
+from fedmtl.model.stacked_plain import PlainOps
 from fedmtl.training.objective import example_losses
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
@@ -53,7 +53,6 @@ class Stack:
         master = torch.promote_types(dtype, torch.float32)
         self.shape, self.model, self.settings, self.layout = shape, model, settings, model.layout
         self.tasks = {task: model.tasks[task] for task, _ in shape.head_rows}
-        self.drop: Dropout | None = None
         plain = undecayed(model)
         places = model.canonical()
 
@@ -114,7 +113,7 @@ class Stack:
                 leaf.gradient.copy_(gradient)
         for name in self._fixed_neighbours:
             block = self._block_of(name)
-            block.view(block.gradients, name).zero_()
+            block.joined(block.gradients, (name,)).zero_()
         self._move()
         if self.model.table in self._trained:
             if self.settings.proximal:
@@ -203,9 +202,9 @@ class Stack:
         return next(block for block in self.blocks if name in block.places)
 
     def _ops(self, batch: StackedBatch, words: Tensor) -> Ops:
-        fused = fused_ops() if words.is_cuda and words.dtype == torch.bfloat16 and self.drop is None else None
+        fused = fused_ops() if words.is_cuda and words.dtype == torch.bfloat16 else None
         if fused is None or batch.width > fused.LONGEST:
-            return PlainOps(self.leaf, self.layout, batch, self.drop)
+            return PlainOps(self.leaf, self.layout, batch)
         ops: Ops = fused.FusedOps(self.leaf, self.layout, batch, self.seed)
         return ops
 
