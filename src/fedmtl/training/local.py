@@ -7,17 +7,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs
 from fedmtl.seeds import derive_seed
-from fedmtl.tasks.batches import Arrays, Shard, collate, training_batches
+from fedmtl.tasks.batches import Shard, training_batches
 from fedmtl.training.learning_rate import rate_factor
-from fedmtl.training.objective import class_weights, task_loss
+from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer, Slots
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.task_order import Step, alternate
@@ -39,12 +37,6 @@ class Trained:
     optimizer: Slots
 
 
-def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
-    """A batch on the device, with its labels."""
-    inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))
-    return inputs.to(device), torch.from_numpy(arrays.labels).to(device)
-
-
 def train(
     bound: BoundModel,
     shards: Mapping[str, Shard],
@@ -63,17 +55,12 @@ def train(
     optimizer = FlatOptimizer(bound, settings)
     if kept:
         optimizer.restore(kept)
-    weights = {
-        task: _to_device(class_weights(bound.model.tasks[task], s.labels[s.indices]), device)
-        for task, s in shards.items()
-    }
+    objective = Objective(bound, shards, device)
     plan = list(planned_steps(shards, settings, seed, round_number))
     losses: list[Tensor] = []
     bound.model.train()
     for number, (task, batch) in enumerate(plan):
-        inputs, labels = to_tensors(collate(shards[task], batch, bound.model.pad_id, bound.index), device)
-        outputs = bound.use(task)(task, inputs)
-        loss = task_loss(bound.model.tasks[task], outputs, labels, weights[task])
+        loss = objective.loss(task, batch)
         losses.append(loss.detach())
         # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
         if loss.requires_grad:
@@ -144,7 +131,3 @@ def num_steps(shard: Shard, settings: LocalSettings) -> int:
     if not len(shard):
         return 0
     return settings.steps or settings.epochs * -(-len(shard) // settings.batch_size)
-
-
-def _to_device(values: np.ndarray | None, device: torch.device) -> Tensor | None:
-    return None if values is None else torch.from_numpy(values).to(device)

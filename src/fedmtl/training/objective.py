@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import Inputs
+from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
+
+
+class Objective:
+    """The loss of a batch, for the tasks of one client in one round."""
+
+    def __init__(self, bound: BoundModel, shards: Mapping[str, Shard], device: torch.device) -> None:
+        self._bound, self._shards, self._device = bound, shards, device
+        found = {
+            task: class_weights(bound.model.tasks[task], shard.labels[shard.indices]) for task, shard in shards.items()
+        }
+        self._class_weights = {
+            task: None if weights is None else torch.from_numpy(weights).to(device) for task, weights in found.items()
+        }
+
+    def loss(self, task: str, batch: np.ndarray) -> Tensor:
+        """The task's loss on these examples of its shard; the model has the task's values afterwards."""
+        model = self._bound.use(task)
+        arrays = collate(self._shards[task], batch, model.pad_id, self._bound.index)
+        inputs, labels = to_tensors(arrays, self._device)
+        return task_loss(model.tasks[task], model(task, inputs), labels, self._class_weights[task])
+
+
+def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
+    """A batch on the device, with its labels."""
+    inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))
+    return inputs.to(device), torch.from_numpy(arrays.labels).to(device)
 
 
 def example_losses(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:

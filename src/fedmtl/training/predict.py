@@ -8,8 +8,7 @@ import torch
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import num_outputs
 from fedmtl.tasks.batches import Shard, collate, sorted_batches
-from fedmtl.training.local import to_tensors
-from fedmtl.training.objective import example_losses
+from fedmtl.training.objective import example_losses, to_tensors
 
 
 @torch.inference_mode()
