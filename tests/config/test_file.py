@@ -307,11 +307,34 @@ def test_a_wrong_override_is_named(mistake, override, message):
             "sharing: {groups: {a: {b: [sst2], c: [sst2]}}}",
             "sharing.groups.a.c: sst2 is in sharing.groups.a.b too",
         ),
+        (
+            "training: {gradients: pcgrad}",
+            "training.gradients: pcgrad compares the tasks of one step, training.task_schedule is even; write"
+            " `task_schedule: joint`",
+        ),
         ("sharing: {groups: {a: sst2}}", "sharing.groups.a: found 'sst2', it must be a list of tasks"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(mistake, text, message):
     assert message in mistake("tasks: {sst2: , qqp: }\n" + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "tasks: {sst2: {learning_rate: 1e-5}, qqp: {learning_rate: 2e-5}}\ntraining: {task_schedule: joint}",
+            "training.task_schedule: a joint step has one learning rate, found 1e-05 for sst2, 2e-05 for qqp; write",
+        ),
+        (
+            "tasks: {sst2: {weight: 2}}\ntraining: {loss_weighting: uncertainty, task_weight_in: loss}",
+            "training.loss_weighting: uncertainty learns what tasks.sst2.weight is to say of the loss; write"
+            " `task_weight_in: averaging`",
+        ),
+    ],
+)
+def test_tasks_whose_settings_cannot_be_had_together_are_named(mistake, text, message):
+    assert message in mistake(text)
 
 
 def test_levels_of_a_tree_of_groups_are_accepted(load):

@@ -51,6 +51,7 @@ def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_
         assert furthest(update, at_once[client]) < 1e-5
         assert update.losses == pytest.approx(at_once[client].losses, rel=1e-4)
         assert update.num_examples == at_once[client].num_examples
+        assert update.seen == at_once[client].seen == {client.partition("_")[0]: 20}
         assert update.traffic.bytes_down == at_once[client].traffic.bytes_down
         assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
 
@@ -74,6 +75,25 @@ def test_a_client_with_two_tasks_trains_by_itself(make_config, tmp_path):
     at_once = answers(make_config(*ALIKE, both, "compute.stack=3"), tmp_path / "stacked")
     assert furthest(alone["a"], at_once["a"]) == 0.0
     assert furthest(alone["b"], at_once["b"]) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["joint", "annealed", "epoch"])
+def test_clients_of_one_task_are_stacked_under_any_schedule(schedule, make_config, tmp_path):
+    options = [*ALIKE, f"training.task_schedule={schedule}", "compute.stack=6"]
+    if schedule == "joint":
+        options.append("training.gradients=pcgrad")
+    even = answers(make_config(*ALIKE, "compute.stack=6"), tmp_path / "even")
+    found = answers(make_config(*options), tmp_path / "other")
+    assert all(furthest(update, found[client]) == 0.0 for client, update in even.items())
+
+
+def test_clients_that_learn_the_weights_of_losses_train_by_themselves(make_config, tmp_path):
+    options = [*ALIKE, "training.loss_weighting=uncertainty"]
+    alone = answers(make_config(*options), tmp_path / "alone")
+    at_once = answers(make_config(*options, "compute.stack=6"), tmp_path / "stacked")
+    for client, update in alone.items():
+        assert any(key.name.endswith(".log_variance") for key in update.delta)
+        assert furthest(update, at_once[client]) == 0.0
 
 
 def test_one_that_fails_costs_only_itself(make_config, tmp_path, monkeypatch):

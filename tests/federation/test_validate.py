@@ -29,6 +29,7 @@ def test_a_good_update_is_accepted():
         ({"round": 2}, "is for round 2; round 3 is open"),
         ({"tasks": ("qqp",), "num_examples": {"qqp": 1}}, "claims the tasks qqp"),
         ({"num_examples": {"sst2": 0}}, "example counts"),
+        ({"seen": {"qqp": 4}}, "trained on tasks that it does not return"),
         ({"num_examples": {"sst2": 5, "qqp": 5}}, "example counts"),
         ({"rows": None}, "token rows"),
         ({"delta": {ENCODER: torch.ones(3, 2)}}, "layer is torch.float32 (3, 2)"),

@@ -21,6 +21,7 @@ def check_config(config: Config) -> None:
     _check_model(config)
     _check_rounds(config)
     _check_tasks(config)
+    _check_several_tasks(config)
     if config.partition.kind == "column" and config.partition.column is None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
@@ -78,6 +79,28 @@ def _check_tasks(config: Config) -> None:
         twice = _first_repeated(task.labels or [])
         if twice is not None:
             raise ConfigError(f"tasks.{name}.labels: {shown(twice)} stands there twice; keep one")
+
+
+def _check_several_tasks(config: Config) -> None:
+    training = config.training
+    if training.gradients == "pcgrad" and training.task_schedule != "joint":
+        raise ConfigError(
+            f"training.gradients: pcgrad compares the tasks of one step, training.task_schedule is"
+            f" {training.task_schedule}; write `task_schedule: joint`"
+        )
+    rates = {name: task.learning_rate or training.learning_rate for name, task in config.tasks.items()}
+    if training.task_schedule == "joint" and len(set(rates.values())) > 1:
+        found = ", ".join(f"{rate:g} for {name}" for name, rate in rates.items())
+        raise ConfigError(
+            f"training.task_schedule: a joint step has one learning rate, found {found};"
+            " write one learning rate, training.learning_rate"
+        )
+    weighted = [name for name, task in config.tasks.items() if task.weight != 1.0]
+    if training.loss_weighting == "uncertainty" and training.task_weight_in == "loss" and weighted:
+        raise ConfigError(
+            f"training.loss_weighting: uncertainty learns what tasks.{weighted[0]}.weight is to say of the loss;"
+            " write `task_weight_in: averaging` or leave the weight out"
+        )
 
 
 def _check_rules(rules: list[dict[str, str]], depth: int) -> None:

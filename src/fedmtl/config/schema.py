@@ -14,6 +14,7 @@ Mode = Literal["federated", "federated_single_task", "centralized", "centralized
 Level = Literal["all", "group", "task", "client", "fixed"]
 Pool = Literal["auto", "pooler", "cls", "mean"]
 Pair = Literal["cross", "dual"]
+TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
 Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 
 
@@ -247,6 +248,24 @@ class TrainingConfig(Section):
         None,
         description="Keep a client's optimizer state between rounds; empty is yes where nothing is averaged"
         " (centralized and local), no in a federation.",
+    )
+    task_schedule: TaskSchedule = Field(
+        "even",
+        description="How a client with several tasks mixes them: each spread evenly over the epoch (even), one batch of"
+        " each in every step (joint), in turn (round_robin), or drawn: per pass (epoch), per batch with equal"
+        " chances (random), by examples N (proportional), N to a falling power (annealed) or N^(1/T) (temperature).",
+    )
+    anneal: Fraction = Field(
+        0.8, description="With `annealed`: how far the power of N falls from 1, from the first round to the last."
+    )
+    task_temperature: Positive = Field(2.0, description="With `temperature`: T; 1 is proportional, large is random.")
+    gradients: Literal["sum", "pcgrad"] = Field(
+        "sum",
+        description="What a joint step does with its tasks' gradients: add them up, or first take out of each what"
+        " points against another (PCGrad).",
+    )
+    loss_weighting: Literal["fixed", "uncertainty"] = Field(
+        "fixed", description="Weigh losses by tasks.<name>.weight, or by a variance learnt per task, in its head."
     )
 
 

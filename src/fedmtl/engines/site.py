@@ -33,13 +33,16 @@ class SiteSetup:
     device: str
     plain_encoder: bool = False
     max_bytes: int = MAX_BYTES
+    log_variances: bool = False
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
     """Open the data, and build the model where there is none yet; done once per worker."""
     if model is None:
         encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks), values_only=not setup.plain_encoder)
-        model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
+        model = build_model(
+            encoder, setup.tasks, setup.seed, plain=setup.plain_encoder, log_variances=setup.log_variances
+        )
     device = torch.device(setup.device)
     model.to(device)
     initial = {

@@ -17,7 +17,6 @@ from fedmtl.model.keys import head_task
 from fedmtl.model.values import count_parameters, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import LocalSettings
 
 Event = dict[str, Any]
 
@@ -76,8 +75,10 @@ def update_event(update: Update) -> Event:
         "round": update.round,
         "client": update.client,
         "tasks": {
-            task: {"examples": count, "loss": update.losses.get(task)} for task, count in update.num_examples.items()
+            task: {"examples": count, "loss": update.losses.get(task), "seen": update.seen.get(task, 0)}
+            for task, count in update.num_examples.items()
         },
+        **({} if update.conflicts is None else {"conflicts": update.conflicts}),
         "seconds": update.traffic.seconds,
         "bytes_up": update.traffic.bytes_up,
         "bytes_down": update.traffic.bytes_down,
@@ -108,16 +109,12 @@ def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[
     ]
 
 
-def trained_samples(update: Update, settings: LocalSettings) -> int:
-    """Samples a client trained, every pass counted; none where it evaluated. Of `local_steps`, full batches."""
-    if update.sums:
-        return 0
-    if settings.steps:
-        return settings.steps * settings.batch_size
-    return settings.epochs * sum(update.num_examples.values())
+def trained_samples(update: Update) -> int:
+    """Samples a client trained on, every pass counted; none where it evaluated."""
+    return sum(update.seen.values())
 
 
-def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
+def round_event(turn: Round, seconds: float) -> Event:
     evaluation = turn.evaluation
     answers: list[Update | Failure] = [*turn.updates, *turn.failures]
     extra = evaluation.traffic if evaluation else None
@@ -129,7 +126,8 @@ def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
         "tasks": _clients_per_task(turn),
         "aggregated": _aggregated(turn),
         "losses": _mean_losses(turn),
-        "samples": sum(trained_samples(update, settings) for update in turn.updates),
+        "seen": _seen(turn),
+        "samples": sum(map(trained_samples, turn.updates)),
         "overall": evaluation.overall if evaluation else None,
         "classification": evaluation.classification if evaluation else None,
         "seconds": seconds,
@@ -235,6 +233,15 @@ def _aggregated(turn: Round) -> list[Event]:
         {"scope": scope, "head": head, "tensors": len(names), "clients": len(clients[scope, head])}
         for (scope, head), names in tensors.items()
     ]
+
+
+def _seen(turn: Round) -> dict[str, int]:
+    """Examples trained on per task, every pass at every client counted."""
+    seen: dict[str, int] = {}
+    for update in turn.updates:
+        for task, number in update.seen.items():
+            seen[task] = seen.get(task, 0) + number
+    return seen
 
 
 def _mean_losses(turn: Round) -> dict[str, float]:

@@ -95,7 +95,8 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     tasks = _all_tasks(_checked(welcome.config), own, welcome.terms.labels)
     plain = config.compute.encoder == "plain"
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
-    model = build_model(encoder, tasks, config.seed, plain=plain)
+    weighed = config.training.loss_weighting == "uncertainty"
+    model = build_model(encoder, tasks, config.seed, plain=plain, log_variances=weighed)
     population = build_population(config, data, encoder.tokenizer)
     terms = own_terms(model, encoder.tokenizer, own)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
@@ -111,6 +112,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         device=str(pick_device(settings.device, "--device")),
         plain_encoder=plain,
         max_bytes=welcome.max_bytes,
+        log_variances=weighed,
     )
     hello = Hello(
         client=settings.client,

@@ -82,7 +82,8 @@ def assemble(
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
     encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
-    model = build_model(encoder, tasks, config.seed, plain=plain)
+    weighed = config.training.loss_weighting == "uncertainty"
+    model = build_model(encoder, tasks, config.seed, plain=plain, log_variances=weighed)
     plan = mode_plan(config)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
@@ -141,6 +142,7 @@ def site_setup(prepared: Prepared, run: RunFolder) -> SiteSetup:
         device=prepared.compute.device,
         plain_encoder=prepared.config.compute.encoder == "plain",
         max_bytes=prepared.config.wire.max_bytes,
+        log_variances=prepared.config.training.loss_weighting == "uncertainty",
     )
 
 

@@ -57,6 +57,8 @@ CLIENT = (
     Probe("batches", "fedmtl.training.objective", "to_tensors"),
     Probe("forward and backward", "fedmtl.federation.client", "train"),
     Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.step"),
+    Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.keep"),
+    Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.join"),
     Probe("scoring", "fedmtl.federation.client", "predict", whole=True),
     Probe("scoring", "fedmtl.engines.local", "predict", whole=True),
     Probe("encoding", "fedmtl.engines.local", "encode_update"),

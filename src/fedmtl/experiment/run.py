@@ -53,7 +53,6 @@ from fedmtl.runs import (
     read_events,
     write_atomic,
 )
-from fedmtl.training.settings import LocalSettings
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -138,15 +137,15 @@ class Log:
 class _Watched:
     """An engine whose answers are logged as they come."""
 
-    def __init__(self, engine: Engine, observe: Observer, settings: LocalSettings) -> None:
-        self._engine, self._observe, self._settings = engine, observe, settings
+    def __init__(self, engine: Engine, observe: Observer) -> None:
+        self._engine, self._observe = engine, observe
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self._engine.run(jobs, deadline):
-            samples = trained_samples(answer, self._settings) if isinstance(answer, Update) else 0
+            samples = trained_samples(answer) if isinstance(answer, Update) else 0
             self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
             yield answer
 
@@ -172,7 +171,7 @@ def drive(
     try:
         with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_carrier()
-            watched = _Watched(engine, log.observe, prepared.strategy.settings)
+            watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             for turn in rounds(state, prepared.strategy, watched, _evaluator(prepared, engine)):
                 now = time.perf_counter()
@@ -217,7 +216,7 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Pre
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += [*early_stop_events(turn), round_event(turn, seconds, prepared.strategy.settings)]
+    own += [*early_stop_events(turn), round_event(turn, seconds)]
     for event in own:
         log(event)
     append_results(run, own)

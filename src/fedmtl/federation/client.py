@@ -79,13 +79,39 @@ def open_job(job: Job, site: Site) -> Opened:
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
     """Keep what stays at the client, and answer with how far the shared values moved."""
     state = opened.state
+    tasks = _returned(job, opened, trained)
+    if tasks != job.tasks:
+        views = job.plan.keys(site.model.canonical(), tasks, job.client).values()
+        reached = {key for view in views for key in view.values()}
+        delta = {key: value for key, value in delta.items() if key in reached}
     sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
     fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}, **lost}
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, merged, job.state_round)
-    counts = {task: len(shard) for task, shard in opened.shards.items()}
-    return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses)
+    counts = {task: len(opened.shards[task]) for task in tasks}
+    return Update(
+        job.round,
+        job.client,
+        tasks,
+        sent,
+        job.rows,
+        counts,
+        trained.losses,
+        seen=trained.seen,
+        conflicts=trained.conflicts,
+    )
+
+
+def _returned(job: Job, opened: Opened, trained: Trained) -> tuple[str, ...]:
+    """The tasks the update is of: where tasks are drawn, only those that were.
+
+    A head that never had its turn would hold back its mean, and its examples would count for an encoder they did not
+    train.
+    """
+    if opened.settings.task_schedule == "even" or not trained.seen:
+        return job.tasks
+    return tuple(task for task in job.tasks if task in trained.seen)
 
 
 def _train(job: Job, site: Site) -> Update:

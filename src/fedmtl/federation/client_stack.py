@@ -25,7 +25,8 @@ Answer = Update | FedmtlError
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
     keeps = bool(job.settings.get("keep_optimizer"))
-    if job.kind != "train" or keeps:
+    learns_weights = job.settings.get("loss_weighting", "fixed") != "fixed"
+    if job.kind != "train" or keeps or learns_weights:
         return None
     return stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
 

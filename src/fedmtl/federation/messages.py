@@ -62,7 +62,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated."""
+    """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated.
+
+    `seen` counts the examples of each task it trained on, every pass counted; `conflicts` is the share of pairs of
+    tasks whose gradients pulled apart, where that was asked.
+    """
 
     round: int
     client: ClientId
@@ -73,6 +77,8 @@ class Update:
     losses: Mapping[str, float]
     sums: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     traffic: Traffic = Traffic()
+    seen: Mapping[str, int] = field(default_factory=dict)
+    conflicts: float | None = None
 
 
 @dataclass(frozen=True)

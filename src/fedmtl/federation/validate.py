@@ -40,6 +40,8 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
         return f"claims the tasks {', '.join(update.tasks)}; it was given {', '.join(expected.tasks)}"
     if set(update.num_examples) != set(update.tasks) or any(n < 1 for n in update.num_examples.values()):
         return "its example counts do not fit its tasks"
+    if not set(update.seen) <= set(update.tasks):
+        return "it trained on tasks that it does not return"
     if not _are_equal(update.rows, expected.rows):
         return "its token rows are not those it was sent"
     return _refused_tensor(update, expected, max_norm)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 HEADS = "heads."
+LOG_VARIANCE = ".log_variance"
 
 
 class Key(NamedTuple):

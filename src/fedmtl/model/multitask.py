@@ -43,9 +43,12 @@ class Head(nn.Linear):
     """A task's head, with dropout in front.
 
     That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by.
+    `log_variance`, where asked for, is what the task's loss is weighed by; no answer depends on it.
     """
 
-    def __init__(self, task: Task, hidden_size: int, seed: int) -> None:
+    log_variance: nn.Parameter | None
+
+    def __init__(self, task: Task, hidden_size: int, seed: int, *, log_variance: bool = False) -> None:
         super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, num_outputs(task))
         generator = torch.Generator().manual_seed(derive_seed(seed, "head", task.name))
         with torch.no_grad():
@@ -55,6 +58,7 @@ class Head(nn.Linear):
                 self.weight.zero_()
                 self.weight[:, -1] = 1 / COSINE_SCALE
         self.dropout = task.dropout
+        self.register_parameter("log_variance", nn.Parameter(torch.zeros(1)) if log_variance else None)
 
     def forward(self, features: Tensor) -> Tensor:
         return super().forward(F.dropout(features, self.dropout, self.training))
@@ -79,11 +83,20 @@ class Heads(nn.Module):
 class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
-    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`. An encoder laid out as BERT is
+    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with `log_variances` also
+    `heads.<task>.log_variance`. An encoder laid out as BERT is
     computed by `cpu.bert`, or `fast_bert` on another device, unless `plain` asks for the encoder's own module.
     """
 
-    def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        tasks: Mapping[str, Task],
+        seed: int,
+        *,
+        plain: bool = False,
+        log_variances: bool = False,
+    ) -> None:
         super().__init__()
         self.encoder = encoder.module
         self.accepts = encoder.accepts
@@ -92,7 +105,9 @@ class MultiTaskModel(nn.Module):
         self.vocabulary_size = int(encoder.module.get_parameter(encoder.table).shape[0])
         self.tasks = dict(tasks)
         self.pools = {name: pooling(task, encoder) for name, task in tasks.items()}
-        self.heads = Heads({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
+        self.heads = Heads(
+            {name: Head(task, encoder.hidden_size, seed, log_variance=log_variances) for name, task in tasks.items()}
+        )
         self.layout = None if plain else bert_layout(self.encoder)
         self.draw_masks = random_masks
         self.room = cpu_bert.Room()
@@ -179,9 +194,11 @@ def pooling(task: Task, encoder: Encoder) -> str:
     return task.pool
 
 
-def build_model(encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> MultiTaskModel:
+def build_model(
+    encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False, log_variances: bool = False
+) -> MultiTaskModel:
     """A model in evaluation mode whose every bit follows from the encoder, the tasks and the seed."""
-    return MultiTaskModel(encoder, tasks, seed, plain=plain).eval()
+    return MultiTaskModel(encoder, tasks, seed, plain=plain, log_variances=log_variances).eval()
 
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:

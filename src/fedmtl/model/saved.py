@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
-from fedmtl.model.keys import Weights
+from fedmtl.model.keys import LOG_VARIANCE, Weights
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
@@ -68,12 +68,14 @@ def load_model(folder: Path) -> SavedModel:
     module = AutoModel.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
     tasks = {name: _task(values) for name, values in record["tasks"].items()}
+    weights = load_tensors(folder / "weights.safetensors").get("weights", {})
+    weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
     return SavedModel(
-        build_model(encoder, tasks, seed=0),
+        build_model(encoder, tasks, seed=0, log_variances=weighed),
         encoder,
         tasks,
         SharingPlan.from_dict(record["plan"]),
-        load_tensors(folder / "weights.safetensors").get("weights", {}),
+        weights,
         record["max_length"],
     )
 

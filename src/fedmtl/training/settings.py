@@ -30,6 +30,11 @@ class LocalSettings:
     step_factor: float
     proximal: float
     keep_optimizer: bool
+    task_schedule: str
+    anneal: float
+    task_temperature: float
+    gradients: str
+    loss_weighting: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,4 +73,9 @@ def local_settings(
         step_factor=training.step_factor,
         proximal=training.proximal,
         keep_optimizer=keep_optimizer,
+        task_schedule=training.task_schedule,
+        anneal=training.anneal,
+        task_temperature=training.task_temperature,
+        gradients=training.gradients,
+        loss_weighting=training.loss_weighting,
     )

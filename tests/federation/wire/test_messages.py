@@ -41,8 +41,9 @@ def test_a_job_comes_back_bit_for_bit(carry):
 
 def test_an_update_comes_back_bit_for_bit():
     update = Update(
-        1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0)
-    )
+        1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0),
+        {"sst2": 6}, 0.25,
+    )  # fmt: skip
     back, seconds = decode_update(encode_update(update))
     assert same(dict(back.delta), WEIGHTS)
     assert (back.rows, back.num_examples, back.losses, back.sums, seconds) == (
@@ -52,6 +53,7 @@ def test_an_update_comes_back_bit_for_bit():
         {"sst2": {"loss": 1.0}},
         2.0,
     )
+    assert (back.seen, back.conflicts) == ({"sst2": 6}, 0.25)
 
 
 def test_a_fixed_value_stays_exact_under_every_codec():

@@ -89,6 +89,8 @@ def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = f
         "num_examples": dict(update.num_examples),
         "losses": dict(update.losses),
         "sums": dict(update.sums),
+        "seen": dict(update.seen),
+        "conflicts": update.conflicts,
     }
     seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
     delta = encode_tensors(update.delta)
@@ -117,6 +119,8 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             {task: _count(count) for task, count in header["num_examples"].items()},
             _losses(header["losses"], header["num_examples"]),
             dict(header["sums"]),
+            seen=_seen(header["seen"], header["num_examples"]),
+            conflicts=_share(header["conflicts"]),
         )
     except (*BROKEN, RuntimeError) as error:
         raise WireError(f"an update's header is not whole: {brief(error)}") from error
@@ -157,6 +161,18 @@ def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, floa
     if not set(losses) <= set(tasks):
         raise ValueError("a loss without examples")
     return {task: float(loss) for task, loss in losses.items()}
+
+
+def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
+    if not set(seen) <= set(tasks):
+        raise ValueError("a task was seen without examples")
+    return {task: _count(count) for task, count in seen.items()}
+
+
+def _share(value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
+        raise ValueError(f"not a share: {value!r}")
+    return None if value is None else float(value)
 
 
 def _count(value: Any) -> int:

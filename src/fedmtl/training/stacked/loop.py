@@ -197,4 +197,5 @@ def _told(member: Member, losses: np.ndarray, counts: np.ndarray, settings: Loca
         return divergence(task, float(losses[bad[0]]), int(bad[0]), settings)
     if not len(losses):
         return Trained({}, 0, {})
-    return Trained({task: math.fsum(losses * counts) / int(counts.sum())}, len(losses), {})
+    seen = int(counts.sum())
+    return Trained({task: math.fsum(losses * counts) / seen}, len(losses), {}, {task: seen})
