@@ -10,6 +10,7 @@ import torch
 
 from fedmtl.config import ModelConfig
 from fedmtl.federation.client import Site
+from fedmtl.federation.client_state import InitialValues
 from fedmtl.federation.wire import MAX_BYTES
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.keys import Key
@@ -42,9 +43,9 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
         model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
     device = torch.device(setup.device)
     model.to(device)
-    initial = {
-        Key("", name): getattr(module, leaf).detach().cpu() for name, (module, leaf) in model.canonical().items()
-    }
+    initial = InitialValues(
+        {Key("", name): getattr(module, leaf).detach().cpu() for name, (module, leaf) in model.canonical().items()}
+    )
 
     def validation(client: str, task: str) -> Shard:
         own = setup.validation.get(client, {})

@@ -18,6 +18,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder, load_encoder
@@ -87,6 +88,7 @@ def assemble(
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
+    weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     strategy = Strategy(
         tasks=tasks,
@@ -104,6 +106,7 @@ def assemble(
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
+        known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
     )
     return Prepared(
         config=config,
@@ -113,7 +116,7 @@ def assemble(
         encoder=encoder,
         model=model,
         strategy=strategy,
-        state=State(0, initial_weights(model, plan), plan),
+        state=State(0, weights, plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
     )
