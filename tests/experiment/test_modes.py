@@ -140,6 +140,8 @@ def test_a_fixed_encoder_that_sites_start_with_is_never_sent(make_config):
         sent = [event for event in events if event["event"] == "round"]
         # six clients, a head of at most 2 * 129 parameters and a header of a kilobyte each, twice where they evaluate
         assert all(event["bytes_down"] < 2 * 6 * (2 * 129 * 4 + 1500) for event in sent)
+        [plan] = [event for event in events if event["event"] == "plan"]
+        assert plan["trainable"] == sum(plan["heads"].values()) < plan["total"] / 10
 
 
 def test_clients_with_files_of_their_own(make_config, tmp_path):
