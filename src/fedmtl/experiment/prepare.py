@@ -21,8 +21,9 @@ from fedmtl.experiment.population import ClientInfos, Population, build_populati
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.encoder import Encoder, load_encoder
-from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.extended_plan import extended_plan
+from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
 from fedmtl.model.values import initial_weights
 from fedmtl.runs import RunFolder
@@ -82,9 +83,8 @@ def assemble(
     """The model, the strategy and the first state of a config whose tasks are loaded."""
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
-    model = build_model(encoder, tasks, config.seed, plain=plain)
-    plan = mode_plan(config)
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain)
+    plan = extended_plan(mode_plan(config), list(model.canonical()), config.model)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
