@@ -13,6 +13,7 @@ from fedmtl.experiment.inference import evaluate_validation, load_run, predict_t
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.model.keys import Key
 from fedmtl.runs import RunFolder, read_events
 
 CROSS = ["model.pair=cross", "model.pool=cls"]
@@ -62,7 +63,7 @@ def test_only_what_trains_travels_from_the_first_round_on(make_config, lora, par
 
 
 def test_lora_with_pals_is_the_same_with_workers_and_when_killed_and_resumed(make_config, monkeypatch):
-    config = [*CROSS, *LORA, *PALS, "training.num_rounds=3", "tasks.sentiment.patience=1"]
+    config = [*CROSS, *LORA, *PALS, "training.num_rounds=2"]
     whole = start_run(make_config(*config), "whole")
     assert not events(whole, "failure")
     workers = start_run(make_config(*config, "compute.workers=2"), "workers")
@@ -87,14 +88,16 @@ def test_lora_with_pals_is_the_same_with_workers_and_when_killed_and_resumed(mak
 
 
 def test_a_task_that_is_stopped_keeps_the_adapters_of_its_best_round(make_config):
-    config = make_config(*CROSS, *PALS, "training.num_rounds=4", "tasks.sentiment.patience=1", "checkpoint.every=1")
+    patient = ["tasks.sentiment.patience=1", "training.learning_rate=1e-2", "training.num_rounds=3", "seed=2"]
+    config = make_config(*CROSS, *PALS, *patient, "checkpoint.every=1")
     run = start_run(config, "run")
     [stop] = events(run, "early_stop")
-    end = load_checkpoint(run.checkpoints)
+    end, best = load_checkpoint(run.checkpoints), load_checkpoint(run.checkpoints, stop["best_round"])
     own = [key for key in end.weights if key.name.startswith(("adapters.sentiment.", "heads.sentiment."))]
     assert {key.scope for key in own} == {"fixed"}
+    assert all(torch.equal(end.weights[key], best.weights[Key("task:sentiment", key.name)]) for key in own)
     assert {key.scope for key in end.weights if key.name.startswith("adapters.paraphrase.")} == {"task:paraphrase"}
-    assert stop["best_round"] < stop["round"]
+    assert 0 < stop["best_round"] < stop["round"]
 
 
 @pytest.fixture(scope="module")
