@@ -313,6 +313,21 @@ def test_a_wrong_override_is_named(mistake, override, message):
             " `task_schedule: joint`",
         ),
         ("sharing: {groups: {a: sst2}}", "sharing.groups.a: found 'sst2', it must be a list of tasks"),
+        ("model: {adapters: {tasks: [sst]}}", "model.adapters.tasks: unknown task 'sst'; did you mean `sst2`?"),
+        (
+            "model: {adapters: {kind: mixed, share: all}}",
+            "model.adapters.share: found all, but `mixed` says itself what is shared; leave it out",
+        ),
+        (
+            "model: {adapters: {kind: low_rank, share: all}}",
+            "model.adapters.share: found all, but `low_rank` has no attention; write `projections`",
+        ),
+        (
+            "model: {adapters: {size: 100}}",
+            "model.adapters.heads: found 12, which does not divide the size, 100",
+        ),
+        ("model: {lora: {rnk: 4}}", "model.lora.rnk: unknown key; did you mean `rank`?"),
+        ("model: {lora: {targets: []}}", "model.lora.targets: found [], it must be a list of at least 1"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(mistake, text, message):
@@ -335,6 +350,12 @@ def test_settings_that_contradict_each_other_are_named(mistake, text, message):
 )
 def test_tasks_whose_settings_cannot_be_had_together_are_named(mistake, text, message):
     assert message in mistake(text)
+
+
+def test_an_empty_section_of_added_parts_is_off_and_braces_are_its_defaults(load):
+    model = load("tasks: {sst2: }\nmodel: {lora: , adapters: {}}").model
+    assert model.lora is None
+    assert (model.adapters.kind, model.adapters.heads) == ("pals", 12)
 
 
 def test_levels_of_a_tree_of_groups_are_accepted(load):

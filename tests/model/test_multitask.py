@@ -91,11 +91,11 @@ def test_a_head_depends_on_seed_and_task_and_on_nothing_before_it():
     assert first.bias.tolist() == [0.0, 0.0]
 
 
-def test_head_dropout_holds_in_training_only():
-    head = Head(make_task("a", dropout=0.5), 64, seed=0)
-    features = torch.ones(2, 64)
-    assert torch.equal(head.eval()(features), head(features))
-    assert not torch.equal(head.train()(features), head(features))
+def test_head_dropout_holds_in_training_only(folders):
+    _, model = load(folders["bert"], [make_task("a", dropout=0.5)])
+    vectors = torch.ones(2, 32)
+    assert torch.equal(model.eval().head("a", vectors), model.head("a", vectors))
+    assert not torch.equal(model.train().head("a", vectors), model.head("a", vectors))
 
 
 @pytest.mark.parametrize("name", ["type", "values", "train", "weight", "zero_grad"])

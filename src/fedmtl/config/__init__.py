@@ -1,6 +1,7 @@
 """Every setting of a run: its shape and default (schema), its file, and what may not stand together."""
 
 from fedmtl.config.schema import (
+    AdaptersConfig,
     CheckpointConfig,
     ClientConfig,
     ComputeConfig,
@@ -9,6 +10,7 @@ from fedmtl.config.schema import (
     EvaluationConfig,
     FederationConfig,
     Level,
+    LoraConfig,
     Metric,
     Mode,
     ModelConfig,
@@ -25,6 +27,7 @@ from fedmtl.config.schema import (
 )
 
 __all__ = [
+    "AdaptersConfig",
     "CheckpointConfig",
     "ClientConfig",
     "ComputeConfig",
@@ -33,6 +36,7 @@ __all__ = [
     "EvaluationConfig",
     "FederationConfig",
     "Level",
+    "LoraConfig",
     "Metric",
     "Mode",
     "ModelConfig",

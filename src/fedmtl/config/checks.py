@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedmtl.config import Config
+from fedmtl.config import AdaptersConfig, Config
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.errors import ConfigError
 
@@ -44,6 +44,24 @@ def _check_model(config: Config) -> None:
         raise ConfigError(
             f"model.client_model: found {shown(client)}, model.server_model is {shown(server)};"
             " encoders that are averaged must be equal, so give both the same value or leave client_model out"
+        )
+    if config.model.adapters is not None:
+        _check_adapters(config.model.adapters, config.tasks)
+
+
+def _check_adapters(adapters: AdaptersConfig, tasks: Mapping[str, Any]) -> None:
+    for task in adapters.tasks or ():
+        if task not in tasks:
+            raise ConfigError(f"model.adapters.tasks: unknown task {shown(task)}; {did_you_mean(task, list(tasks))}")
+    if adapters.kind == "mixed" and adapters.share != "none":
+        raise ConfigError(
+            f"model.adapters.share: found {adapters.share}, but `mixed` says itself what is shared; leave it out"
+        )
+    if adapters.kind == "low_rank" and adapters.share == "all":
+        raise ConfigError("model.adapters.share: found all, but `low_rank` has no attention; write `projections`")
+    if adapters.kind != "low_rank" and adapters.size is not None and adapters.size % adapters.heads:
+        raise ConfigError(
+            f"model.adapters.heads: found {adapters.heads}, which does not divide the size, {adapters.size}"
         )
 
 

@@ -75,6 +75,46 @@ class Section(BaseModel):
         return _section(value)
 
 
+class LoraConfig(Section):
+    rank: Count = Field(8, description="Rows of A and columns of B, the two matrices added to a layer.")
+    alpha: Positive = Field(
+        16.0, description="B A counts alpha / rank times; a report that multiplies by alpha means alpha * rank here."
+    )
+    targets: list[str] = Field(
+        default_factory=lambda: ["query", "key", "value", "intermediate", "output"],
+        description="The encoder's linear layers that get it, by their path inside a layer or its end.",
+        min_length=1,
+    )
+    dropout: Decay = Field(0.0, description="Dropout in front of A.")
+    mode: Literal["adapters", "last_linear", "full_model"] = Field(
+        "adapters",
+        description="What trains besides: the heads (adapters); nothing, heads get LoRA too (last_linear); all that"
+        " got no LoRA, and heads get it too (full_model).",
+    )
+    train: Literal["both", "b"] = Field(
+        "both", description="A and B, or B alone: A is then the same everywhere, and the mean of the clients exact."
+    )
+
+
+class AdaptersConfig(Section):
+    kind: Literal["low_rank", "pals", "mixed"] = Field(
+        "pals",
+        description="What a task adds to a layer: two projections (low_rank), attention between them (pals), or pals"
+        " with shared projections in the first half of the layers and low_rank in the second (mixed).",
+    )
+    size: Count | None = Field(
+        None, description="Width between the projections; empty is 100 for low_rank and 204 for pals."
+    )
+    heads: Count = Field(12, description="Attention heads of pals; they divide the size.")
+    share: Literal["none", "projections", "all"] = Field(
+        "none", description="What a task's layers have in common: nothing, the two projections, or the attention too."
+    )
+    wiring: Literal["parallel", "alternative"] = Field(
+        "parallel", description="Beside the whole layer (parallel), or beside its self-attention (alternative)."
+    )
+    tasks: list[Name] | None = Field(None, description="The tasks that have them; empty is all.", min_length=1)
+
+
 class ModelConfig(Section):
     server_model: str = Field(
         "tiny",
@@ -102,6 +142,12 @@ class ModelConfig(Section):
     head_dropout: Fraction = Field(0.1, description="Dropout in front of every head.")
     encoder_dropout: Fraction | None = Field(
         None, description="Dropout inside the encoder; empty keeps what the encoder's own config says."
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Low-rank matrices added to the encoder's layers, which then stay as they are; empty is none."
+    )
+    adapters: AdaptersConfig | None = Field(
+        None, description="Small layers of each task's own beside the encoder's (PALs); empty is none."
     )
 
 

@@ -13,8 +13,8 @@ from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, Update
-from fedmtl.model.keys import head_task
-from fedmtl.model.values import count_parameters, layer_counts, scope_counts
+from fedmtl.model.keys import HEADS, owner_task
+from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
 
@@ -65,6 +65,7 @@ def plan_event(prepared: Prepared, census: Census) -> Event:
         "layers": layer_counts(prepared.model, state.plan),
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
+        "trainable": count_trainable(state.weights),
         "at_clients": _kept_by_clients(prepared, census),
     }
 
@@ -206,8 +207,8 @@ def _kept_by_clients(prepared: Prepared, census: Census) -> int:
 def _head_counts(prepared: Prepared) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, (module, leaf) in prepared.model.canonical().items():
-        task = head_task(name)
-        if task is not None:
+        task = owner_task(name)
+        if task is not None and name.startswith(HEADS):
             counts[task] = counts.get(task, 0) + getattr(module, leaf).numel()
     return counts
 
@@ -221,12 +222,12 @@ def _clients_per_task(turn: Round) -> dict[str, int]:
 
 
 def _aggregated(turn: Round) -> list[Event]:
-    """For every scope, heads apart: how many tensors were averaged, over how many clients."""
+    """For every scope, what tasks own apart: how many tensors were averaged, over how many clients."""
     tensors: dict[tuple[str, str | None], set[str]] = {}
     clients: dict[tuple[str, str | None], set[str]] = {}
     for update in turn.updates:
         for key in update.delta:
-            entry = (key.scope, head_task(key.name))
+            entry = (key.scope, owner_task(key.name))
             tensors.setdefault(entry, set()).add(key.name)
             clients.setdefault(entry, set()).add(update.client)
     return [

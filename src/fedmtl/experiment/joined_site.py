@@ -27,8 +27,7 @@ from fedmtl.federation.handshake import Held, Hello, Welcome, version_only
 from fedmtl.federation.messages import ClientInfo, Job
 from fedmtl.federation.wire import decode_job, encode_update
 from fedmtl.model.device import pick_device
-from fedmtl.model.encoder import load_encoder
-from fedmtl.model.multitask import build_model, wants_pooler
+from fedmtl.model.multitask import open_model
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.membership import own_sources
 from fedmtl.tasks.task import Task
@@ -94,9 +93,8 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     own = {name: part.task for name, part in data.items()}
     tasks = _all_tasks(_checked(welcome.config), own, welcome.terms.labels)
     plain = config.compute.encoder == "plain"
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
     weighed = config.training.loss_weighting == "uncertainty"
-    model = build_model(encoder, tasks, config.seed, plain=plain, log_variances=weighed)
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
     population = build_population(config, data, encoder.tokenizer)
     terms = own_terms(model, encoder.tokenizer, own)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]

@@ -18,10 +18,12 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.encoder import Encoder, load_encoder
-from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.extended_plan import extended_plan
+from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
 from fedmtl.model.values import initial_weights
 from fedmtl.runs import RunFolder
@@ -81,13 +83,13 @@ def assemble(
     """The model, the strategy and the first state of a config whose tasks are loaded."""
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
     weighed = config.training.loss_weighting == "uncertainty"
-    model = build_model(encoder, tasks, config.seed, plain=plain, log_variances=weighed)
-    plan = mode_plan(config)
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
+    plan = extended_plan(mode_plan(config), list(model.canonical()), config.model)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
+    weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     strategy = Strategy(
         tasks=tasks,
@@ -105,6 +107,7 @@ def assemble(
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
+        known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
     )
     return Prepared(
         config=config,
@@ -114,7 +117,7 @@ def assemble(
         encoder=encoder,
         model=model,
         strategy=strategy,
-        state=State(0, initial_weights(model, plan), plan),
+        state=State(0, weights, plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
     )

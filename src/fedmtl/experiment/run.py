@@ -230,7 +230,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         prepared.tasks,
         state.plan,
         state.weights,
-        prepared.config.model.max_length,
+        prepared.config.model,
     )
     seconds = sum(event["seconds"] for event in read_events(run) if event["event"] == "round")
     log(

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import load_state, remember_fixed, save_state
+from fedmtl.federation.client_state import InitialValues, load_state, remember_fixed, save_state
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
-from fedmtl.model.keys import Key, Weights, is_personal
+from fedmtl.model.keys import Weights, is_personal
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
@@ -33,7 +33,7 @@ class Site:
     """Where clients live: a model to bind values into, their examples, and a folder for what they keep."""
 
     model: MultiTaskModel
-    initial: Weights
+    initial: InitialValues
     train_shard: Shards
     validation_shard: Shards
     folder: Path
@@ -152,15 +152,17 @@ def _evaluate(job: Job, site: Site) -> Update:
 
 
 def _gather(job: Job, site: Site, own: Weights) -> Weights:
-    """What the server sent, fixed values from the store, and the client's own, which start as the model did."""
+    """What the server sent, fixed values as they are known here, and the client's own, which start as the model did."""
     try:
-        values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed)}
+        values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed, site.initial)}
     except KeyError as error:
-        raise FedmtlError(f"the fixed value {error.args[0]} was neither sent nor kept here") from error
+        raise FedmtlError(
+            f"the fixed value {error.args[0]} was neither sent nor kept here, and this model starts with another"
+        ) from error
     for view in job.plan.keys(site.model.canonical(), job.tasks, job.client).values():
         for name, key in view.items():
             if is_personal(key):
-                values[key] = own[key] if key in own else site.initial[Key("", name)]
+                values[key] = own[key] if key in own else site.initial[name]
     return values
 
 

@@ -16,7 +16,10 @@ from fedmtl.training.settings import LocalSettings
 
 @dataclass(frozen=True)
 class Strategy:
-    """`names` are the model's canonical parameter names, `table` the token table's among them."""
+    """`names` are the model's canonical parameter names, `table` the token table's among them.
+
+    `known` are digests of fixed values that every client's model starts with, so that they need not travel.
+    """
 
     tasks: Mapping[str, Task]
     names: tuple[str, ...]
@@ -28,6 +31,7 @@ class Strategy:
     task_weights: Mapping[str, float]
     seed: int
     codecs: Codecs = field(default_factory=Codecs)
+    known: frozenset[str] = frozenset()
 
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds

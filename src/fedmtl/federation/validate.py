@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedmtl.federation.messages import Job, Update
-from fedmtl.model.keys import Key, head_task
+from fedmtl.model.keys import HEADS, Key, owner_task
 from fedmtl.model.vocabulary import Rows
 
 
@@ -56,9 +56,9 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
 def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:
     square = 0.0
     for key, delta in update.delta.items():
-        task = head_task(key.name)
         if key not in expected.tensors:
-            what = f"the head of {task}" if task else f"{key.name} of scope {key.scope}"
+            is_head = key.name.startswith(HEADS)
+            what = f"the head of {owner_task(key.name)}" if is_head else f"{key.name} of scope {key.scope}"
             return f"returned {what}, which it was not sent"
         shape, dtype = expected.tensors[key]
         if delta.shape != shape or delta.dtype != dtype:

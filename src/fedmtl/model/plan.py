@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
-from fedmtl.model.keys import Key, Weights, head_task
+from fedmtl.model.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class SharingPlan:
         return Key(f"group:{groups[task]}" if task in groups else f"task:{task}", name)
 
     def keys(self, names: Iterable[str], tasks: Sequence[str], client: str) -> dict[str, dict[str, Key]]:
-        """For each task, name -> key over the encoder and that task's head."""
+        """For each task, name -> key over the encoder and that task's own parameters."""
         names = list(names)
         return {
-            task: {name: self.key(name, task, client) for name in names if head_task(name) in (None, task)}
+            task: {name: self.key(name, task, client) for name in names if owner_task(name) in (None, task)}
             for task in tasks
         }
 
@@ -121,10 +121,11 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
     for name in names:
         level = plan.level(name)
         won[next(number for number, (pattern, _) in enumerate(plan.rules) if fnmatchcase(name, pattern))] += 1
-        if head_task(name) is not None and (level == "all" or level.startswith("group")):
+        if owner_task(name) is not None and (level == "all" or level.startswith("group")):
+            prefix, what = (HEADS, "a head") if name.startswith(HEADS) else (ADAPTERS, "an adapter")
             raise ConfigError(
-                f"sharing.rules: `{name}` is at level {level}, but a head belongs to its task; "
-                'put `- "heads.*": task` (or client, or fixed) before that rule'
+                f"sharing.rules: `{name}` is at level {level}, but {what} belongs to its task; "
+                f'put `- "{prefix}*": task` (or client, or fixed) before that rule'
             )
         if level.startswith("group") and group_depth(level) > len(plan.groups):
             raise ConfigError(
@@ -146,7 +147,7 @@ def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[s
     """
     moved: Weights = {}
     for name in dict.fromkeys(key.name for key in weights):
-        owners = [head_task(name)] if head_task(name) else tasks
+        owners = [owner_task(name)] if owner_task(name) else tasks
         sources: dict[Key, dict[Key, None]] = {}
         for task in owners:
             assert task is not None

@@ -60,7 +60,9 @@ def _stack(plan: Event) -> Html:
         for layer in layers
     ]
     total_words = count(plan.get("total") or total)
-    caption = f"Layers, the input at the bottom; {total_words} parameters"
+    trained = plan.get("trainable")
+    some = "" if trained in (None, plan.get("total")) else f", {count(trained)} of them trained"
+    caption = f"Layers, the input at the bottom; {total_words} parameters{some}"
     head = ("Layer", "Shared by", "Parameters", "Portion")
     return table(caption, head, rows, words={1, 3}, class_="stack", tall=len(rows) > 40)
 

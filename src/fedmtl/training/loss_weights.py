@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedmtl.model.keys import HEADS, LOG_VARIANCE
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.training.settings import LocalSettings
 
@@ -17,7 +18,7 @@ def weigh(model: MultiTaskModel, task: str, loss: Tensor, settings: LocalSetting
     """The part of the task in what a step minimises; the model has the task's values."""
     if settings.loss_weighting == "fixed":
         return loss * settings.loss_weights[task]
-    spread = model.heads[task].log_variance
-    assert spread is not None
+    module, leaf = model.canonical()[f"{HEADS}{task}{LOG_VARIANCE}"]
+    spread: Tensor = getattr(module, leaf)
     fit = loss / 2 if model.tasks[task].is_regression else loss
     return ((-spread).exp() * fit + spread / 2).sum()
