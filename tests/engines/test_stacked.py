@@ -55,6 +55,13 @@ def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_
         assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
 
 
+def test_clients_with_an_objective_that_a_stack_does_not_know_train_alone(make_config, tmp_path):
+    smart = "training.smart={weight: 1}"
+    alone = answers(make_config(*ALIKE, smart), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, smart, "compute.stack=4"), tmp_path / "stacked")
+    assert [furthest(update, at_once[client]) for client, update in alone.items()] == [0.0] * 6
+
+
 def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):
     plan = "sharing.rules=[{heads.*: task}, {embeddings.*: client}, {'*': all}]"
     alone = answers(make_config(*ALIKE, plan), tmp_path / "alone")

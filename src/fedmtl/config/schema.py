@@ -214,6 +214,42 @@ class SharingConfig(Section):
     )
 
 
+class SmartConfig(Section):
+    """Smoothness against small changes of the embeddings (SMART). Empty is off."""
+
+    weight: NonNegative = Field(1e-3, description="What the divergence is multiplied by before it joins the loss.")
+    radius: Positive = Field(
+        1e-2, description="How far noise on an example's word embeddings may go, measured by `norm`."
+    )
+    norm: Literal["inf", "2"] = Field(
+        "inf", description="inf bounds every entry of the noise; 2 bounds its length over all tokens of an example."
+    )
+    steps: Whole = Field(1, description="Ascent steps that look for the noise; each is a pass forward and back.")
+    step_size: Positive | None = Field(
+        None, description="Length of an ascent step, by `norm`; empty is a hundred times the radius, as in the paper."
+    )
+    noise: NonNegative | None = Field(
+        None, description="Standard deviation of the noise the ascent starts from; empty is the radius."
+    )
+    bregman: NonNegative = Field(
+        0.0, description="Bregman proximal mu: how hard the outputs are held near those of the averaged weights."
+    )
+    momentum: Fraction = Field(0.99, description="With `bregman`: how much of the averaged weights a step keeps.")
+    perturb: Literal["one", "both"] = Field(
+        "one",
+        description="Noise on the compared outputs only (one), or a random one on the embeddings that the task's loss"
+        " is computed from as well (both).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _norm_as_text(cls, value: Any) -> Any:
+        # YAML reads `norm: 2` as a number and `.inf` as another.
+        if isinstance(value, dict) and value.get("norm") in (2, float("inf")):
+            return {**value, "norm": "2" if value["norm"] == 2 else "inf"}
+        return value
+
+
 class TrainingConfig(Section):
     num_rounds: Whole = Field(10, description="Rounds of the federation.")
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
@@ -247,6 +283,9 @@ class TrainingConfig(Section):
         None,
         description="Keep a client's optimizer state between rounds; empty is yes where nothing is averaged"
         " (centralized and local), no in a federation.",
+    )
+    smart: SmartConfig | None = Field(
+        None, description="Adversarial smoothness, SMART; `{}` turns it on with its defaults, empty is off."
     )
 
 

@@ -18,6 +18,7 @@ from fedmtl.model.values import count_parameters, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.smart import step_passes
 
 Event = dict[str, Any]
 
@@ -50,6 +51,7 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         "stack": prepared.compute.stack,
         "precision": prepared.compute.precision,
         "num_rounds": config.training.num_rounds,
+        "step_passes": step_passes(config.training.smart),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -55,7 +55,7 @@ def train(
     optimizer = FlatOptimizer(bound, settings)
     if kept:
         optimizer.restore(kept)
-    objective = Objective(bound, shards, device)
+    objective = Objective(bound, shards, device, settings, seed)
     plan = list(planned_steps(shards, settings, seed, round_number))
     losses: list[Tensor] = []
     bound.model.train()
@@ -67,6 +67,7 @@ def train(
             optimizer.backward(task, loss * settings.loss_weights[task])
             done = round_number - 1 + number / len(plan)
             optimizer.step(task, settings.learning_rates[task] * rate_factor(settings, done))
+            objective.stepped()
         if (number + 1) % CHECK_STEPS == 0:
             _check_finite(losses, plan, settings)
     bound.model.eval()

@@ -9,17 +9,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedmtl.config import SmartConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
+from fedmtl.training.smart import Smart
 
 
 class Objective:
     """The loss of a batch, for the tasks of one client in one round."""
 
-    def __init__(self, bound: BoundModel, shards: Mapping[str, Shard], device: torch.device) -> None:
+    def __init__(
+        self,
+        bound: BoundModel,
+        shards: Mapping[str, Shard],
+        device: torch.device,
+        settings: LocalSettings | None = None,
+        seed: int = 0,
+    ) -> None:
         self._bound, self._shards, self._device = bound, shards, device
+        smart = settings.smart if settings else None
+        self._smart = None if smart is None else Smart(bound, SmartConfig.model_validate(smart), seed, device)
         found = {
             task: class_weights(bound.model.tasks[task], shard.labels[shard.indices]) for task, shard in shards.items()
         }
@@ -28,11 +40,22 @@ class Objective:
         }
 
     def loss(self, task: str, batch: np.ndarray) -> Tensor:
-        """The task's loss on these examples of its shard; the model has the task's values afterwards."""
+        """What a step on these examples of the task's shard minimises; the model has its values afterwards."""
         model = self._bound.use(task)
         arrays = collate(self._shards[task], batch, model.pad_id, self._bound.index)
         inputs, labels = to_tensors(arrays, self._device)
-        return task_loss(model.tasks[task], model(task, inputs), labels, self._class_weights[task])
+        if self._smart is None:
+            return self._fit(task, model(task, inputs), labels)
+        outputs, added = self._smart.outputs(task, inputs)
+        return self._fit(task, outputs, labels) + added
+
+    def stepped(self) -> None:
+        """To be called after every step."""
+        if self._smart is not None:
+            self._smart.stepped()
+
+    def _fit(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+        return task_loss(self._bound.model.tasks[task], outputs, labels, self._class_weights[task])
 
 
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:

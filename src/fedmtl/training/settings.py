@@ -30,6 +30,7 @@ class LocalSettings:
     step_factor: float
     proximal: float
     keep_optimizer: bool
+    smart: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,4 +69,5 @@ def local_settings(
         step_factor=training.step_factor,
         proximal=training.proximal,
         keep_optimizer=keep_optimizer,
+        smart=None if training.smart is None else training.smart.model_dump(),
     )
