@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedmtl.config import SmartConfig
+from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
+from fedmtl.model.values import initial_weights
 from fedmtl.tasks.batches import collate
 from fedmtl.training.local import train
 from fedmtl.training.objective import Objective, task_loss, to_tensors
 from fedmtl.training.smart import SameDropout, Smart, divergences, example_norms, project, step_passes
 
-from .small_client import CPU, CROSS, DUAL, SINGLE, bind, copied, furthest, make_settings, make_shard, make_task
+from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, furthest, make_settings, make_shard, make_task
 from .small_client import small_model as plain_or_fast
 
 TASKS = [SINGLE, CROSS, DUAL]
@@ -298,3 +300,16 @@ def test_every_pass_of_a_step_is_counted(tmp_path):
     # Clean, search and the noise found; followed back: both of the loss's, and the search.
     assert step_passes(SmartConfig()) == {"forward": 3, "backward": 3}
     assert step_passes(None) == {"forward": 1, "backward": 1}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_without_noise_nothing_is_added_on_a_gpu(is_plain, tmp_path):
+    device = torch.device("cuda")
+    model = small_model(SINGLE, dropout=0.2, dtype=torch.float32, is_plain=is_plain).to(device).train()
+    weights = initial_weights(model, PLAN)
+    bound = BoundModel(model, PLAN, ["single"], "c1", weights, device=device)
+    inputs = first_batch(SINGLE, tmp_path)[0].to(device)
+    for noise, is_zero in ((0.0, True), (None, False)):
+        smart = Smart(bound, SmartConfig(noise=noise, weight=1.0, bregman=1.0), 0, device)
+        assert (smart.outputs("single", inputs)[1].item() == 0.0) == is_zero

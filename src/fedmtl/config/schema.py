@@ -250,6 +250,31 @@ class SmartConfig(Section):
         return value
 
 
+class DistillationConfig(Section):
+    """A finished model as teacher while the federation trains (knowledge distillation). Empty is off."""
+
+    teacher: str = Field(description="Folder of a finished run, or its model/; it has to answer the same tasks.")
+    weight: Fraction = Field(0.5, description="The teacher's share of a client's loss; the rest is the task's own.")
+    temperature: Positive = Field(
+        2.0, description="What outputs are divided by before they are compared; larger is softer. Not for regressions."
+    )
+    where: Literal["clients", "server"] = Field(
+        "clients",
+        description="Clients learn what the teacher says of their own examples, or the server teaches the averaged"
+        " model on texts without labels after every round.",
+    )
+    tasks: list[Name] | None = Field(None, description="The tasks it teaches; empty is all.", min_length=1)
+    texts: list[str] = Field(
+        default_factory=list,
+        description="With `server`: files of texts, one a line (.txt, .txt.gz) or in the first column of a table; pairs"
+        " in tables with the task's columns, or of two columns.",
+    )
+    steps: Count = Field(100, description="With `server`: batches after every round, tasks in turn.")
+    learning_rate: Positive | None = Field(
+        None, description="With `server`: step size of those batches; empty is each task's own."
+    )
+
+
 class TrainingConfig(Section):
     num_rounds: Whole = Field(10, description="Rounds of the federation.")
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
@@ -286,6 +311,9 @@ class TrainingConfig(Section):
     )
     smart: SmartConfig | None = Field(
         None, description="Adversarial smoothness, SMART; `{}` turns it on with its defaults, empty is off."
+    )
+    distillation: DistillationConfig | None = Field(
+        None, description="Learn from a finished model while federating; empty is off."
     )
 
 

@@ -12,7 +12,7 @@ import transformers
 from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
-from fedmtl.federation.messages import Evaluation, Failure, Round, Update
+from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, Update
 from fedmtl.model.keys import head_task
 from fedmtl.model.values import count_parameters, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
@@ -83,6 +83,16 @@ def update_event(update: Update) -> Event:
         "seconds": update.traffic.seconds,
         "bytes_up": update.traffic.bytes_up,
         "bytes_down": update.traffic.bytes_down,
+    }
+
+
+def distillation_event(round_number: int, refinement: Refinement) -> Event:
+    return {
+        "event": "distillation",
+        "round": round_number,
+        "losses": dict(refinement.losses),
+        "steps": refinement.steps,
+        "seconds": refinement.seconds,
     }
 
 

@@ -25,7 +25,7 @@ Answer = Update | FedmtlError
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
     # A stack knows the task's loss alone, and starts its optimizers anew.
-    is_alone = any(job.settings.get(name) for name in ("keep_optimizer", "smart"))
+    is_alone = any(job.settings.get(name) for name in ("keep_optimizer", "smart", "distillation"))
     if job.kind != "train" or is_alone:
         return None
     return stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))

@@ -14,6 +14,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
+from fedmtl.training.distillation import outputs_loss
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.smart import Smart
 
@@ -30,6 +31,7 @@ class Objective:
         seed: int = 0,
     ) -> None:
         self._bound, self._shards, self._device = bound, shards, device
+        self._distillation = settings.distillation if settings else None
         smart = settings.smart if settings else None
         self._smart = None if smart is None else Smart(bound, SmartConfig.model_validate(smart), seed, device)
         found = {
@@ -45,17 +47,28 @@ class Objective:
         arrays = collate(self._shards[task], batch, model.pad_id, self._bound.index)
         inputs, labels = to_tensors(arrays, self._device)
         if self._smart is None:
-            return self._fit(task, model(task, inputs), labels)
+            return self._fit(task, model(task, inputs), labels, batch)
         outputs, added = self._smart.outputs(task, inputs)
-        return self._fit(task, outputs, labels) + added
+        return self._fit(task, outputs, labels, batch) + added
 
     def stepped(self) -> None:
         """To be called after every step."""
         if self._smart is not None:
             self._smart.stepped()
 
-    def _fit(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
-        return task_loss(self._bound.model.tasks[task], outputs, labels, self._class_weights[task])
+    def _fit(self, task: str, outputs: Tensor, labels: Tensor, batch: np.ndarray) -> Tensor:
+        """How far the outputs are from the labels, and from the teacher's outputs where there is one."""
+        own = self._bound.model.tasks[task]
+        told = self._distillation
+        if told is None or task not in told["tasks"]:
+            return task_loss(own, outputs, labels, self._class_weights[task])
+        answers = torch.from_numpy(self._shards[task].teacher_outputs(batch)).to(self._device)
+        taught = outputs_loss(own, answers, outputs, told["temperature"])
+        if told["weight"] == 1.0:
+            return taught
+        labelled = task_loss(own, outputs, labels, self._class_weights[task])
+        share = float(told["weight"])
+        return (1.0 - share) * labelled + share * taught
 
 
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:

@@ -31,6 +31,7 @@ class LocalSettings:
     proximal: float
     keep_optimizer: bool
     smart: Mapping[str, Any] | None = None
+    distillation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,4 +71,13 @@ def local_settings(
         proximal=training.proximal,
         keep_optimizer=keep_optimizer,
         smart=None if training.smart is None else training.smart.model_dump(),
+        distillation=_taught(training, list(weights)),
     )
+
+
+def _taught(training: TrainingConfig, tasks: list[str]) -> dict[str, Any] | None:
+    """What clients must know of their teacher: how its outputs count, and for which tasks."""
+    told = training.distillation
+    if told is None or told.where != "clients":
+        return None
+    return {"weight": told.weight, "temperature": told.temperature, "tasks": told.tasks or tasks}
