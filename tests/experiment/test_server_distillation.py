@@ -76,7 +76,7 @@ def test_a_task_that_was_stopped_is_not_taught_any_more(teacher, texts, make_con
 
 def test_a_round_ends_with_the_taught_weights_and_a_resume_gives_them_again(teacher, texts, make_config):
     config = make_config(taught(teacher, texts, "tasks: [sentiment, paraphrase]"), "checkpoint.every=1")
-    whole = start_run(config, "whole")
+    whole = start_run(config, "whole", profile=True)
     events = read_events(whole)
     lessons = [event for event in events if event["event"] == "distillation"]
     assert [(event["round"], event["steps"], set(event["losses"])) for event in lessons] == [
@@ -84,6 +84,7 @@ def test_a_round_ends_with_the_taught_weights_and_a_resume_gives_them_again(teac
         (2, 6, {"sentiment", "paraphrase"}),
     ]
     assert all(event["seconds"] > 0 for event in lessons)
+    assert all(event["server"]["teaching"] > 0 for event in events if event["event"] == "profile" and event["round"])
     assert "taught the model from a teacher: 12 steps" in whole.report.read_text()
     for path in whole.checkpoints.glob("round-0002*"):
         path.unlink()
