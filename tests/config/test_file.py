@@ -148,6 +148,12 @@ class TestPaths:
         assert config.data.root == str(elsewhere / "glue")
         assert config.tasks["own"].source.train == str(elsewhere / "x.tsv")
 
+    def test_a_teacher_and_its_texts_are_paths(self, load, tmp_path):
+        told = "training: {distillation: {teacher: runs/a, where: server, texts: [one.txt, ../two.tsv]}}"
+        found = load(ONE_TASK + told).training.distillation
+        assert found.teacher == str(tmp_path / "runs/a")
+        assert found.texts == [str(tmp_path / "one.txt"), str(tmp_path.parent / "two.tsv")]
+
     def test_the_output_folder_is_left_to_the_working_directory(self, load, monkeypatch):
         monkeypatch.setenv("HOME", "/home/me")
         assert load(self.TEXT).output == "results"
@@ -292,6 +298,18 @@ def test_a_wrong_override_is_named(mistake, override, message):
             "federation.clients_per_round: found 1, it must be",
         ),
         ("partition: {kind: column}", "partition.column: missing; partition.kind `column` needs"),
+        (
+            "training: {distillation: {teacher: a, texts: [b.txt]}}",
+            "training.distillation.texts: clients learn from their own examples",
+        ),
+        (
+            "training: {distillation: {teacher: a, where: server}}",
+            "training.distillation.texts: missing; `where: server` needs files",
+        ),
+        (
+            "training: {distillation: {teacher: a, tasks: [sst]}}",
+            "training.distillation.tasks: unknown task 'sst'; did you mean `sst2`?",
+        ),
         ("sharing: {rules: [{a: task, b: all}]}", "sharing.rules.0: has 2 patterns, a rule is one"),
         ("sharing: {rules: [{}]}", "sharing.rules.0: has 0 patterns"),
         ("sharing: {rules: [{x: all}, {'*': tsk}]}", "sharing.rules.1.*: found 'tsk'; did you mean `task`?"),
@@ -434,3 +452,11 @@ def test_names_that_would_break_a_scope_or_a_path_are_refused(load, path, name):
 def test_letters_digits_and_two_signs_make_a_name(load, name):
     config = load(f"tasks: {{'{name}': {{}}}}\nclients: {{'{name}': {{tasks: ['{name}']}}}}\n")
     assert (list(config.tasks), list(config.clients)) == ([name], [name])
+
+
+@pytest.mark.parametrize(("written", "read"), [("inf", "inf"), ("2", "2"), (".inf", "inf"), ("'2'", "2")])
+def test_the_norm_of_noise_is_read_however_yaml_takes_it(load, written, read):
+    config = load(ONE_TASK + f"training: {{smart: {{norm: {written}}}}}")
+    assert config.training.smart.norm == read
+    assert load_config(None, ["tasks.sst2={}"]).training.smart is None
+    assert load(dump_config(config)) == config

@@ -8,6 +8,7 @@ import torch
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.experiment.prepare import open_engine, prepare
+from fedmtl.experiment.run import start_run
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
 from fedmtl.runs import create_run
@@ -54,6 +55,15 @@ def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_
         assert update.seen == at_once[client].seen == {client.partition("_")[0]: 20}
         assert update.traffic.bytes_down == at_once[client].traffic.bytes_down
         assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
+
+
+@pytest.mark.parametrize("setting", ["smart", "distillation"])
+def test_clients_with_an_objective_that_a_stack_does_not_know_train_alone(setting, make_config, tmp_path):
+    teacher = start_run(make_config("training.num_rounds=0"), "teacher").path if setting == "distillation" else None
+    told = {"smart": "training.smart={weight: 1}", "distillation": f"training.distillation={{teacher: {teacher}}}"}
+    alone = answers(make_config(*ALIKE, told[setting]), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, told[setting], "compute.stack=4"), tmp_path / "stacked")
+    assert [furthest(update, at_once[client]) for client, update in alone.items()] == [0.0] * 6
 
 
 def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):

@@ -133,3 +133,21 @@ def test_moving_inputs_moves_every_part():
     inputs = Inputs(*(torch.zeros(1, 2) for _ in range(3)))
     moved = inputs.to(torch.device("meta"))
     assert {part.device.type for part in (moved.ids, moved.mask, moved.segments)} == {"meta"}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_on_the_embeddings_can_turn_one_word_into_another(folders, kind, plain):
+    # Noise is E[great] - E[dull] at the word's place, so the encoder sees the other text; elsewhere there is none.
+    task = make_task(pool="mean")
+    encoder, model = load(folders[kind], [task])
+    model.adds_gradients = True
+    if plain:
+        model.layout = None
+    inputs = encode(encoder.tokenizer, task, [("the plot is dull",), ("a dull film and very long",)])
+    dull, great = encoder.tokenizer.convert_tokens_to_ids(["dull", "great"])
+    table = model.token_table().weight.detach()
+    noise = (inputs.ids == dull).unsqueeze(-1) * (table[great] - table[dull])
+    other = Inputs(torch.where(inputs.ids == dull, great, inputs.ids), inputs.mask, inputs.segments)
+    torch.testing.assert_close(model("single", inputs, noise), model("single", other))
+    assert torch.equal(model("single", inputs, 0 * noise), model("single", inputs))

@@ -85,6 +85,8 @@ class PlainDisplay:
             return [f"fedmtl {event['version']}, {event['mode']}, {_where(event)}, seed {event['seed']}"]
         if kind == "data":
             return [_data_line(event)]
+        if kind == "teacher":
+            return [f"  the teacher answers {event['examples']:,} examples of {event['task']}"]
         if kind == "plan":
             return summary_lines(self.start, event)
         if kind == "waiting":

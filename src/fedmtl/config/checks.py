@@ -22,6 +22,7 @@ def check_config(config: Config) -> None:
     _check_rounds(config)
     _check_tasks(config)
     _check_several_tasks(config)
+    _check_distillation(config)
     if config.partition.kind == "column" and config.partition.column is None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
@@ -119,6 +120,22 @@ def _check_several_tasks(config: Config) -> None:
             f"training.loss_weighting: uncertainty learns what tasks.{weighted[0]}.weight is to say of the loss;"
             " write `task_weight_in: averaging` or leave the weight out"
         )
+
+
+def _check_distillation(config: Config) -> None:
+    told = config.training.distillation
+    if told is None:
+        return
+    path = "training.distillation"
+    for task in told.tasks or ():
+        if task not in config.tasks:
+            raise ConfigError(f"{path}.tasks: unknown task {shown(task)}; {did_you_mean(task, list(config.tasks))}")
+    if told.where == "clients" and told.texts:
+        raise ConfigError(
+            f"{path}.texts: clients learn from their own examples; write `where: server`, or leave it out"
+        )
+    if told.where == "server" and not told.texts:
+        raise ConfigError(f"{path}.texts: missing; `where: server` needs files of texts without labels")
 
 
 def _check_rules(rules: list[dict[str, str]], depth: int) -> None:

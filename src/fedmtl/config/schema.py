@@ -261,6 +261,67 @@ class SharingConfig(Section):
     )
 
 
+class SmartConfig(Section):
+    """Smoothness against small changes of the embeddings (SMART). Empty is off."""
+
+    weight: NonNegative = Field(1e-3, description="What the divergence is multiplied by before it joins the loss.")
+    radius: Positive = Field(
+        1e-2, description="How far noise on an example's word embeddings may go, measured by `norm`."
+    )
+    norm: Literal["inf", "2"] = Field(
+        "inf", description="inf bounds every entry of the noise; 2 bounds its length over all tokens of an example."
+    )
+    steps: Whole = Field(1, description="Ascent steps that look for the noise; each is a pass forward and back.")
+    step_size: Positive | None = Field(
+        None, description="Length of an ascent step, by `norm`; empty is a hundred times the radius, as in the paper."
+    )
+    noise: NonNegative | None = Field(
+        None, description="Standard deviation of the noise the ascent starts from; empty is the radius."
+    )
+    bregman: NonNegative = Field(
+        0.0, description="Bregman proximal mu: how hard the outputs are held near those of the averaged weights."
+    )
+    momentum: Fraction = Field(0.99, description="With `bregman`: how much of the averaged weights a step keeps.")
+    perturb: Literal["one", "both"] = Field(
+        "one",
+        description="Noise on the compared outputs only (one), or a random one on the embeddings that the task's loss"
+        " is computed from as well (both).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _norm_as_text(cls, value: Any) -> Any:
+        # YAML reads `norm: 2` as a number and `.inf` as another.
+        if isinstance(value, dict) and value.get("norm") in (2, float("inf")):
+            return {**value, "norm": "2" if value["norm"] == 2 else "inf"}
+        return value
+
+
+class DistillationConfig(Section):
+    """A finished model as teacher while the federation trains (knowledge distillation). Empty is off."""
+
+    teacher: str = Field(description="Folder of a finished run, or its model/; it has to answer the same tasks.")
+    weight: Fraction = Field(0.5, description="The teacher's share of a client's loss; the rest is the task's own.")
+    temperature: Positive = Field(
+        2.0, description="What outputs are divided by before they are compared; larger is softer. Not for regressions."
+    )
+    where: Literal["clients", "server"] = Field(
+        "clients",
+        description="Clients learn what the teacher says of their own examples, or the server teaches the averaged"
+        " model on texts without labels after every round.",
+    )
+    tasks: list[Name] | None = Field(None, description="The tasks it teaches; empty is all.", min_length=1)
+    texts: list[str] = Field(
+        default_factory=list,
+        description="With `server`: files of texts, one a line (.txt, .txt.gz) or in the first column of a table; pairs"
+        " in tables with the task's columns, or of two columns.",
+    )
+    steps: Count = Field(100, description="With `server`: batches after every round, tasks in turn.")
+    learning_rate: Positive | None = Field(
+        None, description="With `server`: step size of those batches; empty is each task's own."
+    )
+
+
 class TrainingConfig(Section):
     num_rounds: Whole = Field(10, description="Rounds of the federation.")
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
@@ -312,6 +373,12 @@ class TrainingConfig(Section):
     )
     loss_weighting: Literal["fixed", "uncertainty"] = Field(
         "fixed", description="Weigh losses by tasks.<name>.weight, or by a variance learnt per task, in its head."
+    )
+    smart: SmartConfig | None = Field(
+        None, description="Adversarial smoothness, SMART; `{}` turns it on with its defaults, empty is off."
+    )
+    distillation: DistillationConfig | None = Field(
+        None, description="Learn from a finished model while federating; empty is off."
     )
 
 

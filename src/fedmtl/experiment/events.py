@@ -12,11 +12,12 @@ import transformers
 from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
-from fedmtl.federation.messages import Evaluation, Failure, Round, Update
+from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, Update
 from fedmtl.model.keys import HEADS, owner_task
 from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
+from fedmtl.training.smart import step_passes
 
 Event = dict[str, Any]
 
@@ -49,6 +50,7 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         "stack": prepared.compute.stack,
         "precision": prepared.compute.precision,
         "num_rounds": config.training.num_rounds,
+        "step_passes": step_passes(config.training.smart),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -83,6 +85,16 @@ def update_event(update: Update) -> Event:
         "seconds": update.traffic.seconds,
         "bytes_up": update.traffic.bytes_up,
         "bytes_down": update.traffic.bytes_down,
+    }
+
+
+def distillation_event(round_number: int, refinement: Refinement) -> Event:
+    return {
+        "event": "distillation",
+        "round": round_number,
+        "losses": dict(refinement.losses),
+        "steps": refinement.steps,
+        "seconds": refinement.seconds,
     }
 
 

@@ -22,6 +22,7 @@ from fedmtl.experiment.census import label_counts
 from fedmtl.experiment.deployed_tasks import configured_tasks, known_task
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.site_worker import SiteSettings
+from fedmtl.experiment.teacher import open_teacher
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.handshake import Held, Hello, Welcome, version_only
 from fedmtl.federation.messages import ClientInfo, Job
@@ -95,7 +96,8 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     plain = config.compute.encoder == "plain"
     weighed = config.training.loss_weighting == "uncertainty"
     encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
-    population = build_population(config, data, encoder.tokenizer)
+    device = str(pick_device(settings.device, "--device"))
+    population = build_population(config, data, encoder.tokenizer, open_teacher(config, "clients", own, device))
     terms = own_terms(model, encoder.tokenizer, own)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
     setup = SiteSetup(
@@ -107,7 +109,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         shared_validation=population.shared_validation,
         folder=settings.folder / welcome.run,
         spool=settings.spool,
-        device=str(pick_device(settings.device, "--device")),
+        device=device,
         plain_encoder=plain,
         max_bytes=welcome.max_bytes,
         log_variances=weighed,

@@ -18,8 +18,11 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.experiment.server_distillation import open_server_distillation
+from fedmtl.experiment.teacher import Observer, open_teacher
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
+from fedmtl.federation.server import Refine
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.extended_plan import extended_plan
@@ -46,22 +49,25 @@ class Prepared:
     state: State
     compute: Compute
     evaluates_at_clients: bool
+    refine: Refine | None = None
 
     @property
     def tasks(self) -> dict[str, Task]:
         return {name: part.task for name, part in self.data.items()}
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = start_device(config)
     data = mode_data(config, load_tasks(config))
+    teacher = open_teacher(config, "clients", {name: part.task for name, part in data.items()}, device, observe)
     return assemble(
         config,
         data,
         device,
-        lambda tokenizer: build_population(config, data, tokenizer),
+        lambda tokenizer: build_population(config, data, tokenizer, teacher),
         partial(mode_active_tasks, config),
+        observe,
     )
 
 
@@ -79,6 +85,7 @@ def assemble(
     device: str,
     populate: Callable[[Any], Population],
     active: Callable[[ClientId, int], tuple[str, ...]],
+    observe: Observer = lambda event: None,
 ) -> Prepared:
     """The model, the strategy and the first state of a config whose tasks are loaded."""
     tasks = {name: part.task for name, part in data.items()}
@@ -120,6 +127,7 @@ def assemble(
         state=State(0, weights, plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
+        refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
     )
 
 

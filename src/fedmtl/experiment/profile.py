@@ -45,6 +45,7 @@ SERVER = (
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.add"),
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.result"),
     Probe("server optimizer", "fedmtl.federation.server", "server_step"),
+    Probe("teaching", "fedmtl.experiment.server_distillation", "ServerDistillation.__call__", whole=True),
     Probe("evaluating", "fedmtl.federation.server", "_evaluated", whole=True),
     Probe("writing", "fedmtl.experiment.run", "_record", whole=True),
 )

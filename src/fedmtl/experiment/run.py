@@ -14,6 +14,7 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
+    distillation_event,
     early_stop_events,
     evaluation_events,
     failure_event,
@@ -89,7 +90,7 @@ def start_run(
     open_carrier: OpenCarrier = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
-    prepared = prepare(config)
+    prepared = prepare(config, observe)
     run = create_run(Path(config.output), name)
     write_atomic(run.config, dump_config(config).encode())
     log = Log(run, observe)
@@ -107,7 +108,7 @@ def resume_run(
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
     config = load_config(run.config)
-    prepared = prepare(config)
+    prepared = prepare(config, observe)
     state = load_checkpoint(run.checkpoints) or prepared.state
     cut_back(run, state.round if state.progress else -1)
     log = Log(run, observe)
@@ -173,7 +174,8 @@ def drive(
             engine = open_carrier()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
-            for turn in rounds(state, prepared.strategy, watched, _evaluator(prepared, engine)):
+            evaluate = _evaluator(prepared, engine)
+            for turn in rounds(state, prepared.strategy, watched, evaluate, prepared.refine):
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
                 if spent is not None:
@@ -213,6 +215,8 @@ def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluat
 
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
+    if turn.refinement is not None:
+        own.append(distillation_event(turn.number, turn.refinement))
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)

@@ -142,6 +142,15 @@ class State:
 
 
 @dataclass(frozen=True)
+class Refinement:
+    """What the server did with the averaged weights: mean losses per task, batches and seconds."""
+
+    losses: Mapping[str, float]
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Round:
     """What one turn of the loop yields; `state` is the state after it."""
 
@@ -153,6 +162,7 @@ class Round:
     stopped: tuple[str, ...] = ()
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
+    refinement: Refinement | None = None
 
 
 class Engine(Protocol):

@@ -12,12 +12,13 @@ from fedmtl.errors import CannotContinue
 from fedmtl.federation.combine import StreamingMean
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.early_stop import follow
-from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, Refinement, Round, State, Update
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, expect, refusal
 
 Evaluate = Callable[[State], Evaluation]
+Refine = Callable[[State], tuple[State, Refinement]]
 # In the place of a value that has been averaged and let go.
 NO_VALUE = torch.empty(0, device="meta")
 
@@ -31,8 +32,13 @@ class RoundFailed(CannotContinue):
         self.failures = failures
 
 
-def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
-    """Yield round 0, the start, then every round after it; a resumed state goes on where it was."""
+def rounds(
+    state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate, refine: Refine | None = None
+) -> Iterator[Round]:
+    """Yield round 0, the start, then every round after it; a resumed state goes on where it was.
+
+    `refine` goes over what every round came to before it is evaluated.
+    """
     dispatch = Dispatch(strategy)
     if state.round == 0 and not state.progress:
         turn = _evaluated(Round(0, state, (), (), None), strategy, evaluate)
@@ -40,6 +46,9 @@ def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate)
         yield turn
     while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
         turn = _turn(state, strategy, engine, dispatch)
+        if refine is not None:
+            refined, refinement = refine(turn.state)
+            turn = replace(turn, state=refined, refinement=refinement)
         if strategy.is_evaluated(turn.number):
             turn = _evaluated(turn, strategy, evaluate)
         state = turn.state

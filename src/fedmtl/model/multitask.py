@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,39 +117,46 @@ class MultiTaskModel(nn.Module):
             add_lora(self.encoder, self.heads, self.lora)
         self.layout = None if plain else bert_layout(self.encoder)
         self.draw_masks = random_masks
+        # Where a loss takes several passes their gradients have to add up, which only autograd does.
+        self.adds_gradients = False
         self.room = cpu_bert.Room()
         self._places = _canonical_places({"": self.encoder, HEADS: self.heads, ADAPTERS: self.adapters})
         if self.lora is not None:
             set_lora(self._places, seed)
 
-    def forward(self, task: str, inputs: Inputs) -> Tensor:
-        return self.head(task, self.vectors(task, inputs))
+    def forward(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
+        return self.head(task, self.vectors(task, inputs, noise))
 
-    def vectors(self, task: str, inputs: Inputs) -> Tensor:
-        """One vector per sequence, pooled as the task says."""
+    def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
+        """One vector per sequence, pooled as the task says.
+
+        `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
+        """
         if self.layout is None:
-            return self.pool(task, *self.encode(task, inputs))
+            return self.pool(task, *self.encode(task, inputs, noise))
         values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._places.items()}
         masks = self.draw_masks(values[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
         padding, pool = self.token_table().padding_idx, self.pools[task]
         if self.writes_gradients:
+            assert noise is None, "noise goes with adds_gradients"
             return cpu_bert.pooled_vectors(values, self.layout, batch, pool, masks, padding, self.room)
-        return pooled_vectors(values, self.layout, batch, pool, masks, padding)
+        return pooled_vectors(values, self.layout, batch, pool, masks, padding, noise)
 
     @property
     def writes_gradients(self) -> bool:
         """Whether the encoder's gradients go over what is in `room.gradients`; else autograd adds them up."""
         module, leaf = self._places[self.table]
-        return self.layout is not None and getattr(module, leaf).device.type == "cpu"
+        return self.layout is not None and not self.adds_gradients and getattr(module, leaf).device.type == "cpu"
 
-    def encode(self, task: str, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
+    def encode(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
         """The last hidden states, the pooler's output where there is one, and the mask.
 
         They are the task's own where it has adapters.
         """
         offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
-        with nullcontext() if self.adapters is None else self.adapters.used_by(task, inputs.mask):
+        adapted = nullcontext() if self.adapters is None else self.adapters.used_by(task, inputs.mask)
+        with adapted, _added_to(self.token_table(), noise):
             output = self.encoder(**{name: offered[name] for name in self.accepts})
         return output.last_hidden_state, getattr(output, "pooler_output", None), inputs.mask
 
@@ -176,6 +183,19 @@ class MultiTaskModel(nn.Module):
     def token_table(self) -> Any:
         """The module that holds the token table."""
         return self._places[self.table][0]
+
+
+@contextmanager
+def _added_to(table: nn.Module, noise: Tensor | None) -> Iterator[None]:
+    """Meanwhile, what the token table gives out has the noise in it."""
+    if noise is None:
+        yield
+        return
+    handle = table.register_forward_hook(lambda module, given, embedded: embedded + noise)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _canonical_places(roots: Mapping[str, nn.Module | None]) -> dict[str, tuple[nn.Module, str]]:

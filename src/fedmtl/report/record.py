@@ -25,6 +25,7 @@ class Run:
     stops: dict[str, Event]
     rounds: dict[int, Event]
     end: Event
+    distillations: tuple[Event, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -64,4 +65,5 @@ def gather(events: Sequence[Event], name: str) -> Run:
         stops={event["task"]: event for event in kinds["early_stop"]},
         rounds={event["round"]: event for event in sorted(kinds["round"], key=lambda event: event["round"])},
         end=(kinds["end"] or [{}])[-1],
+        distillations=tuple(kinds["distillation"]),
     )

@@ -63,7 +63,7 @@ def train(
     optimizer = FlatOptimizer(bound, settings)
     if kept:
         optimizer.restore(kept)
-    objective = Objective(bound, shards, device)
+    objective = Objective(bound, shards, device, settings, seed)
     plan = list(planned_steps(shards, settings, seed, round_number))
     width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
     steps = len(plan) // width
@@ -86,6 +86,7 @@ def train(
                 apart.join(optimizer, moved, number)
             done = round_number - 1 + number / steps
             optimizer.step(moved, settings.learning_rates[moved[0]] * rate_factor(settings, done))
+            objective.stepped()
         if (number + 1) % CHECK_STEPS == 0:
             _check_finite(losses, plan, settings, width)
     bound.model.eval()

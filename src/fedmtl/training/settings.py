@@ -35,6 +35,8 @@ class LocalSettings:
     task_temperature: float
     gradients: str
     loss_weighting: str
+    smart: Mapping[str, Any] | None = None
+    distillation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,4 +80,14 @@ def local_settings(
         task_temperature=training.task_temperature,
         gradients=training.gradients,
         loss_weighting=training.loss_weighting,
+        smart=None if training.smart is None else training.smart.model_dump(),
+        distillation=_taught(training, list(weights)),
     )
+
+
+def _taught(training: TrainingConfig, tasks: list[str]) -> dict[str, Any] | None:
+    """What clients must know of their teacher: how its outputs count, and for which tasks."""
+    told = training.distillation
+    if told is None or told.where != "clients":
+        return None
+    return {"weight": told.weight, "temperature": told.temperature, "tasks": told.tasks or tasks}
