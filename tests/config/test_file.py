@@ -308,10 +308,22 @@ def test_a_wrong_override_is_named(mistake, override, message):
             "sharing.groups.a.c: sst2 is in sharing.groups.a.b too",
         ),
         ("sharing: {groups: {a: sst2}}", "sharing.groups.a: found 'sst2', it must be a list of tasks"),
+        ("mode: local\nsharing: {adaptive: {}}", "sharing.adaptive: found with mode local, whose plan is what"),
+        (
+            "sharing: {adaptive: {split_below: 0.2, merge_above: 0.2}}",
+            "sharing.adaptive.split_below: found 0.2, it must be less than merge_above, which is 0.2",
+        ),
+        ("sharing: {adaptive: {levels: [all, fixed]}}", "sharing.adaptive.levels: found 'fixed'"),
+        ("sharing: {adaptive: {levels: [all, group]}}", "sharing.adaptive.levels: level `group` needs groups"),
+        ("sharing: {adaptive: {levels: [all, all]}}", "sharing.adaptive.levels: 'all' stands there twice"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(mistake, text, message):
     assert message in mistake("tasks: {sst2: , qqp: }\n" + text)
+
+
+def test_layers_of_one_task_have_nobody_to_split_from(mistake):
+    assert "sharing.adaptive: found with one task" in mistake("tasks: {sst2: }\nsharing: {adaptive: {}}")
 
 
 def test_levels_of_a_tree_of_groups_are_accepted(load):

@@ -1,6 +1,7 @@
 """Every setting of a run: its shape and default (schema), its file, and what may not stand together."""
 
 from fedmtl.config.schema import (
+    AdaptiveSharingConfig,
     CheckpointConfig,
     ClientConfig,
     ComputeConfig,
@@ -20,11 +21,13 @@ from fedmtl.config.schema import (
     SharingConfig,
     SourceConfig,
     TaskConfig,
+    TaskWeightingConfig,
     TrainingConfig,
     WireConfig,
 )
 
 __all__ = [
+    "AdaptiveSharingConfig",
     "CheckpointConfig",
     "ClientConfig",
     "ComputeConfig",
@@ -44,6 +47,7 @@ __all__ = [
     "SharingConfig",
     "SourceConfig",
     "TaskConfig",
+    "TaskWeightingConfig",
     "TrainingConfig",
     "WireConfig",
 ]

@@ -18,6 +18,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder, load_encoder
@@ -88,6 +89,8 @@ def assemble(
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
     in_averaging = config.training.task_weight_in == "averaging"
+    adaptive = config.sharing.adaptive
+    movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
@@ -95,15 +98,21 @@ def assemble(
         active_tasks=active,
         federation=config.federation,
         evaluation=config.evaluation,
-        settings=local_settings(
-            config.training,
-            {name: task.learning_rate for name, task in tasks.items()},
-            {name: task.weight for name, task in tasks.items()},
-            keep_optimizer=keeps_optimizer(config),
+        settings=replace(
+            local_settings(
+                config.training,
+                {name: task.learning_rate for name, task in tasks.items()},
+                {name: task.weight for name, task in tasks.items()},
+                keep_optimizer=keeps_optimizer(config),
+            ),
+            measured_layers=tuple(movable),
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
+        weight_in=config.training.task_weight_in,
+        adaptive=adaptive,
+        movable=movable,
     )
     return Prepared(
         config=config,

@@ -13,6 +13,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import load_state, remember_fixed, save_state
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
+from fedmtl.federation.moved_state import follow_plan
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
 from fedmtl.model.keys import Key, Weights, is_personal
@@ -67,7 +68,7 @@ class Opened:
 
 
 def open_job(job: Job, site: Site) -> Opened:
-    state = load_state(site.folder / job.client, job.state_round)
+    state = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
     return Opened(
         LocalSettings.from_dict(job.settings),
         state,
@@ -85,7 +86,8 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, merged, job.state_round)
     counts = {task: len(shard) for task, shard in opened.shards.items()}
-    return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses)
+    told = trained.inner_products
+    return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses, inner_products=told)
 
 
 def _train(job: Job, site: Site) -> Update:

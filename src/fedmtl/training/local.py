@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer, Slots
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.task_gradients import TaskGradients
 from fedmtl.training.task_order import Step, alternate
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
@@ -30,11 +31,12 @@ class TrainingFailed(FedmtlError):
 
 @dataclass(frozen=True)
 class Trained:
-    """Mean training loss per task, the steps taken, and the optimizer's state if it is kept."""
+    """Mean training loss per task, the steps taken, the optimizer's state if it is kept, and what was measured."""
 
     losses: dict[str, float]
     steps: int
     optimizer: Slots
+    inner_products: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 def train(
@@ -56,6 +58,7 @@ def train(
     if kept:
         optimizer.restore(kept)
     objective = Objective(bound, shards, device)
+    gradients = TaskGradients(bound, settings.measured_layers)
     plan = list(planned_steps(shards, settings, seed, round_number))
     losses: list[Tensor] = []
     bound.model.train()
@@ -65,6 +68,7 @@ def train(
         # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
         if loss.requires_grad:
             optimizer.backward(task, loss * settings.loss_weights[task])
+            gradients.add(task, optimizer.reached(task))
             done = round_number - 1 + number / len(plan)
             optimizer.step(task, settings.learning_rates[task] * rate_factor(settings, done))
         if (number + 1) % CHECK_STEPS == 0:
@@ -75,6 +79,7 @@ def train(
         _mean_losses(losses, plan),
         len(plan),
         optimizer.state() if settings.keep_optimizer else {},
+        gradients.inner_products(),
     )
 
 

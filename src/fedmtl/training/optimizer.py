@@ -107,6 +107,10 @@ class FlatOptimizer:
         self._runs = list(self._cut())
         self._note_writers(task)
 
+    def reached(self, task: str) -> set[Key]:
+        """The keys that the task's loss reaches, once `backward` has seen it; other gradients are left from before."""
+        return self._used[task]
+
     def step(self, task: str, rate: float) -> None:
         """Clip the gradients that `backward` left, and move the values they belong to."""
         own = self._of(task)

@@ -90,6 +90,8 @@ def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = f
         "losses": dict(update.losses),
         "sums": dict(update.sums),
     }
+    if update.inner_products:
+        header["inner_products"] = {layer: [list(row) for row in own] for layer, own in update.inner_products.items()}
     seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
     delta = encode_tensors(update.delta)
     return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes, memory)
@@ -117,6 +119,7 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             {task: _count(count) for task, count in header["num_examples"].items()},
             _losses(header["losses"], header["num_examples"]),
             dict(header["sums"]),
+            inner_products=_products(header.get("inner_products", {}), len(header["tasks"])),
         )
     except (*BROKEN, RuntimeError) as error:
         raise WireError(f"an update's header is not whole: {brief(error)}") from error
@@ -157,6 +160,17 @@ def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, floa
     if not set(losses) <= set(tasks):
         raise ValueError("a loss without examples")
     return {task: float(loss) for task, loss in losses.items()}
+
+
+def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float]]]:
+    """For each layer a number for every two tasks."""
+    for layer, rows in values.items():
+        if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
+            raise ValueError(f"not {size} by {size} inner products: {layer!r}")
+    products = {layer: [[float(value) for value in row] for row in rows] for layer, rows in values.items()}
+    if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
+        raise ValueError("inner products that are not numbers")
+    return products
 
 
 def _count(value: Any) -> int:
