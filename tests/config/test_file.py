@@ -346,6 +346,14 @@ def test_a_wrong_override_is_named(mistake, override, message):
         ),
         ("model: {lora: {rnk: 4}}", "model.lora.rnk: unknown key; did you mean `rank`?"),
         ("model: {lora: {targets: []}}", "model.lora.targets: found [], it must be a list of at least 1"),
+        ("mode: local\nsharing: {adaptive: {}}", "sharing.adaptive: found with mode local, whose plan is what"),
+        (
+            "sharing: {adaptive: {split_below: 0.2, merge_above: 0.2}}",
+            "sharing.adaptive.split_below: found 0.2, it must be less than merge_above, which is 0.2",
+        ),
+        ("sharing: {adaptive: {levels: [all, fixed]}}", "sharing.adaptive.levels: found 'fixed'"),
+        ("sharing: {adaptive: {levels: [all, group]}}", "sharing.adaptive.levels: level `group` needs groups"),
+        ("sharing: {adaptive: {levels: [all, all]}}", "sharing.adaptive.levels: 'all' stands there twice"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(mistake, text, message):
@@ -374,6 +382,10 @@ def test_an_empty_section_of_added_parts_is_off_and_braces_are_its_defaults(load
     model = load("tasks: {sst2: }\nmodel: {lora: , adapters: {}}").model
     assert model.lora is None
     assert (model.adapters.kind, model.adapters.heads) == ("pals", 12)
+
+
+def test_layers_of_one_task_have_nobody_to_split_from(mistake):
+    assert "sharing.adaptive: found with one task" in mistake("tasks: {sst2: }\nsharing: {adaptive: {}}")
 
 
 def test_levels_of_a_tree_of_groups_are_accepted(load):

@@ -1,6 +1,7 @@
 """Clients that train at once against the same clients one by one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +78,40 @@ def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):
         path.relative_to(tmp_path / "stacked") for path in (tmp_path / "stacked").rglob("round-*.safetensors")
     )
     assert len(stored) == 6
+
+
+def test_tasks_that_share_layers_at_different_levels_still_train_at_once(make_config, tmp_path):
+    plan = [
+        "sharing.groups={pair: [paraphrase, similarity]}",
+        "sharing.rules=[{heads.*: task}, {'encoder.layer.0.*': group}, {'*': all}]",
+        "sharing.adaptive={}",
+    ]
+    config = make_config(*ALIKE, *plan, "compute.stack=6")
+    alone = answers(make_config(*ALIKE, *plan), tmp_path / "alone")
+    at_once = answers(config, tmp_path / "stacked")
+    scopes = {key.scope for update in at_once.values() for key in update.delta if key.name.startswith("encoder.")}
+    assert scopes == {"group:pair", "task:sentiment"}
+    for client, update in alone.items():
+        assert furthest(update, at_once[client]) < 1e-5
+
+
+def test_a_loss_weight_that_changes_needs_no_new_stack(make_config, tmp_path):
+    prepared = prepare(make_config(*ALIKE, "compute.stack=6", "training.task_weight_in=loss"))
+    engine = open_engine(prepared, create_run(tmp_path, "run"))
+    assert isinstance(engine, StackedEngine)
+    moved, made = [], []
+    try:
+        # Twice the same: the first round's tokens arrive while stacks are made.
+        for weight in (1.0, 1.0, 0.01):
+            told = dict.fromkeys(prepared.tasks, weight)
+            asked = [replace(job, settings={**job.settings, "loss_weights": told}) for job in jobs(prepared, 1)]
+            moved.append({answer.client: answer for answer in engine.run(iter(asked), 60)})
+            made.append(set(engine._stacks.made))
+    finally:
+        engine.close()
+    assert made[2] == made[1]
+    # A smaller loss is a smaller gradient, which an epsilon this large lets AdamW tell.
+    assert all(furthest(update, moved[2][client]) > 1e-6 for client, update in moved[1].items())
 
 
 def test_a_client_with_two_tasks_trains_by_itself(make_config, tmp_path):

@@ -2,6 +2,7 @@
 
 from fedmtl.config.schema import (
     AdaptersConfig,
+    AdaptiveSharingConfig,
     CheckpointConfig,
     ClientConfig,
     ComputeConfig,
@@ -24,12 +25,14 @@ from fedmtl.config.schema import (
     SmartConfig,
     SourceConfig,
     TaskConfig,
+    TaskWeightingConfig,
     TrainingConfig,
     WireConfig,
 )
 
 __all__ = [
     "AdaptersConfig",
+    "AdaptiveSharingConfig",
     "CheckpointConfig",
     "ClientConfig",
     "ComputeConfig",
@@ -52,6 +55,7 @@ __all__ = [
     "SmartConfig",
     "SourceConfig",
     "TaskConfig",
+    "TaskWeightingConfig",
     "TrainingConfig",
     "WireConfig",
 ]

@@ -27,6 +27,7 @@ def check_config(config: Config) -> None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
     _check_rules(config.sharing.rules, depth)
+    _check_adaptive(config, depth)
 
 
 def _check_names(path: str, names: Iterable[str]) -> None:
@@ -159,6 +160,34 @@ def _check_group_level(path: str, level: str, depth: int) -> None:
     wanted = int(level.partition(".")[2] or 1)
     if wanted > depth:
         raise ConfigError(f"{path}: found `{level}`, sharing.groups is {depth} deep; use at most `group.{depth}`")
+
+
+def _check_adaptive(config: Config, depth: int) -> None:
+    adaptive = config.sharing.adaptive
+    if adaptive is None:
+        return
+    if config.mode != "federated":
+        raise ConfigError(
+            f"sharing.adaptive: found with mode {config.mode}, whose plan is what it is compared by;"
+            " write `mode: federated`, or `adaptive: null`"
+        )
+    if len(config.tasks) < 2:
+        raise ConfigError("sharing.adaptive: found with one task; layers split between tasks, so name two or more")
+    if adaptive.split_below >= adaptive.merge_above:
+        raise ConfigError(
+            f"sharing.adaptive.split_below: found {adaptive.split_below:g}, it must be less than merge_above, which is"
+            f" {adaptive.merge_above:g}"
+        )
+    for level in adaptive.levels or ():
+        if not _LEVEL.fullmatch(level) or level in ("client", "fixed"):
+            raise ConfigError(
+                f"sharing.adaptive.levels: found {shown(level)}; {did_you_mean(level, ['all', 'group', 'task'])}"
+            )
+        if level.startswith("group"):
+            _check_group_level("sharing.adaptive.levels", level, depth)
+    twice = _first_repeated(adaptive.levels or [])
+    if twice is not None:
+        raise ConfigError(f"sharing.adaptive.levels: {shown(twice)} stands there twice; keep one")
 
 
 def _check_groups(groups: Mapping[str, Any], tasks: Mapping[str, Any]) -> int:

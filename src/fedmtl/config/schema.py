@@ -57,6 +57,7 @@ Number = Annotated[float, Field(allow_inf_nan=False), _AsNumber]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _AsNumber]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _AsNumber]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _AsNumber]
+Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), _AsNumber]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _AsNumber]
 Whole = Annotated[int, Field(ge=0), _AsWhole]
 Count = Annotated[int, Field(ge=1), _AsWhole]
@@ -247,6 +248,31 @@ class PartitionConfig(Section):
     min_examples: Count = Field(1, description="Fewer examples than this at a client is an error.")
 
 
+class AdaptiveSharingConfig(Section):
+    """Layers that split where tasks pull apart, and merge where they agree."""
+
+    layers: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
+        None,
+        description="Patterns of the layers that may move, such as [encoder.layer.*, pooler]; empty is the encoder's"
+        " numbered layers.",
+        min_length=1,
+    )
+    levels: list[str] | None = Field(
+        None,
+        description="Levels a layer may take, of all, group, group.N and task; empty is all of them.",
+        min_length=2,
+    )
+    split_below: Cosine = Field(
+        -0.1, description="Two tasks disagree in a layer where the smoothed cosine of their updates is below this."
+    )
+    merge_above: Cosine = Field(0.1, description="Two tasks agree where it is above this; more than split_below.")
+    patience: Count = Field(3, description="Rounds in a row that call for a move before the layer moves.")
+    warmup_rounds: Whole = Field(1, description="First rounds, in which agreement is measured and no layer moves.")
+    smoothing: Decay = Field(
+        0.5, description="How much of the agreement of earlier rounds stays in its moving mean; 0 is the last round's."
+    )
+
+
 class SharingConfig(Section):
     rules: list[dict[str, str]] = Field(
         default_factory=lambda: [{"heads.*": "task"}, {"*": "all"}],
@@ -258,6 +284,9 @@ class SharingConfig(Section):
         description="Groups of tasks, as a tree: {pair: [qqp, stsb]} or"
         " {nlu: {pair: [qqp, stsb], single: [sst2]}}; level `group` is the outermost depth,"
         " `group.2` the next.",
+    )
+    adaptive: AdaptiveSharingConfig | None = Field(
+        None, description="Let layers change their level while the federation runs; empty is a plan that stays."
     )
 
 
@@ -392,6 +421,19 @@ class ServerOptimizerConfig(Section):
     tau: Positive = Field(1e-3, description="Adaptivity of fedadam and fedyogi: the denominator's floor.")
 
 
+class TaskWeightingConfig(Section):
+    kind: Literal["fixed", "progress"] = Field(
+        "fixed",
+        description="Tasks count as tasks.<name>.weight says (fixed), or more than that while their validation error"
+        " falls slower than other tasks' (progress).",
+    )
+    temperature: Positive = Field(2.0, description="With `progress`: how even the weights are; large is even.")
+    floor: Positive = Field(
+        0.05,
+        description="With `progress`: a validation error (1 minus the main metric) below this counts as this.",
+    )
+
+
 class FederationConfig(Section):
     clients_per_task: Count = Field(1, description="Clients made for each task where `clients` names none.")
     average: Literal["weighted", "uniform"] = Field(
@@ -410,6 +452,7 @@ class FederationConfig(Section):
         description="Seconds `fedmtl server` waits for sites: all of them before round 1, min_clients before others.",
     )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
+    task_weighting: TaskWeightingConfig = Field(default_factory=TaskWeightingConfig)
 
 
 class WireConfig(Section):

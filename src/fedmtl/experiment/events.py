@@ -12,7 +12,7 @@ import transformers
 from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
-from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, Update
+from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, State, Update
 from fedmtl.model.keys import HEADS, owner_task
 from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
@@ -58,9 +58,17 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
 
 
 def plan_event(prepared: Prepared, census: Census) -> Event:
-    state = prepared.state
+    return {"event": "plan", **_plan_fields(prepared, prepared.state), "at_clients": _kept_by_clients(prepared, census)}
+
+
+def changed_plan_event(prepared: Prepared, state: State, before: Event) -> Event:
+    """The plan after a round that moved a layer; what stays at clients does not move, and is as it was `before`."""
+    fields = _plan_fields(prepared, state)
+    return {"event": "plan", "round": state.round, **fields, "at_clients": before["at_clients"]}
+
+
+def _plan_fields(prepared: Prepared, state: State) -> Event:
     return {
-        "event": "plan",
         "rules": [list(rule) for rule in state.plan.rules],
         "groups": prepared.config.sharing.groups,
         "scopes": scope_counts(state.weights),
@@ -68,7 +76,6 @@ def plan_event(prepared: Prepared, census: Census) -> Event:
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
         "trainable": count_trainable(state.weights),
-        "at_clients": _kept_by_clients(prepared, census),
     }
 
 
@@ -163,6 +170,27 @@ def early_stop_events(turn: Round) -> list[Event]:
         }
         for task in turn.stopped
     ]
+
+
+def adaptive_events(turn: Round) -> list[Event]:
+    """What the server changed by itself: the task weights of the round, and what it decided of each movable layer."""
+    events: list[Event] = []
+    if turn.task_weights:
+        events.append({"event": "task_weights", "round": turn.number, "weights": dict(turn.task_weights)})
+    if turn.sharing:
+        layers = [
+            {
+                "layer": decision.layer,
+                "agreement": dict(decision.smoothed),
+                "measured": dict(decision.measured),
+                "before": decision.before,
+                "after": decision.after,
+                "reason": decision.reason,
+            }
+            for decision in turn.sharing
+        ]
+        events.append({"event": "sharing", "round": turn.number, "layers": layers})
+    return events
 
 
 def _data_events(prepared: Prepared, census: Census) -> list[Event]:

@@ -20,6 +20,7 @@ from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_cod
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.server_distillation import open_server_distillation
 from fedmtl.experiment.teacher import Observer, open_teacher
+from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server import Refine
@@ -98,6 +99,8 @@ def assemble(
     population = populate(encoder.tokenizer)
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
+    adaptive = config.sharing.adaptive
+    movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
@@ -105,16 +108,22 @@ def assemble(
         active_tasks=active,
         federation=config.federation,
         evaluation=config.evaluation,
-        settings=local_settings(
-            config.training,
-            {name: task.learning_rate for name, task in tasks.items()},
-            {name: task.weight for name, task in tasks.items()},
-            keep_optimizer=keeps_optimizer(config),
+        settings=replace(
+            local_settings(
+                config.training,
+                {name: task.learning_rate for name, task in tasks.items()},
+                {name: task.weight for name, task in tasks.items()},
+                keep_optimizer=keeps_optimizer(config),
+            ),
+            measured_layers=tuple(movable),
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
         known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
+        weight_in=config.training.task_weight_in,
+        adaptive=adaptive,
+        movable=movable,
     )
     return Prepared(
         config=config,

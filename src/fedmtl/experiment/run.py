@@ -14,6 +14,8 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
+    adaptive_events,
+    changed_plan_event,
     distillation_event,
     early_stop_events,
     evaluation_events,
@@ -220,6 +222,10 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Pre
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
+    own += adaptive_events(turn)
+    if any(decision.before != decision.after for decision in turn.sharing):
+        known = next(event for event in reversed(read_events(run)) if event["event"] == "plan")
+        own.append(changed_plan_event(prepared, turn.state, known))
     own += [*early_stop_events(turn), round_event(turn, seconds)]
     for event in own:
         log(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import InitialValues, load_state, remember_fixed, save_state
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
+from fedmtl.federation.moved_state import follow_plan
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
 from fedmtl.model.keys import Weights, is_personal
@@ -67,7 +68,7 @@ class Opened:
 
 
 def open_job(job: Job, site: Site) -> Opened:
-    state = load_state(site.folder / job.client, job.state_round)
+    state = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
     return Opened(
         LocalSettings.from_dict(job.settings),
         state,
@@ -100,6 +101,7 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         trained.losses,
         seen=trained.seen,
         conflicts=trained.conflicts,
+        inner_products=_among(tasks, job.tasks, trained.inner_products),
     )
 
 
@@ -112,6 +114,14 @@ def _returned(job: Job, opened: Opened, trained: Trained) -> tuple[str, ...]:
     if opened.settings.task_schedule == "even" or not trained.seen:
         return job.tasks
     return tuple(task for task in job.tasks if task in trained.seen)
+
+
+def _among(
+    tasks: Sequence[str], every: Sequence[str], products: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, list[list[float]]]:
+    """The rows and columns of these tasks."""
+    kept = [every.index(task) for task in tasks]
+    return {layer: [[rows[i][j] for j in kept] for i in kept] for layer, rows in products.items()}
 
 
 def _train(job: Job, site: Site) -> Update:

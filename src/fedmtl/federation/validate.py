@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +23,13 @@ class Expected:
     tasks: tuple[str, ...]
     tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
     rows: Rows | None
+    layers: tuple[str, ...] = ()
 
 
 def expect(job: Job) -> Expected:
     tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
-    return Expected(job.client, job.round, job.tasks, tensors, job.rows)
+    layers = tuple(job.settings.get("measured_layers", ()))
+    return Expected(job.client, job.round, job.tasks, tensors, job.rows, layers)
 
 
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
@@ -44,6 +46,10 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
         return "it trained on tasks that it does not return"
     if not _are_equal(update.rows, expected.rows):
         return "its token rows are not those it was sent"
+    if not set(update.inner_products) <= set(expected.layers) or not all(
+        map(_are_products, update.inner_products.values())
+    ):
+        return "its inner products are not those it was asked for"
     return _refused_tensor(update, expected, max_norm)
 
 
@@ -51,6 +57,20 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
     if rows is None or expected is None:
         return rows is expected
     return np.array_equal(rows, expected)
+
+
+def _are_products(products: Sequence[Sequence[float]]) -> bool:
+    """Whether vectors can have these: symmetric, and none larger than the two lengths allow."""
+    places = range(len(products))
+    if any(products[i][i] < 0 for i in places):
+        return False
+    lengths = [math.sqrt(products[i][i]) for i in places]
+    # A little more, for rounding.
+    return all(
+        products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * lengths[i] * lengths[j]
+        for i in places
+        for j in places
+    )
 
 
 def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:

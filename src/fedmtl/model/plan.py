@@ -8,6 +8,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.keys import ADAPTERS, HEADS, Key, Weights, owner_task
@@ -60,8 +63,9 @@ class SharingPlan:
         return SharingPlan(tuple((pattern, level) for pattern, level in values["rules"]), tuple(values["groups"]))
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
-        """The plan with one more rule in front of all others."""
-        return replace(self, rules=((pattern, level), *self.rules))
+        """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
+        others = (rule for rule in self.rules if rule[0] != pattern)
+        return replace(self, rules=((pattern, level), *others))
 
 
 # Asked for every parameter of every job.
@@ -139,11 +143,14 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
             )
 
 
-def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str]) -> Weights:
+def move(
+    weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str], *, partial: bool = False
+) -> Weights:
     """The weights under another plan: a finer level copies a value, a coarser one averages.
 
-    Works on anything keyed like weights, so the server optimizer's state moves the same way. What is or
-    becomes a client's own is not the server's to move.
+    The mean of equal values is exact. Works on anything keyed like weights, so the server optimizer's state moves the
+    same way; there may be values missing if it is `partial`. What is or becomes a client's own is not the server's to
+    move.
     """
     moved: Weights = {}
     for name in dict.fromkeys(key.name for key in weights):
@@ -154,7 +161,16 @@ def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[s
             sources.setdefault(new.key(name, task, ""), {})[old.key(name, task, "")] = None
         for target, origins in sources.items():
             values = [weights[origin] for origin in origins if origin in weights]
+            if not values and partial:
+                continue
             if not values or target.scope.startswith("client:"):
                 raise ConfigError(f"sharing: `{name}` cannot move from {old.level(name)} to {new.level(name)} in a run")
-            moved[target] = values[0].clone() if len(values) == 1 else sum(values[1:], values[0]) / len(values)
+            moved[target] = mean_value(values)
     return moved
+
+
+def mean_value(values: Sequence[Tensor]) -> Tensor:
+    """The mean of some values, to the last bit theirs where they are equal; never one of them itself."""
+    if all(torch.equal(values[0], value) for value in values[1:]):
+        return values[0].clone()
+    return sum(values[1:], values[0]) / len(values)

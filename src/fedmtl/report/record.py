@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
@@ -26,6 +26,8 @@ class Run:
     rounds: dict[int, Event]
     end: Event
     distillations: tuple[Event, ...] = ()
+    weights: dict[int, Event] = field(default_factory=dict)
+    decisions: dict[int, Event] = field(default_factory=dict)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -66,4 +68,6 @@ def gather(events: Sequence[Event], name: str) -> Run:
         rounds={event["round"]: event for event in sorted(kinds["round"], key=lambda event: event["round"])},
         end=(kinds["end"] or [{}])[-1],
         distillations=tuple(kinds["distillation"]),
+        weights={event["round"]: event for event in kinds["task_weights"]},
+        decisions={event["round"]: event for event in kinds["sharing"]},
     )

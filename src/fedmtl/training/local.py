@@ -20,6 +20,7 @@ from fedmtl.training.loss_weights import weigh
 from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer, Slots
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.task_gradients import TaskGradients
 from fedmtl.training.task_order import Holding, Step, batches_per_step, ordered_batches
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
@@ -35,7 +36,7 @@ class Trained:
     """Mean training loss per task, the steps taken, and the optimizer's state if it is kept.
 
     `seen` counts the examples trained on of each task, every pass counted; `conflicts` is the share of pairs of tasks
-    whose gradients pulled apart, where that was asked.
+    whose gradients pulled apart, and `inner_products` are of their gradients in some layers, where that was asked.
     """
 
     losses: dict[str, float]
@@ -43,6 +44,7 @@ class Trained:
     optimizer: Slots
     seen: dict[str, int] = field(default_factory=dict)
     conflicts: float | None = None
+    inner_products: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 def train(
@@ -64,6 +66,7 @@ def train(
     if kept:
         optimizer.restore(kept)
     objective = Objective(bound, shards, device, settings, seed)
+    gradients = TaskGradients(bound, settings.measured_layers)
     plan = list(planned_steps(shards, settings, seed, round_number))
     width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
     steps = len(plan) // width
@@ -78,6 +81,7 @@ def train(
             # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
             if loss.requires_grad:
                 optimizer.backward(task, weigh(bound.model, task, loss, settings))
+                gradients.add(task, optimizer.reached(task))
                 moved.append(task)
                 if width > 1:
                     optimizer.keep(task)
@@ -97,6 +101,7 @@ def train(
         optimizer.state() if settings.keep_optimizer else {},
         _seen(plan),
         apart.share,
+        gradients.inner_products(),
     )
 
 

@@ -110,6 +110,10 @@ class FlatOptimizer:
         self._runs = list(self._cut())
         self._note_writers(task)
 
+    def reached(self, task: str) -> set[Key]:
+        """The keys that the task's loss reaches, once `backward` has seen it; other gradients are left from before."""
+        return self._used[task]
+
     def keep(self, task: str) -> None:
         """Put by what `backward` left of the task, for `join`."""
         kept = self._kept[task] = self._buffer(f"gradients of {task}")

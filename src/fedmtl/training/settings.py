@@ -37,13 +37,16 @@ class LocalSettings:
     loss_weighting: str
     smart: Mapping[str, Any] | None = None
     distillation: Mapping[str, Any] | None = None
+    # Layers of which a client with several tasks tells the inner products of its tasks' gradients.
+    measured_layers: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> LocalSettings:
-        return LocalSettings(**{**values, "betas": tuple(values["betas"])})
+        lists = {"betas": tuple(values["betas"]), "measured_layers": tuple(values.get("measured_layers", ()))}
+        return LocalSettings(**{**values, **lists})
 
 
 def local_settings(

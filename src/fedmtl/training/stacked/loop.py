@@ -103,7 +103,8 @@ def _shape(
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
     """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
-    key = (shape, json.dumps(settings.to_dict()))
+    # A loss's weight is an input of a step, and may change every round.
+    key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
     if key not in stacks.made:
         while len(stacks.made) >= KEPT:
             stacks.made.pop(next(iter(stacks.made)))
