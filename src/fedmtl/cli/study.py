@@ -69,8 +69,8 @@ def multitask(
     seed_rows: Annotated[
         str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*'; others get the first.")
     ] = "*",
-    epochs: Annotated[int | None, typer.Option(help="Rounds of a run: 100, with --quick 2.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of a run: 30000, with --quick 12.", min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Rounds of a run: 100, with --quick 3.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of a run: 30000, with --quick 30.", min=1)] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Examples of a step.", min=1)] = 16,
     no_cfimdb: Annotated[bool, typer.Option("--no-cfimdb", help="Train sentiment on sst5 alone.")] = False,
     set: Annotated[
@@ -95,8 +95,8 @@ def multitask(
         tables=_whole_numbers(tables, "--tables"),
         seeds=_whole_numbers(seeds, "--seeds"),
         seed_rows=seed_rows,
-        epochs=epochs or (2 if quick else 100),
-        steps=steps or (12 if quick else 30_000),
+        epochs=epochs or (3 if quick else 100),
+        steps=steps or (30 if quick else 30_000),
         batch_size=batch_size,
         cfimdb=not no_cfimdb,
         overrides=tuple(set or ()),

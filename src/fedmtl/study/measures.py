@@ -61,7 +61,7 @@ class Measured:
 
 
 def read_cell(run: RunFolder, average: Average) -> Measured:
-    """The measures of a finished run."""
+    """The measures of a settled run."""
     events = read_events(run)
     record = read_record(run)
     reached = _reached(events, average)

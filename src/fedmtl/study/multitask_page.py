@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -18,13 +19,15 @@ from fedmtl.study.grid import Standing
 from fedmtl.study.measures import Measured
 from fedmtl.study.multitask_cells import SMART, TASKS, Row
 from fedmtl.study.multitask_tables import Results, make_table
-from fedmtl.study.page import study_page
+from fedmtl.study.page import TABLE_STYLE, study_page
 from fedmtl.study.tables import to_csv, to_html, to_markdown
 
 GUIDE = (
     "Scores are of the dev sets, after the last round; `average` is (accuracy + accuracy + (r + 1) / 2) / 3. `best on"
-    " dev` is the best average of any evaluation, as the report chose its models: optimistic, because it is chosen by the"
+    " dev` is the best average of any evaluation, as the report chose its models: optimistic, as it is chosen by the"
     " examples it is scored on. Deviations are over seeds. The report's averages are recomputed from its scores."
+    " Every row trains on the same number of examples, a single-task model on as many as a multi-task one. Seconds of"
+    " training hold no evaluation."
 )
 BASELINE = "epoch"
 
@@ -44,7 +47,7 @@ def write_study(
     pictures = make_figures(wanted, results)
     for name, (_, picture) in pictures.items():
         write_svg(folder.figures / f"{name}.svg", picture)
-    text = [f"<!-- {GUIDE} -->", *(to_markdown(table) for table in tables.values())]
+    text = [f"{_plain(GUIDE)}\n", *(to_markdown(table) for table in tables.values())]
     write_atomic(folder.markdown, "\n".join([*text, *(f"* {line}" for line in _failures(standing))]).encode())
     sections = (tag("section", to_html(table)) for table in tables.values())
     shown = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
@@ -54,13 +57,18 @@ def write_study(
         tag("h1", folder.path.name),
         tag("p", _standing(standing), class_="lede"),
         notes(_failures(standing)),
-        tag("p", GUIDE, class_="guide"),
+        tag("p", GUIDE.replace("`", ""), class_="guide"),
         *sections,
         tag("section", tag("h2", "Figures"), tag("div", *shown, class_="panels")) if pictures else "",
         tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(about))))),
-        style=FIGURE_STYLE,
+        style=TABLE_STYLE + FIGURE_STYLE,
+        class_="broad",
     )
     write_atomic(folder.page, page.encode())
+
+
+def _plain(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 def _standing(standing: Standing) -> str:

@@ -34,6 +34,11 @@ def record_path(run: RunFolder) -> Path:
     return run.path / "cell.json"
 
 
+def is_settled(run: RunFolder) -> bool:
+    """Whether the run is finished and its sizes are noted."""
+    return record_path(run).exists()
+
+
 def read_record(run: RunFolder) -> dict[str, Any]:
     """What `settle` noted; empty where the cell is not finished."""
     path = record_path(run)
