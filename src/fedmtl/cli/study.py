@@ -69,15 +69,23 @@ def multitask(
     seed_rows: Annotated[
         str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*'; others get the first.")
     ] = "*",
-    epochs: Annotated[int | None, typer.Option(help="Rounds of a run: 100, with --quick 3.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of a run: 30000, with --quick 30.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Examples of a step.", min=1)] = 16,
+    epochs: Annotated[
+        int | None, typer.Option(help="Rounds of a run: 100, with --quick 2.", min=1, metavar="N")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of a run: 30000, with --quick 18.", min=1, metavar="N")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Examples of a step: 16, with --quick 8.", min=1, metavar="N")
+    ] = None,
     no_cfimdb: Annotated[bool, typer.Option("--no-cfimdb", help="Train sentiment on sst5 alone.")] = False,
     set: Annotated[
         list[str] | None,
         typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Cells at once; empty is what suits the machine.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Cells at once; empty is what suits the machine.", min=1, metavar="N")
+    ] = None,
     keep: Annotated[
         Kept, typer.Option(help="What stays of a finished cell: checkpoints too (all), its model, or its scores alone.")
     ] = Kept.models,
@@ -95,9 +103,9 @@ def multitask(
         tables=_whole_numbers(tables, "--tables"),
         seeds=_whole_numbers(seeds, "--seeds"),
         seed_rows=seed_rows,
-        epochs=epochs or (3 if quick else 100),
-        steps=steps or (30 if quick else 30_000),
-        batch_size=batch_size,
+        epochs=epochs or (2 if quick else 100),
+        steps=steps or (18 if quick else 30_000),
+        batch_size=batch_size or (8 if quick else 16),
         cfimdb=not no_cfimdb,
         overrides=tuple(set or ()),
     )

@@ -100,7 +100,7 @@ def base_settings(folder: StudyFolder, asked: Asked) -> Settings:
     root = str(folder.path / "data/embedded") if asked.quick else asked.data
     if asked.quick:
         write_embedded(Path(str(root)))
-    sizes = {"train_samples": 400, "val_samples": 100} if asked.quick else {}
+    sizes = {"train_samples": 240, "val_samples": 60} if asked.quick else {}
     base = {
         "mode": "centralized",
         "model": {"server_model": asked.encoder, "pair": "cross", "head_dropout": 0.3},

@@ -22,6 +22,7 @@ _WORDS = {
     "bytes": formats.size,
     "seconds": formats.duration,
 }
+_COUNTED = ("count", "bytes")
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ class Table:
 
 def to_csv(found: Table) -> str:
     """Numbers in full, each with its deviation over seeds where any row has one."""
-    spreads = [
-        any(isinstance(row[at], Spread) and row[at].deviation is not None for row in found.rows)  # type: ignore[union-attr]
-        for at in range(len(found.columns))
-    ]
+    spreads = [_is_spread([row[at] for row in found.rows], column.kind) for at, column in enumerate(found.columns)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = zip(found.columns, spreads, strict=True)
@@ -59,6 +57,12 @@ def to_csv(found: Table) -> str:
             [part for value, both in zip(row, spreads, strict=True) for part in _plain(value)[: 2 if both else 1]]
         )
     return text.getvalue()
+
+
+def _is_spread(values: Sequence[Value], kind: Kind) -> bool:
+    # What is counted is the same for every seed, up to which examples were drawn.
+    has_any = any(isinstance(value, Spread) and value.deviation is not None for value in values)
+    return has_any and kind not in _COUNTED
 
 
 def _plain(value: Value) -> tuple[str, str]:
@@ -74,7 +78,7 @@ def words(value: Value, kind: Kind) -> str:
     if isinstance(value, str) or kind == "words":
         return str(value)
     main = _WORDS[kind](value.mean)
-    return main if not value.deviation or kind == "count" else f"{main} ± {_WORDS[kind](value.deviation)}"
+    return main if not value.deviation or kind in _COUNTED else f"{main} ± {_WORDS[kind](value.deviation)}"
 
 
 def to_markdown(found: Table) -> str:
