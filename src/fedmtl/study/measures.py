@@ -70,7 +70,7 @@ def read_cell(run: RunFolder, average: Average) -> Measured:
     return Measured(
         cell=run.name,
         final=reached[-1],
-        best=max(reached, key=lambda one: (-math.inf if one.average is None else one.average, -one.round)),
+        best=max(_trained(reached), key=lambda one: (-math.inf if one.average is None else one.average, -one.round)),
         losses={e["round"]: e["losses"] for e in events if e["event"] == "round" and e["losses"]},
         labels={task: about["labels"] for task, about in _first(events, "start")["tasks"].items()},
         budget=_budget(run, events, record.get("cells_at_once", 1)),
@@ -94,6 +94,11 @@ def _reached(events: Sequence[Event], average: Average) -> list[Reached]:
         Reached(number, found, average({task: dict(event["metrics"]) for task, event in found.items()}))
         for number, found in sorted(by_round.items())
     ]
+
+
+def _trained(reached: Sequence[Reached]) -> Sequence[Reached]:
+    """Those after training, unless there are none; before it, heads are as they were made."""
+    return [one for one in reached if one.round] or reached
 
 
 def _budget(run: RunFolder, events: Sequence[Event], at_once: int) -> Budget:
