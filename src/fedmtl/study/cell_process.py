@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fedmtl.config import Config
 from fedmtl.engines.flower.parent import die_with_parent
+from fedmtl.engines.imports import worker_imports
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import FedmtlError
 from fedmtl.runs import RunFolder
@@ -31,9 +33,14 @@ class CellWork:
     log: Path
 
 
+def load_once(configs: Iterable[Config]) -> None:
+    """Let all that these runs import be imported in one process, from which those of the cells are forked."""
+    imports = dict.fromkeys(name for config in configs for name in worker_imports(config))
+    warm_up(("fedmtl.experiment.run", *imports))
+
+
 def start_cell(work: CellWork) -> BaseProcess:
-    """Begin in a new process, which has torch loaded already where the system can fork."""
-    warm_up(("fedmtl.experiment.run",))
+    """Begin in a new process, forked where the system can from one that has loaded everything."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     process: BaseProcess = context.Process(target=run_cell, args=(work,), name=work.name)  # type: ignore[attr-defined]

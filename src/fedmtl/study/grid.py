@@ -18,7 +18,7 @@ from fedmtl.engines.num_workers import GPU
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.runs import RunFolder
-from fedmtl.study.cell_process import CellWork, end_cell, last_word, start_cell
+from fedmtl.study.cell_process import CellWork, end_cell, last_word, load_once, start_cell
 from fedmtl.study.folder import StudyFolder, find_difference, is_done
 from fedmtl.study.pace import Paced, seconds_left
 from fedmtl.study.record import Keep, settle
@@ -127,6 +127,7 @@ class _Grid:
 
     def run(self) -> None:
         self.folder.logs.mkdir(parents=True, exist_ok=True)
+        load_once(ready.config for ready in self.waiting)
         self.watch(self.standing())
         while self.waiting or self.open:
             while self.waiting and len(self.open) < self.at_once:

@@ -64,7 +64,7 @@ ADAPTERS = {
     "low-rank": ("Low-rank", {"kind": "low_rank"}),
     "pals": ("PALs", {"kind": "pals"}),
     "pals-shared": ("PALs Shared V", {"kind": "pals", "share": "projections"}),
-    "mixed": ("Mixed Adaption", {"kind": "mixed", "share": "projections"}),
+    "mixed": ("Mixed Adaption", {"kind": "mixed"}),
     "pals-all": ("PALs Shared V, SA", {"kind": "pals", "share": "all"}),
 }
 
