@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,13 +12,15 @@ from rich.table import Table
 from fedmtl.cli.arguments import ConfigFile, Settings
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.run import load
+from fedmtl.cli.study_progress import make_grid_display
 from fedmtl.cli.tables import amount, number
-from fedmtl.cli.terminal import show
+from fedmtl.cli.terminal import show, write
+from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.study.wire import Pair, Point
 
-study = typer.Typer(name="study", help="Many runs of one config, as a table and a picture.", no_args_is_help=True)
+study = typer.Typer(name="study", help="Many runs, as tables and pictures.", no_args_is_help=True)
 
 
 @study.command()
@@ -41,6 +45,81 @@ def wire(
         pairs = parse_pairs(codecs)
         folder, points = study_wire(loaded, pairs, name or f"{config.stem if config else 'demo'}-wire", observe)
     show(_table(last_points(points)), [f"{folder / 'wire.csv'} and {folder / 'wire.html'}"])
+
+
+class Kept(Enum):
+    """What of a finished cell's folder stays."""
+
+    all = "all"
+    models = "models"
+    scores = "scores"
+
+
+@study.command()
+def multitask(
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with sst5, cfimdb, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="The encoder, as model.server_model.")] = "tiny",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The whole grid in miniature, on embedded data, in some minutes.")
+    ] = False,
+    tables: Annotated[str, typer.Option(help="Tables of the report, with commas between.")] = "1,2,3,4,5,6,7",
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
+    seed_rows: Annotated[
+        str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*'; others get the first.")
+    ] = "*",
+    epochs: Annotated[
+        int | None, typer.Option(help="Rounds of a run: 100, with --quick 2.", min=1, metavar="N")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of a run: 30000, with --quick 18.", min=1, metavar="N")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Examples of a step: 16, with --quick 8.", min=1, metavar="N")
+    ] = None,
+    no_cfimdb: Annotated[bool, typer.Option("--no-cfimdb", help="Train sentiment on sst5 alone.")] = False,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Cells at once; empty is what suits the machine.", min=1, metavar="N")
+    ] = None,
+    keep: Annotated[
+        Kept, typer.Option(help="What stays of a finished cell: checkpoints too (all), its model, or its scores alone.")
+    ] = Kept.models,
+    name: Annotated[str | None, typer.Option(help="The study's folder in runs/; one that is there goes on.")] = None,
+) -> None:
+    """Compare multi-task methods: schedules, LoRA, adapters and SMART, each cell a run, with a report's numbers."""
+    from fedmtl.study.folder import open_study
+    from fedmtl.study.grid import suitable_at_once
+    from fedmtl.study.multitask import Asked, study_multitask
+
+    asked = Asked(
+        data=None if data is None else str(data),
+        encoder=encoder,
+        quick=quick,
+        tables=_whole_numbers(tables, "--tables"),
+        seeds=_whole_numbers(seeds, "--seeds"),
+        seed_rows=seed_rows,
+        epochs=epochs or (2 if quick else 100),
+        steps=steps or (18 if quick else 30_000),
+        batch_size=batch_size or (8 if quick else 16),
+        cfimdb=not no_cfimdb,
+        overrides=tuple(set or ()),
+    )
+    folder = open_study(Path("runs"), name or ("multitask-quick" if quick else "multitask"))
+    with make_grid_display() as display:
+        study_multitask(folder, asked, jobs or suitable_at_once(clients=1), display, keep.value)
+    write(f"{folder.page} and {folder.markdown}")
+
+
+def _whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise ConfigError(f"{option}: found {text}; write whole numbers with commas between, such as 0,1,2") from None
 
 
 def _table(ends: list[Point]) -> Table:

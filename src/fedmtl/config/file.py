@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,19 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     Paths in the file become absolute relative to it, those in overrides relative to the working
     directory; `output` stays relative to the working directory.
     """
-    raw = {} if path is None else _read(path)
+    return config_from(with_overrides({} if path is None else _read(path), overrides))
+
+
+def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of an unchecked config with `path.to.key=value` overrides put in."""
+    changed = copy.deepcopy(dict(raw))
     for override in overrides:
-        _set(raw, override)
+        _set(changed, override)
+    return changed
+
+
+def config_from(raw: dict[str, Any]) -> Config:
+    """The checked config of a mapping as YAML gives it; its paths are absolute already."""
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:

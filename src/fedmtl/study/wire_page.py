@@ -9,7 +9,7 @@ from typing import Protocol
 from fedmtl.report.formats import score, size
 from fedmtl.report.markup import Html, join, legend, table, tag
 from fedmtl.report.scales import Frame, padded, svg, y_axis
-from fedmtl.report.style import STYLE
+from fedmtl.study.page import study_page
 
 COLOURS = 7
 LABEL_GAP = 44
@@ -39,23 +39,15 @@ def wire_page(name: str, points: Sequence[Reached]) -> str:
     colours = {codec: f"class{number % COLOURS}" for number, codec in enumerate(codecs)}
     metrics = list(dict.fromkeys(metric for point in points for metric in point.scores))
     figures = (_figure(metric, points, colours) for metric in metrics)
-    main = tag(
-        "main",
+    return study_page(
+        f"{name}: score against bytes",
         tag("h1", name),
         tag("p", "What a score costs: bytes to and from all clients since the start, after every scored round."),
         legend((colours[codec], codec) for codec in codecs),
         tag("div", *figures, class_="panels"),
         tag("section", _table(points, metrics)),
+        style=CURVES,
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
-        tag("title", f"{name}: score against bytes"),
-        tag("style", Html(STYLE + CURVES)),
-    )
-    return f"<!doctype html>\n{tag('html', head, tag('body', main), lang='en')}\n"
 
 
 def _figure(metric: str, points: Sequence[Reached], colours: Mapping[str, str]) -> Html:

@@ -1,0 +1,101 @@
+"""A cell in a process of its own: its memory, its threads and its end are nobody else's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from fedmtl.config import Config
+from fedmtl.engines.flower.parent import die_with_parent
+from fedmtl.engines.imports import worker_imports
+from fedmtl.engines.worker import warm_up
+from fedmtl.errors import FedmtlError
+from fedmtl.runs import RunFolder
+
+BROKEN = 70
+# What a study's process is given to end its run after the last whole round.
+FAREWELL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """A run to be started, or gone on with where its folder is there, and the file that takes what it says."""
+
+    config: Config
+    name: str
+    log: Path
+
+
+def load_once(configs: Iterable[Config]) -> None:
+    """Let all that these runs import be imported in one process, from which those of the cells are forked."""
+    imports = dict.fromkeys(name for config in configs for name in worker_imports(config))
+    warm_up(("fedmtl.experiment.run", *imports))
+
+
+def start_cell(work: CellWork) -> BaseProcess:
+    """Begin in a new process, forked where the system can from one that has loaded everything."""
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    process: BaseProcess = context.Process(target=run_cell, args=(work,), name=work.name)  # type: ignore[attr-defined]
+    process.start()
+    return process
+
+
+def end_cell(process: BaseProcess) -> None:
+    """Let a process save its last whole round and end; one that does not is killed."""
+    if process.is_alive():
+        process.terminate()
+    process.join(FAREWELL_SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def run_cell(work: CellWork) -> None:
+    """The life of such a process; its exit code is that of `fedmtl run`, and an error is the last line of its log."""
+    die_with_parent()
+    _speak_into(work.log)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        _run(work)
+    except FedmtlError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(BROKEN)
+
+
+def last_word(log: Path) -> str:
+    """The last line a process said, without its `error:`; empty where it said nothing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1].removeprefix("error: ") if said else ""
+
+
+def _run(work: CellWork) -> None:
+    import torch
+
+    from fedmtl.experiment.run import resume_run, start_run
+
+    torch.set_num_threads(1)
+    run = RunFolder(Path(work.config.output) / work.name)
+    if run.config.exists():
+        resume_run(run)
+    else:
+        start_run(work.config, work.name)
+
+
+def _speak_into(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)

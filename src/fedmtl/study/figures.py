@@ -1,0 +1,117 @@
+"""Pictures of a study that stand alone as SVG files: curves, confusion matrices, residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedmtl.report.bar_chart import Bar, bar_chart, bar_range
+from fedmtl.report.formats import count, score
+from fedmtl.report.markup import Html, join, tag
+from fedmtl.report.scales import Frame, padded, svg, x_axis, y_axis
+from fedmtl.report.style import STYLE
+from fedmtl.runs import write_atomic
+
+COLOURS = 7
+FIGURE_STYLE = """
+.curve { fill: none; stroke: var(--c); stroke-width: 1.6; stroke-linejoin: round }
+svg text.named { fill: var(--c); font-weight: 600 } svg text.inside { text-anchor: middle; fill: var(--ink) }
+svg text.small { font-size: 9px }
+"""
+_LABEL_GAP = 12.0
+
+Series = Mapping[int, float]
+
+
+def curves(title: str, lines: Mapping[str, Series], axis: str) -> Html:
+    """Lines over whole numbers, each named at its end in its own colour."""
+    known = {name: series for name, series in lines.items() if series}
+    if not known:
+        return Html()
+    places = [at for series in known.values() for at in series]
+    values = [value for series in known.values() for value in series.values()]
+    low, high = min(places), max(places)
+    frame = Frame((low, high if high > low else low + 1), padded(values, 0.02), width=420, height=230, right=110)
+    drawn = [_curve(frame, series, f"class{n % COLOURS}") for n, series in enumerate(known.values())]
+    words = "; ".join(f"{name} ends at {score(list(series.values())[-1])}" for name, series in known.items())
+    return svg(frame, title, words, y_axis(frame, target=5), x_axis(frame, axis), *drawn, _names(frame, known))
+
+
+def _curve(frame: Frame, series: Series, colour: str) -> Html:
+    points = " ".join(f"{frame.across(at):.1f},{frame.up(value):.1f}" for at, value in series.items())
+    return tag("g", tag("polyline", class_="curve", points=points), class_=colour)
+
+
+def _names(frame: Frame, lines: Mapping[str, Series]) -> Html:
+    """Names beside the last value of each line, pushed apart where they would touch."""
+    ends = sorted((frame.up(list(series.values())[-1]), n, name) for n, (name, series) in enumerate(lines.items()))
+    placed: list[tuple[float, int, str]] = []
+    for y, n, name in ends:
+        placed.append((max(y, placed[-1][0] + _LABEL_GAP) if placed else y, n, name))
+    excess = max(0.0, placed[-1][0] - frame.floor)
+    return join(
+        tag("text", name, class_=f"named class{n % COLOURS}", x=frame.edge + 7, y=y - excess + 3.5)
+        for y, n, name in placed
+    )
+
+
+def confusion(title: str, labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Html:
+    """Rows are the true labels, columns the predicted ones; darker is a larger share of the row."""
+    side = len(counts)
+    frame = Frame((0, side), (0, side), width=340, height=300, left=96, right=6, top=6, bottom=44)
+    wide, high = (frame.edge - frame.left) / side, (frame.floor - frame.top) / side
+    cells = [
+        _cell(frame.left + column * wide, frame.top + row * high, wide, high, many, sum(own), row == column)
+        for row, own in enumerate(counts)
+        for column, many in enumerate(own)
+    ]
+    across = (
+        tag("text", _short(label), class_="x small", x=frame.left + (at + 0.5) * wide, y=frame.floor + 12)
+        for at, label in enumerate(labels)
+    )
+    down = (
+        tag("text", label, class_="y", x=frame.left - 6, y=frame.top + (at + 0.5) * high + 4)
+        for at, label in enumerate(labels)
+    )
+    name = tag("text", "predicted", class_="x name", x=(frame.left + frame.edge) / 2, y=frame.height - 6)
+    words = "Rows are true labels, columns predicted ones."
+    return svg(frame, title, words, *cells, *across, *down, name)
+
+
+def _short(label: str) -> str:
+    return label.replace("very ", "v. ").replace("negative", "neg.").replace("positive", "pos.")[:14]
+
+
+def _cell(x: float, y: float, wide: float, high: float, many: int, total: int, is_right: bool) -> Html:
+    share = many / total if total else 0.0
+    look = "right" if is_right else "wrong"
+    place = {"x": x, "y": y, "width": wide - 1, "height": high - 1}
+    middle = x + wide / 2
+    return join(
+        (
+            tag("rect", class_=look, fill_opacity=f"{0.08 + 0.5 * share:.2f}", **place),
+            tag("text", count(many), class_="inside", x=middle, y=y + high / 2),
+            tag("text", score(share), class_="inside small", x=middle, y=y + high / 2 + 12),
+        )
+    )
+
+
+def residuals(title: str, edges: Sequence[float], counts: Sequence[int]) -> Html:
+    """How far predictions were off, prediction minus score, as a histogram."""
+    bars = [
+        Bar(left, right, ((float(many), "up"),), f"{score(left)} to {score(right)}: {count(many)}")
+        for left, right, many in zip(edges, edges[1:], counts, strict=False)
+    ]
+    frame = Frame((edges[0], edges[-1]), bar_range(bars), width=340, height=230)
+    zero = frame.across(0)
+    mark = tag("line", class_="mark", x1=zero, x2=zero, y1=frame.top - 6, y2=frame.floor)
+    axis = join((x_axis(frame, "residual", whole=False), mark))
+    return bar_chart(frame, bars, title=title, description=f"{count(sum(counts))} residuals.", axis=axis)
+
+
+def write_svg(path: Path, picture: Html) -> None:
+    """A picture as a file that needs nothing else."""
+    style = tag("style", Html(STYLE + FIGURE_STYLE + "svg { background: var(--paper) }"))
+    opened = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    at = opened.index(">") + 1
+    write_atomic(path, f"{opened[:at]}{style}{opened[at:]}\n".encode())

@@ -1,0 +1,174 @@
+"""`fedmtl study multitask`: which cells the tables need, and the folder that comes of them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmtl import __version__
+from fedmtl.config.file import with_overrides
+from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.yaml_text import write_yaml
+from fedmtl.errors import CannotContinue, ConfigError
+from fedmtl.runs import write_atomic
+from fedmtl.study.folder import StudyFolder
+from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
+from fedmtl.study.measures import Measured, read_cell
+from fedmtl.study.multitask_cells import NEVER, TASKS, Row, Settings, Setup, merged, rows, setups
+from fedmtl.study.multitask_data import write_embedded, write_sentiment
+from fedmtl.study.multitask_page import write_study
+from fedmtl.study.multitask_tables import average_of
+from fedmtl.study.record import Keep, is_settled
+
+TABLES = (1, 2, 3, 4, 5, 6, 7)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is wanted of the study; all of it stands in study.yaml.
+
+    `overrides` change what all rows have in common, and leave alone what a row is about.
+    """
+
+    data: str | None = None
+    encoder: str = "tiny"
+    quick: bool = False
+    tables: tuple[int, ...] = TABLES
+    seeds: tuple[int, ...] = (0,)
+    seed_rows: str = "*"
+    epochs: int = 100
+    steps: int = 30_000
+    batch_size: int = 16
+    cfimdb: bool = True
+    overrides: tuple[str, ...] = ()
+
+
+def study_multitask(
+    folder: StudyFolder,
+    asked: Asked,
+    at_once: int,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    keep: Keep = "models",
+) -> list[Outcome]:
+    """Run every cell the tables need, or go on with them; tables, figures and page are written after each cell.
+
+    Cells that failed are an error at the end, when all others have their numbers.
+    """
+    _check(asked)
+    wanted = rows(asked.tables, has_cfimdb=asked.cfimdb)
+    base = base_settings(folder, asked)
+    cells = make_cells(asked, base, wanted, sentiment_source(folder, asked, base))
+    about = {"study": "multitask", "version": __version__, **asdict(asked), "cells_at_once": at_once}
+    write_atomic(folder.asked, write_yaml(about).encode())
+    ended = -1
+
+    def follow(standing: Standing) -> None:
+        nonlocal ended
+        if len(standing.outcomes) > ended:
+            ended = len(standing.outcomes)
+            write_study(folder, about, wanted, read_results(folder, asked, wanted), standing)
+        watch(standing)
+
+    outcomes = run_grid(folder, cells, at_once, follow, keep)
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        names = ", ".join(outcome.cell for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        raise CannotContinue(
+            f"{len(failed)} of {len(outcomes)} cells failed ({names}), the first thus: {failed[0].reason};"
+            f" {folder.page} names all, the same command tries them again"
+        )
+    return outcomes
+
+
+def _check(asked: Asked) -> None:
+    unknown = [number for number in asked.tables if number not in TABLES]
+    if unknown or not asked.tables:
+        raise ConfigError(f"--tables: found {', '.join(map(str, unknown)) or 'none'}; write some of 1 to 7")
+    if not asked.seeds:
+        raise ConfigError("--seeds: found none; write such as 0,1,2")
+    if asked.steps < asked.epochs:
+        raise ConfigError(f"--steps: found {asked.steps}, fewer than the {asked.epochs} of --epochs; write more")
+    if asked.data is None and not asked.quick:
+        raise ConfigError("--data: missing; name a folder with sst5, qqp, stsb and cfimdb, or write --quick")
+
+
+def base_settings(folder: StudyFolder, asked: Asked) -> Settings:
+    """What all cells have in common: the report's settings, the user's data and overrides."""
+    root = str(folder.path / "data/embedded") if asked.quick else asked.data
+    if asked.quick:
+        write_embedded(Path(str(root)))
+    sizes = {"train_samples": 240, "val_samples": 60} if asked.quick else {}
+    base = {
+        "mode": "centralized",
+        "model": {"server_model": asked.encoder, "pair": "cross", "head_dropout": 0.3},
+        "data": {"root": root, "source": "files"},
+        "tasks": {TASKS.sentiment: sizes, TASKS.paraphrase: {**sizes, "outputs": 1}, TASKS.similarity: sizes},
+        "training": {
+            "num_rounds": asked.epochs,
+            "local_steps": asked.steps // asked.epochs,
+            "batch_size": asked.batch_size,
+            # 1e-5 is the report's, for BERT-base; a few steps of a tiny encoder would not move by it.
+            "learning_rate": 1e-3 if asked.quick else 1e-5,
+            "weight_decay": 0.0,
+            "task_schedule": "annealed",
+        },
+        # One task would train in a stack and in bf16 on a GPU, several do not: a row must not differ by that.
+        "compute": {"stack": 0},
+    }
+    return with_overrides(with_absolute_paths(base, Path.cwd()), asked.overrides)
+
+
+def sentiment_source(folder: StudyFolder, asked: Asked, base: Mapping[str, Any]) -> dict[str, str] | None:
+    """The file of SST's and CFIMDB's rows, written into the study's folder; None where CFIMDB is left out."""
+    if not asked.cfimdb:
+        return None
+    return write_sentiment(Path(base["data"]["root"]), folder.path / "data/sst5_cfimdb.tsv")
+
+
+def make_cells(
+    asked: Asked, base: Settings, wanted: Mapping[int, Sequence[Row]], source: dict[str, str] | None
+) -> list[Cell]:
+    """The cells of all rows, each once; the first seed of every row comes before the second of any."""
+    named = setups(TASKS, base["training"]["batch_size"])
+    used = list(dict.fromkeys(row.setup for listed in wanted.values() for row in listed))
+    return [
+        _cell(cell_name(name, seed), named[name], base, seed, source)
+        for seed in asked.seeds
+        for name in used
+        if seed in seeds_of(asked, name)
+    ]
+
+
+def seeds_of(asked: Asked, setup: str) -> tuple[int, ...]:
+    """The seeds a setup runs with: all where its name fits `seed_rows`, else the first alone."""
+    return asked.seeds if fnmatch.fnmatchcase(setup, asked.seed_rows) else asked.seeds[:1]
+
+
+def cell_name(setup: str, seed: int) -> str:
+    return f"{setup}-seed{seed}"
+
+
+def _cell(name: str, setup: Setup, base: Settings, seed: int, source: dict[str, str] | None) -> Cell:
+    settings = merged(merged(base, setup.settings), {"seed": seed})
+    training = settings["training"]
+    steps = max(1, round(training["local_steps"] * setup.share))
+    tasks: Settings = {task: {"from_round": NEVER} for task in TASKS if setup.trains not in (None, task)}
+    if source is not None and not setup.without_cfimdb:
+        tasks = merged(tasks, {TASKS.sentiment: {"source": source}})
+    settings = merged(settings, {"training": {"local_steps": steps}, "tasks": tasks})
+    return Cell(name, settings, work=float(training["num_rounds"] * steps * training["batch_size"]))
+
+
+def read_results(
+    folder: StudyFolder, asked: Asked, wanted: Mapping[int, Sequence[Row]]
+) -> dict[str, list[Measured | None]]:
+    """By setup, a finished cell's measures for every seed it is to run with; None where it is not finished."""
+    average = average_of(TASKS)
+    results: dict[str, list[Measured | None]] = {}
+    for name in dict.fromkeys(row.setup for listed in wanted.values() for row in listed):
+        runs = [folder.cell(cell_name(name, seed)) for seed in seeds_of(asked, name)]
+        results[name] = [read_cell(run, average) if is_settled(run) else None for run in runs]
+    return results
