@@ -101,6 +101,10 @@ def _settings(told: DistillationConfig, settings: LocalSettings, shards: Mapping
         loss_weights=dict.fromkeys(shards, 1.0),
         proximal=0.0,
         keep_optimizer=False,
+        task_schedule="even",
+        gradients="sum",
+        loss_weighting="fixed",
+        measured_layers=(),
         smart=None,
         distillation={"weight": 1.0, "temperature": told.temperature, "tasks": list(shards)},
     )
