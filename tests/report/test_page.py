@@ -307,3 +307,36 @@ def test_what_a_step_and_the_servers_lessons_cost_is_told_where_there_is_somethi
     assert "4 passes forward, 3 back" in told
     assert "60 steps in 4" in told
     assert "sst2 .500 to .250" in told
+
+
+def decided(number: int, cosine: float, before: str, after: str) -> dict[str, object]:
+    layer = {"before": before, "after": after, "reason": "tasks disagree for 3 rounds" if before != after else "stays"}
+    told = {"layer": "encoder.layer.1", "agreement": {"sst2/qqp": cosine, "sst2/stsb": 0.9}, "measured": {}, **layer}
+    return {"event": "sharing", "round": number, "layers": [told]}
+
+
+def test_what_the_server_changed_is_shown():
+    events = [
+        *build_events(),
+        decided(1, -0.25, "all", "all"),
+        decided(2, -0.375, "all", "task"),
+        {"event": "task_weights", "round": 1, "weights": {"sst2": 1.0, "qqp": 1.0}},
+        {"event": "task_weights", "round": 2, "weights": {"sst2": 0.75, "qqp": 1.25}},
+    ]
+    page = page_of(events)
+    text = Reader(page).text
+    # the lowest of the two pairs
+    assert "−.250|" in text
+    assert "−.375|→ task|" in text
+    assert "Round 2: encoder.layer.1 went from all to task; tasks disagree for 3 rounds." in text
+    assert "Task weights by round|At the end: sst2 .750, qqp 1.250.|" in text
+    plain = Reader(page_of(build_events())).text
+    assert "Task weights" not in plain
+    assert "Agreement of the tasks" not in plain
+
+
+def test_a_long_run_shows_its_moves_and_some_of_the_other_rounds():
+    moves = [decided(at, 0.5, "all", "task" if at == 102 else "all") for at in range(1, 201)]
+    shown = Reader(page_of([*build_events(), *moves])).text
+    assert "→ task" in shown
+    assert shown.count(".500|") < 60

@@ -84,7 +84,7 @@ def _cell(decided: Event | None) -> Html:
     arrow = tag("small", f"→ {decided['after']}") if _moved(decided) else Html()
     words = "; ".join([*(f"{pair} {score(value)}" for pair, value in agreement.items()), decided["reason"]])
     look = "cell right" if lowest is None or lowest >= 0 else "cell wrong"
-    share = f"--share:{min(1.0, abs(lowest or 0.0)) * 70:.0f}%"
+    share = f"--share:{min(1.0, 2 * abs(lowest or 0.0)) * 60:.0f}%"
     return tag("div", score(lowest), arrow, class_=look, style=share, title=words)
 
 
