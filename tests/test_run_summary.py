@@ -62,6 +62,20 @@ def test_costs_are_added_up_over_the_rounds():
     assert summary.failures == ({"round": 2, "client": "c3", "reason": "silence"},)
 
 
+def test_passes_are_what_was_seen_over_what_there_is():
+    told = [
+        {"event": "start", "tasks": {"a": {"kind": "x", "metric": "y"}, "b": {"kind": "x", "metric": "y"}}},
+        {"event": "data", "task": "a", "train": 40},
+        {"event": "data", "task": "b", "train": 10},
+        {"event": "round", "round": 0, "seen": {}},
+        {"event": "round", "round": 1, "seen": {"a": 30}},
+        {"event": "round", "round": 2, "seen": {"a": 30, "b": 5}},
+    ]
+    assert summarize(told).to_json()["passes"] == {"a": 1.5, "b": 0.5}
+    # A run of before they were counted.
+    assert summarize(EVENTS).tasks["sst2"].passes is None
+
+
 def test_a_run_that_has_not_ended_is_unfinished():
     summary = summarize(EVENTS[:-1])
     assert (summary.status, summary.seconds, summary.weights_sha256) == ("unfinished", 4.0, None)
@@ -71,7 +85,7 @@ def test_a_run_that_has_not_ended_is_unfinished():
 
 def test_json_has_the_promised_keys():
     printed = json.loads(json.dumps(summarize(EVENTS, "demo").to_json()))
-    keys = "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name"
+    keys = "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name passes"
     assert set(printed) == set(keys.split())
     assert printed["metrics"]["sst2"]["accuracy"] == 0.8
     assert printed["best"]["stsb"] == {"pearson": None, "mse": {"value": 2.0, "round": 1}}

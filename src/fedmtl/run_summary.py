@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,10 @@ class Best:
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """One task's metrics at its first, best and last evaluation; None is undefined."""
+    """One task's metrics at its first, best and last evaluation; None is undefined.
+
+    `passes` is how often its training examples, those of all clients together, were trained on.
+    """
 
     kind: str
     metric: str
@@ -29,6 +32,7 @@ class TaskSummary:
     best: dict[str, Best | None]
     final: Metrics
     marked: str | None
+    passes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class RunSummary:
                 name: {metric: asdict(best) if best else None for metric, best in task.best.items()}
                 for name, task in self.tasks.items()
             },
+            "passes": {name: task.passes for name, task in self.tasks.items()},
             "rounds": self.rounds,
             "seconds": self.seconds,
             "bytes_up": self.bytes_up,
@@ -79,6 +84,7 @@ def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary
     start, plan, end = (_last(events, kind) for kind in ("start", "plan", "end"))
     rounds = [event for event in events if event["event"] == "round"]
     scored = [event for event in events if event["event"] == "evaluation"]
+    train = {event["task"]: event.get("train") for event in events if event["event"] == "data"}
     averaged = [event for event in rounds if "overall" in event]
     final = averaged[-1] if averaged else {}
     return RunSummary(
@@ -87,7 +93,9 @@ def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary
         status=end.get("status", "unfinished"),
         synthetic=bool(start.get("synthetic", False)),
         tasks={
-            task: _summarize_task(about, [event for event in scored if event["task"] == task])
+            task: _summarize_task(
+                about, [event for event in scored if event["task"] == task], passes(train.get(task), rounds, task)
+            )
             for task, about in start.get("tasks", {}).items()
         },
         overall=final.get("overall"),
@@ -106,7 +114,15 @@ def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary
     )
 
 
-def _summarize_task(about: Mapping[str, Any], scored: Sequence[Mapping[str, Any]]) -> TaskSummary:
+def passes(train: float | None, rounds: Iterable[Mapping[str, Any]], task: str) -> float | None:
+    """Examples of the task that were trained on, over the `train` there are; None where either was not recorded."""
+    told = [event["seen"] for event in rounds if "seen" in event]
+    return sum(seen.get(task, 0) for seen in told) / train if train and told else None
+
+
+def _summarize_task(
+    about: Mapping[str, Any], scored: Sequence[Mapping[str, Any]], num_passes: float | None
+) -> TaskSummary:
     first, last = (scored[0], scored[-1]) if scored else ({}, {})
     metrics = list(dict.fromkeys(metric for event in scored for metric in event["metrics"]))
     return TaskSummary(
@@ -116,6 +132,7 @@ def _summarize_task(about: Mapping[str, Any], scored: Sequence[Mapping[str, Any]
         best={metric: _best(metric, scored) for metric in metrics},
         final=dict(last.get("metrics", {})),
         marked=last.get("marked"),
+        passes=num_passes,
     )
 
 

@@ -61,7 +61,7 @@ def scale_hidden(saved, largest):
 def largest_hidden(saved):
     task = next(iter(saved.tasks.values()))
     inputs = encode(saved.encoder.tokenizer, task, rows_of(task))
-    return saved.bind().use(task.name).encode(inputs)[0].abs().max().item()
+    return saved.bind().use(task.name).encode(task.name, inputs)[0].abs().max().item()
 
 
 @torch.inference_mode()

@@ -148,6 +148,12 @@ class TestPaths:
         assert config.data.root == str(elsewhere / "glue")
         assert config.tasks["own"].source.train == str(elsewhere / "x.tsv")
 
+    def test_a_teacher_and_its_texts_are_paths(self, load, tmp_path):
+        told = "training: {distillation: {teacher: runs/a, where: server, texts: [one.txt, ../two.tsv]}}"
+        found = load(ONE_TASK + told).training.distillation
+        assert found.teacher == str(tmp_path / "runs/a")
+        assert found.texts == [str(tmp_path / "one.txt"), str(tmp_path.parent / "two.tsv")]
+
     def test_the_output_folder_is_left_to_the_working_directory(self, load, monkeypatch):
         monkeypatch.setenv("HOME", "/home/me")
         assert load(self.TEXT).output == "results"
@@ -292,6 +298,18 @@ def test_a_wrong_override_is_named(mistake, override, message):
             "federation.clients_per_round: found 1, it must be",
         ),
         ("partition: {kind: column}", "partition.column: missing; partition.kind `column` needs"),
+        (
+            "training: {distillation: {teacher: a, texts: [b.txt]}}",
+            "training.distillation.texts: clients learn from their own examples",
+        ),
+        (
+            "training: {distillation: {teacher: a, where: server}}",
+            "training.distillation.texts: missing; `where: server` needs files",
+        ),
+        (
+            "training: {distillation: {teacher: a, tasks: [sst]}}",
+            "training.distillation.tasks: unknown task 'sst'; did you mean `sst2`?",
+        ),
         ("sharing: {rules: [{a: task, b: all}]}", "sharing.rules.0: has 2 patterns, a rule is one"),
         ("sharing: {rules: [{}]}", "sharing.rules.0: has 0 patterns"),
         ("sharing: {rules: [{x: all}, {'*': tsk}]}", "sharing.rules.1.*: found 'tsk'; did you mean `task`?"),
@@ -307,11 +325,67 @@ def test_a_wrong_override_is_named(mistake, override, message):
             "sharing: {groups: {a: {b: [sst2], c: [sst2]}}}",
             "sharing.groups.a.c: sst2 is in sharing.groups.a.b too",
         ),
+        (
+            "training: {gradients: pcgrad}",
+            "training.gradients: pcgrad compares the tasks of one step, training.task_schedule is even; write"
+            " `task_schedule: joint`",
+        ),
         ("sharing: {groups: {a: sst2}}", "sharing.groups.a: found 'sst2', it must be a list of tasks"),
+        ("model: {adapters: {tasks: [sst]}}", "model.adapters.tasks: unknown task 'sst'; did you mean `sst2`?"),
+        (
+            "model: {adapters: {kind: mixed, share: all}}",
+            "model.adapters.share: found all, but `mixed` says itself what is shared; leave it out",
+        ),
+        (
+            "model: {adapters: {kind: low_rank, share: all}}",
+            "model.adapters.share: found all, but `low_rank` has no attention; write `projections`",
+        ),
+        (
+            "model: {adapters: {size: 100}}",
+            "model.adapters.heads: found 12, which does not divide the size, 100",
+        ),
+        ("model: {lora: {rnk: 4}}", "model.lora.rnk: unknown key; did you mean `rank`?"),
+        ("model: {lora: {targets: []}}", "model.lora.targets: found [], it must be a list of at least 1"),
+        ("mode: local\nsharing: {adaptive: {}}", "sharing.adaptive: found with mode local, whose plan is what"),
+        (
+            "sharing: {adaptive: {split_below: 0.2, merge_above: 0.2}}",
+            "sharing.adaptive.split_below: found 0.2, it must be less than merge_above, which is 0.2",
+        ),
+        ("sharing: {adaptive: {levels: [all, fixed]}}", "sharing.adaptive.levels: found 'fixed'"),
+        ("sharing: {adaptive: {levels: [all, group]}}", "sharing.adaptive.levels: level `group` needs groups"),
+        ("sharing: {adaptive: {levels: [all, all]}}", "sharing.adaptive.levels: 'all' stands there twice"),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(mistake, text, message):
     assert message in mistake("tasks: {sst2: , qqp: }\n" + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "tasks: {sst2: {learning_rate: 1e-5}, qqp: {learning_rate: 2e-5}}\ntraining: {task_schedule: joint}",
+            "training.task_schedule: a joint step has one learning rate, found 1e-05 for sst2, 2e-05 for qqp; write",
+        ),
+        (
+            "tasks: {sst2: {weight: 2}}\ntraining: {loss_weighting: uncertainty, task_weight_in: loss}",
+            "training.loss_weighting: uncertainty learns what tasks.sst2.weight is to say of the loss; write"
+            " `task_weight_in: averaging`",
+        ),
+    ],
+)
+def test_tasks_whose_settings_cannot_be_had_together_are_named(mistake, text, message):
+    assert message in mistake(text)
+
+
+def test_an_empty_section_of_added_parts_is_off_and_braces_are_its_defaults(load):
+    model = load("tasks: {sst2: }\nmodel: {lora: , adapters: {}}").model
+    assert model.lora is None
+    assert (model.adapters.kind, model.adapters.heads) == ("pals", 12)
+
+
+def test_layers_of_one_task_have_nobody_to_split_from(mistake):
+    assert "sharing.adaptive: found with one task" in mistake("tasks: {sst2: }\nsharing: {adaptive: {}}")
 
 
 def test_levels_of_a_tree_of_groups_are_accepted(load):
@@ -390,3 +464,11 @@ def test_names_that_would_break_a_scope_or_a_path_are_refused(load, path, name):
 def test_letters_digits_and_two_signs_make_a_name(load, name):
     config = load(f"tasks: {{'{name}': {{}}}}\nclients: {{'{name}': {{tasks: ['{name}']}}}}\n")
     assert (list(config.tasks), list(config.clients)) == ([name], [name])
+
+
+@pytest.mark.parametrize(("written", "read"), [("inf", "inf"), ("2", "2"), (".inf", "inf"), ("'2'", "2")])
+def test_the_norm_of_noise_is_read_however_yaml_takes_it(load, written, read):
+    config = load(ONE_TASK + f"training: {{smart: {{norm: {written}}}}}")
+    assert config.training.smart.norm == read
+    assert load_config(None, ["tasks.sst2={}"]).training.smart is None
+    assert load(dump_config(config)) == config

@@ -1,6 +1,7 @@
 """Clients that train at once against the same clients one by one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.experiment.prepare import open_engine, prepare
+from fedmtl.experiment.run import start_run
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
 from fedmtl.runs import create_run
@@ -51,8 +53,18 @@ def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_
         assert furthest(update, at_once[client]) < 1e-5
         assert update.losses == pytest.approx(at_once[client].losses, rel=1e-4)
         assert update.num_examples == at_once[client].num_examples
+        assert update.seen == at_once[client].seen == {client.partition("_")[0]: 20}
         assert update.traffic.bytes_down == at_once[client].traffic.bytes_down
         assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
+
+
+@pytest.mark.parametrize("setting", ["smart", "distillation"])
+def test_clients_with_an_objective_that_a_stack_does_not_know_train_alone(setting, make_config, tmp_path):
+    teacher = start_run(make_config("training.num_rounds=0"), "teacher").path if setting == "distillation" else None
+    told = {"smart": "training.smart={weight: 1}", "distillation": f"training.distillation={{teacher: {teacher}}}"}
+    alone = answers(make_config(*ALIKE, told[setting]), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, told[setting], "compute.stack=4"), tmp_path / "stacked")
+    assert [furthest(update, at_once[client]) for client, update in alone.items()] == [0.0] * 6
 
 
 def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):
@@ -68,12 +80,65 @@ def test_what_a_client_keeps_to_itself_is_kept(make_config, tmp_path):
     assert len(stored) == 6
 
 
+def test_tasks_that_share_layers_at_different_levels_still_train_at_once(make_config, tmp_path):
+    plan = [
+        "sharing.groups={pair: [paraphrase, similarity]}",
+        "sharing.rules=[{heads.*: task}, {'encoder.layer.0.*': group}, {'*': all}]",
+        "sharing.adaptive={}",
+    ]
+    config = make_config(*ALIKE, *plan, "compute.stack=6")
+    alone = answers(make_config(*ALIKE, *plan), tmp_path / "alone")
+    at_once = answers(config, tmp_path / "stacked")
+    scopes = {key.scope for update in at_once.values() for key in update.delta if key.name.startswith("encoder.")}
+    assert scopes == {"group:pair", "task:sentiment"}
+    for client, update in alone.items():
+        assert furthest(update, at_once[client]) < 1e-5
+
+
+def test_a_loss_weight_that_changes_needs_no_new_stack(make_config, tmp_path):
+    prepared = prepare(make_config(*ALIKE, "compute.stack=6", "training.task_weight_in=loss"))
+    engine = open_engine(prepared, create_run(tmp_path, "run"))
+    assert isinstance(engine, StackedEngine)
+    moved, made = [], []
+    try:
+        # Twice the same: the first round's tokens arrive while stacks are made.
+        for weight in (1.0, 1.0, 0.01):
+            told = dict.fromkeys(prepared.tasks, weight)
+            asked = [replace(job, settings={**job.settings, "loss_weights": told}) for job in jobs(prepared, 1)]
+            moved.append({answer.client: answer for answer in engine.run(iter(asked), 60)})
+            made.append(set(engine._stacks.made))
+    finally:
+        engine.close()
+    assert made[2] == made[1]
+    # A smaller loss is a smaller gradient, which an epsilon this large lets AdamW tell.
+    assert all(furthest(update, moved[2][client]) > 1e-6 for client, update in moved[1].items())
+
+
 def test_a_client_with_two_tasks_trains_by_itself(make_config, tmp_path):
     both = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [sentiment]}, c: {tasks: [paraphrase]}}"
     alone = answers(make_config(*ALIKE, both), tmp_path / "alone")
     at_once = answers(make_config(*ALIKE, both, "compute.stack=3"), tmp_path / "stacked")
     assert furthest(alone["a"], at_once["a"]) == 0.0
     assert furthest(alone["b"], at_once["b"]) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["joint", "annealed", "epoch"])
+def test_clients_of_one_task_are_stacked_under_any_schedule(schedule, make_config, tmp_path):
+    options = [*ALIKE, f"training.task_schedule={schedule}", "compute.stack=6"]
+    if schedule == "joint":
+        options.append("training.gradients=pcgrad")
+    even = answers(make_config(*ALIKE, "compute.stack=6"), tmp_path / "even")
+    found = answers(make_config(*options), tmp_path / "other")
+    assert all(furthest(update, found[client]) == 0.0 for client, update in even.items())
+
+
+def test_clients_that_learn_the_weights_of_losses_train_by_themselves(make_config, tmp_path):
+    options = [*ALIKE, "training.loss_weighting=uncertainty"]
+    alone = answers(make_config(*options), tmp_path / "alone")
+    at_once = answers(make_config(*options, "compute.stack=6"), tmp_path / "stacked")
+    for client, update in alone.items():
+        assert any(key.name.endswith(".log_variance") for key in update.delta)
+        assert furthest(update, at_once[client]) == 0.0
 
 
 def test_one_that_fails_costs_only_itself(make_config, tmp_path, monkeypatch):

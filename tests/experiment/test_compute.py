@@ -20,7 +20,7 @@ def test_a_stack_is_no_larger_than_the_population(make_config):
     ("settings", "said"),
     [
         (("compute.stack=2", "compute.workers=2"), "compute.stack: 2 clients at once train in one process; write `wor"),
-        (("compute.stack=2", "compute.encoder=plain"), "compute.stack: only encoders laid out as BERT can be stacked"),
+        (("compute.stack=2", "compute.encoder=plain"), "compute.stack: only plain encoders laid out as BERT can be"),
         (("compute.precision=bf16",), "compute.precision: bf16 is for clients that train at once; write `stack: 1`"),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_profiled_run_tells_where_its_seconds_went(make_config, workers):
     assert sum(last["server"].values()) == pytest.approx(last["seconds"])
     # A label is missing here when the function it stood for was renamed.
     assert {probe.label for probe in profile.CLIENT} - {"other work"} <= {*last["clients"], *found[0]["clients"]}
-    pool = {"training at once", *(("sending", "receiving") if workers == 0 else ())}
+    pool = {"training at once", "teaching", *(("sending", "receiving") if workers == 0 else ())}
     assert {probe.label for probe in profile.SERVER} - pool <= last["server"].keys()
     assert all(seconds >= 0 for side in ("server", "clients") for seconds in last[side].values())
 

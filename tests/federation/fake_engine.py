@@ -6,23 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from fedmtl.config import EvaluationConfig, FederationConfig
+from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
 from fedmtl.tasks.metrics import Scores
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.settings import local_settings
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
 ENCODER = Key("all", "layer")
 NAMES = ("layer", "heads.sst2.w", "heads.stsb.w")
-SETTINGS = LocalSettings(
-    num_rounds=3, epochs=1, steps=None, batch_size=1, optimizer="sgd", learning_rates={}, head_rate=1.0,
-    loss_weights={}, momentum=0.0, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0,
-    schedule="constant", warmup_rounds=0.0, step_rounds=1, step_factor=1.0, proximal=0.0, keep_optimizer=False,
-)  # fmt: skip
+SETTINGS = local_settings(TrainingConfig(num_rounds=3, batch_size=1, optimizer="sgd"), {}, {}, keep_optimizer=False)
 Answers = Callable[[Job], "Update | Failure | None"]
 
 

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
-from fedmtl.federation.messages import Progress, State
+from fedmtl.federation.messages import LayerTrack, Progress, State
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
 
@@ -37,6 +38,22 @@ def test_a_state_comes_back_whole(tmp_path):
     assert torch.equal(progress.best_head[HEAD], saved.progress["sst2"].best_head[HEAD])
     assert replace(progress, best_head={}) == replace(saved.progress["sst2"], best_head={})
     assert (back.round, back.plan, back.accepted, back.best_overall) == (7, PLAN, {"c1": 7}, (3, 0.9))
+
+
+def test_what_is_known_of_the_layers_comes_back_and_older_checkpoints_have_none(tmp_path):
+    track = LayerTrack({"sst2/stsb": -0.1234567890123}, low=2)
+    save_checkpoint(tmp_path, replace(state(3), sharing={"layer.1": track}))
+    back = load_checkpoint(tmp_path)
+    assert back is not None
+    assert back.sharing == {"layer.1": track}
+    path = tmp_path / "round-0003.json"
+    record = json.loads(path.read_text())
+    del record["sharing"]
+    path.write_text(json.dumps(record))
+    older = load_checkpoint(tmp_path)
+    assert older is not None
+    assert older.sharing == {}
+    assert torch.equal(older.weights[ENCODER], back.weights[ENCODER])
 
 
 def test_the_last_the_best_and_every_nth_are_kept(tmp_path):

@@ -27,13 +27,13 @@ CLIENT = "sentiment_client_1"
 def given(make_config, tmp_path):
     """(a site, a function that makes train jobs for its first client) of a config."""
 
-    def make(*overrides: str):
+    def make(*overrides: str, site_seed: int = 0):
         prepared = prepare(make_config(*overrides))
         population = prepared.population
         site = open_site(
             SiteSetup(
                 prepared.config.model,
-                0,
+                site_seed,
                 prepared.tasks,
                 population.train,
                 population.validation,
@@ -45,7 +45,9 @@ def given(make_config, tmp_path):
         )
         dispatch = Dispatch(prepared.strategy)
 
-        def job(number: int = 1, kind: str = "train", accepted: int = 0, rows: bool = True):
+        def job(number: int = 1, kind: str = "train", accepted: int = 0, rows: bool = True, failed: bool = False):
+            if failed:
+                dispatch.lost(CLIENT)
             state = replace(prepared.state, accepted={CLIENT: accepted})
             settings = prepared.strategy.settings.to_dict()
             if kind == "evaluate":
@@ -149,13 +151,26 @@ def test_evaluation_returns_sums_and_never_an_example(given):
     assert len(text) < 1000
 
 
-def test_a_fixed_value_that_never_came_is_a_clear_failure(given):
-    site, job = given('sharing.rules=[{"embeddings.*": fixed}, {"heads.*": task}, {"*": all}]')
-    sent = job()
-    held = replace(sent, weights={key: value for key, value in sent.weights.items() if key.scope != "fixed"})
-    with pytest.raises(FedmtlError, match=r"fixed value embeddings\..* was neither sent nor kept"):
-        run_job(held, site)
-    run_job(sent, site)
+FIXED = 'sharing.rules=[{"embeddings.*": fixed}, {"heads.*": task}, {"*": all}]'
+
+
+def test_a_fixed_value_that_a_model_starts_with_does_not_travel(given):
+    site, job = given(FIXED)
+    assert job().fixed
+    assert not [key for key in job().weights if key.scope == "fixed"]
+    told, own = run_job(job(failed=True), site), run_job(job(), site)
+    assert all(torch.equal(told.delta[key], own.delta[key]) for key in told.delta)
+
+
+def test_a_site_that_starts_with_another_model_says_so_and_is_sent_the_fixed_values(given):
+    site, job = given(FIXED, site_seed=1)
+    missing = r"fixed value embeddings\..* was neither sent nor kept here, and this model starts with another"
+    with pytest.raises(FedmtlError, match=missing):
+        run_job(job(), site)
+    again = job(failed=True)
+    assert {key.name for key in again.weights if key.scope == "fixed"} == set(again.fixed)
+    run_job(again, site)
+    held = replace(again, weights={key: value for key, value in again.weights.items() if key.scope != "fixed"})
     run_job(held, site)
 
 

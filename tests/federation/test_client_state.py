@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmtl.federation.client_state import fixed_digest, load_state, remember_fixed, save_state
+from fedmtl.federation.client_state import InitialValues, fixed_digest, load_state, remember_fixed, save_state
 from fedmtl.model.keys import Key
 
 OWN = Key("client:c1", "heads.sst2.weight")
@@ -39,7 +39,17 @@ def test_a_client_without_anything_of_its_own_writes_nothing(tmp_path):
 def test_a_fixed_value_is_kept_by_its_digest(tmp_path):
     value = torch.tensor([3.0])
     digest = {"layer": fixed_digest(FROZEN, value)}
-    remember_fixed(tmp_path, {FROZEN: value}, digest)
-    assert remember_fixed(tmp_path, {}, digest)[FROZEN].item() == 3.0
+    nothing = InitialValues({})
+    remember_fixed(tmp_path, {FROZEN: value}, digest, nothing)
+    assert remember_fixed(tmp_path, {}, digest, nothing)[FROZEN].item() == 3.0
     with pytest.raises(KeyError, match="layer"):
-        remember_fixed(tmp_path, {}, {"layer": fixed_digest(FROZEN, torch.tensor([4.0]))})
+        remember_fixed(tmp_path, {}, {"layer": fixed_digest(FROZEN, torch.tensor([4.0]))}, nothing)
+
+
+def test_a_fixed_value_that_the_model_starts_with_is_not_stored(tmp_path):
+    value = torch.tensor([3.0])
+    digest = {"layer": fixed_digest(FROZEN, value)}
+    initial = InitialValues({Key("", "layer"): value})
+    assert remember_fixed(tmp_path, {}, digest, initial)[FROZEN] is value
+    remember_fixed(tmp_path, {FROZEN: value.clone()}, digest, initial)
+    assert not list(tmp_path.iterdir())

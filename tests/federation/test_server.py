@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
+from fedmtl.federation.messages import ClientInfo, Failure, Job, Refinement, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.strategy import sample_clients
 from fedmtl.model.keys import Key
@@ -25,6 +25,24 @@ def test_round_0_is_the_start_and_row_n_the_model_after_round_n():
     assert [turn.number for turn in turns] == [0, 1, 2, 3]
     assert [turn.state.weights[ENCODER].item() for turn in turns] == [0.0, 1.0, 2.0, 3.0]
     assert turns[0].updates == ()
+
+
+def test_what_refines_a_round_comes_before_its_evaluation_and_the_next_round():
+    # Each round adds 1, and refining ten times that: 10, then 110, then 1110; round 0 is left alone.
+    seen = []
+
+    def refine(state):
+        weights = {**state.weights, ENCODER: state.weights[ENCODER] * 10}
+        return replace(state, weights=weights), Refinement({"sst2": 0.5}, 3, 0.0)
+
+    def evaluate(state):
+        seen.append(state.weights[ENCODER].item())
+        return flat(state)
+
+    turns = list(rounds(start(), make_strategy(), FakeEngine(), evaluate, refine))
+    assert seen == [0.0, 10.0, 110.0, 1110.0]
+    assert turns[-1].state.weights[ENCODER].item() == 1110.0
+    assert [turn.refinement and turn.refinement.steps for turn in turns] == [None, 3, 3, 3]
 
 
 def test_a_head_moves_only_when_a_client_of_its_task_returned():

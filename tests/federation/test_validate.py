@@ -29,6 +29,7 @@ def test_a_good_update_is_accepted():
         ({"round": 2}, "is for round 2; round 3 is open"),
         ({"tasks": ("qqp",), "num_examples": {"qqp": 1}}, "claims the tasks qqp"),
         ({"num_examples": {"sst2": 0}}, "example counts"),
+        ({"seen": {"qqp": 4}}, "trained on tasks that it does not return"),
         ({"num_examples": {"sst2": 5, "qqp": 5}}, "example counts"),
         ({"rows": None}, "token rows"),
         ({"delta": {ENCODER: torch.ones(3, 2)}}, "layer is torch.float32 (3, 2)"),
@@ -41,6 +42,28 @@ def test_a_good_update_is_accepted():
 )
 def test_a_bad_update_is_refused_with_its_reason(change, reason):
     assert reason in (refusal(replace(GOOD, **change), expect(JOB)) or "")
+
+
+ASKED = replace(JOB, tasks=("sst2", "qqp"), settings={"measured_layers": ["layer"]})
+TOLD = replace(GOOD, tasks=("sst2", "qqp"), num_examples={"sst2": 5, "qqp": 5})
+
+
+def test_inner_products_that_were_asked_for_are_accepted():
+    assert refusal(replace(TOLD, inner_products={"layer": [[4.0, -6.0], [-6.0, 9.0]]}), expect(ASKED)) is None
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        {"other": [[1.0, 0.0], [0.0, 1.0]]},
+        {"layer": [[-1.0, 0.0], [0.0, 1.0]]},
+        {"layer": [[1.0, 0.5], [0.4, 1.0]]},
+        # no two vectors of lengths 2 and 3 have a product over 6
+        {"layer": [[4.0, 6.1], [6.1, 9.0]]},
+    ],
+)
+def test_inner_products_that_no_vectors_have_are_refused(products):
+    assert "inner products" in (refusal(replace(TOLD, inner_products=products), expect(ASKED)) or "")
 
 
 def test_the_length_of_an_update_is_bounded():

@@ -4,7 +4,7 @@ import struct
 import pytest
 import torch
 
-from fedmtl.model.keys import Key, head_task, layer_of, weights_sha256
+from fedmtl.model.keys import Key, layer_of, owner_task, weights_sha256
 
 
 @pytest.mark.parametrize(
@@ -17,15 +17,18 @@ from fedmtl.model.keys import Key, head_task, layer_of, weights_sha256
         ("layers.1.mlp.Wi.weight", "layers.1"),
         ("pooler.dense.bias", "pooler"),
         ("heads.sst2.weight", "heads.sst2"),
+        ("heads.sst2.lora_A.weight", "heads.sst2"),
+        ("adapters.sst2.layer.3.encoder.weight", "adapters.sst2"),
     ],
 )
 def test_a_parameter_belongs_to_a_layer(name, layer):
     assert layer_of(name) == layer
 
 
-def test_only_heads_belong_to_a_task():
-    assert head_task("heads.sst2.weight") == "sst2"
-    assert head_task("encoder.heads.weight") is None
+def test_heads_and_adapters_belong_to_a_task():
+    assert owner_task("heads.sst2.weight") == "sst2"
+    assert owner_task("adapters.sst2.shared.encoder.bias") == "sst2"
+    assert owner_task("encoder.heads.weight") is None
 
 
 def test_the_digest_is_over_scope_name_dtype_shape_and_little_endian_bytes():

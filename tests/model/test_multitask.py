@@ -91,11 +91,11 @@ def test_a_head_depends_on_seed_and_task_and_on_nothing_before_it():
     assert first.bias.tolist() == [0.0, 0.0]
 
 
-def test_head_dropout_holds_in_training_only():
-    head = Head(make_task("a", dropout=0.5), 64, seed=0)
-    features = torch.ones(2, 64)
-    assert torch.equal(head.eval()(features), head(features))
-    assert not torch.equal(head.train()(features), head(features))
+def test_head_dropout_holds_in_training_only(folders):
+    _, model = load(folders["bert"], [make_task("a", dropout=0.5)])
+    vectors = torch.ones(2, 32)
+    assert torch.equal(model.eval().head("a", vectors), model.head("a", vectors))
+    assert not torch.equal(model.train().head("a", vectors), model.head("a", vectors))
 
 
 @pytest.mark.parametrize("name", ["type", "values", "train", "weight", "zero_grad"])
@@ -133,3 +133,21 @@ def test_moving_inputs_moves_every_part():
     inputs = Inputs(*(torch.zeros(1, 2) for _ in range(3)))
     moved = inputs.to(torch.device("meta"))
     assert {part.device.type for part in (moved.ids, moved.mask, moved.segments)} == {"meta"}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_on_the_embeddings_can_turn_one_word_into_another(folders, kind, plain):
+    # Noise is E[great] - E[dull] at the word's place, so the encoder sees the other text; elsewhere there is none.
+    task = make_task(pool="mean")
+    encoder, model = load(folders[kind], [task])
+    model.adds_gradients = True
+    if plain:
+        model.layout = None
+    inputs = encode(encoder.tokenizer, task, [("the plot is dull",), ("a dull film and very long",)])
+    dull, great = encoder.tokenizer.convert_tokens_to_ids(["dull", "great"])
+    table = model.token_table().weight.detach()
+    noise = (inputs.ids == dull).unsqueeze(-1) * (table[great] - table[dull])
+    other = Inputs(torch.where(inputs.ids == dull, great, inputs.ids), inputs.mask, inputs.segments)
+    torch.testing.assert_close(model("single", inputs, noise), model("single", other))
+    assert torch.equal(model("single", inputs, 0 * noise), model("single", inputs))

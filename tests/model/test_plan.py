@@ -46,6 +46,11 @@ def test_the_first_rule_that_matches_wins():
     assert plan.with_rule("encoder.layer.1.*", "client").level("encoder.layer.1.weight") == "client"
 
 
+def test_a_rule_replaces_one_of_the_same_pattern():
+    plan = plan_of(("encoder.*", "all"), ("*", "all")).with_rule("encoder.*", "task").with_rule("encoder.*", "group")
+    assert plan.rules == (("encoder.*", "group"), ("*", "all"))
+
+
 def test_a_task_has_keys_for_the_encoder_and_its_own_head_only():
     plan = plan_of(("heads.*", "task"), ("*", "all"))
     views = plan.keys(["w", "heads.a.bias", "heads.b.bias"], ["a", "b"], "c1")
@@ -126,6 +131,17 @@ def test_a_coarser_level_averages_each_value_once():
     assert move(weights, old, plan_of(("*", "all")), TASKS)[Key("all", "w")].item() == 4.0
     halves = move(weights, old, plan_of(("*", "group"), groups=TREE), TASKS)
     assert {key.scope: value.item() for key, value in halves.items()} == {"group:nlu": 2.0, "group:other": 8.0}
+
+
+def test_the_mean_of_equal_values_is_their_value_and_missing_ones_stay_missing():
+    old, new = plan_of(("*", "task")), plan_of(("*", "group"), groups={"one": ["sst2", "qqp", "stsb"], "two": ["ag"]})
+    # in float32, (.9 + .9 + .9) / 3 is another number than .9
+    weights = {Key(f"task:{task}", "w"): torch.tensor([0.9]) for task in ("sst2", "qqp", "stsb")}
+    moved = move(weights, old, new, TASKS, partial=True)
+    assert moved.keys() == {Key("group:one", "w")}
+    assert torch.equal(moved[Key("group:one", "w")], torch.tensor([0.9]))
+    with pytest.raises(ConfigError, match="cannot move"):
+        move(weights, old, new, TASKS)
 
 
 def test_a_head_that_becomes_fixed_keeps_its_value_and_leaves_others_alone():

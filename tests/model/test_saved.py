@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.keys import Key, weights_sha256
@@ -19,6 +20,7 @@ TASKS = [
     make_task("dual", kind="regression", text=("a", "b"), pair="dual", score_range=(1.0, 5.0), patience=3, pool="cls"),
 ]
 PLAN = SharingPlan((("heads.*", "task"), ("*norm*", "group"), ("*", "all")), ({"cross": "g"}, {"cross": "g/h"}))
+CONFIG = ModelConfig(max_length=LENGTH)
 BERT_PLAN = SharingPlan((("heads.*", "task"), ("*LayerNorm*", "group"), ("*", "all")), PLAN.groups)
 
 
@@ -30,7 +32,7 @@ def test_a_saved_model_gives_the_same_outputs_and_tasks(folders, tmp_path: Path,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weights = {key: value + 0.1 * torch.randn_like(value) for key, value in weights.items()}
-    save_model(tmp_path, encoder, model.tasks, plan, weights, LENGTH)
+    save_model(tmp_path, encoder, model.tasks, plan, weights, CONFIG)
     saved = load_model(tmp_path)
     assert saved.tasks == model.tasks
     assert saved.plan == plan
@@ -50,7 +52,7 @@ def test_a_saved_model_has_a_pooler_only_where_ours_had_one(folders, tmp_path: P
     for pool, has_pooler in (("pooler", True), ("cls", False)):
         encoder, model = load(folders["bert"], [make_task(pool=pool)])
         plan = SharingPlan((("heads.*", "task"), ("*", "all")))
-        save_model(tmp_path / pool, encoder, model.tasks, plan, initial_weights(model, plan), LENGTH)
+        save_model(tmp_path / pool, encoder, model.tasks, plan, initial_weights(model, plan), CONFIG)
         saved = load_model(tmp_path / pool)
         assert saved.encoder.has_pooler is has_pooler
         assert list(saved.model.canonical()) == list(model.canonical())
@@ -61,7 +63,7 @@ def test_values_a_client_kept_are_put_in_when_the_model_is_bound(folders, tmp_pa
     plan = SharingPlan((("heads.*", "client"), ("*", "all")))
     weights = initial_weights(model, plan)
     assert not any(key.scope.startswith("client:") for key in weights)
-    save_model(tmp_path, encoder, model.tasks, plan, weights, LENGTH)
+    save_model(tmp_path, encoder, model.tasks, plan, weights, CONFIG)
     own = {
         Key("client:c7", "heads.single.weight"): torch.zeros(2, 32),
         Key("client:c7", "heads.single.bias"): torch.tensor([2.0, 3.0]),

@@ -89,7 +89,7 @@ def load(folder: Path | str, tasks: Sequence[Task], seed: int = 0, **keys: Any) 
     by_name = {task.name: task for task in tasks}
     config = ModelConfig(server_model=str(folder), **{"max_length": LENGTH, **keys})
     encoder = load_encoder(config, seed, wants_pooler(by_name))
-    return encoder, build_model(encoder, by_name, seed)
+    return encoder, build_model(encoder, by_name, seed, config)
 
 
 def encode(tokenizer: Any, task: Task, rows: Sequence[tuple[str, ...]]) -> Inputs:

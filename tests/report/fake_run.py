@@ -206,6 +206,7 @@ def closing(at: int, events: list[Event]) -> Event:
         "failures": len(events) - len(updates),
         "tasks": {task: sum(task in event["tasks"] for event in updates) for task in TASKS},
         "losses": {"sst2": 0.69 - 0.05 * at, "qqp": 0.66 - 0.035 * at, "stsb": 0.10 - 0.008 * at} if at else {},
+        "seen": {task: sum(e["tasks"].get(task, {}).get("examples", 0) for e in updates) for task in TASKS},
         "overall": None if pearson is None else (sum(mains) + pearson) / 3,
         "classification": sum(mains) / 2,
         "seconds": 14.5 + 0.3 * (at % 3) if at else 1.9,

@@ -188,7 +188,8 @@ def test_every_level_of_the_plan_is_named():
 
 def test_data_says_where_validation_came_from():
     text = Reader(page_of(build_events())).text
-    assert "|stsb|regression|data/stsb/train.tsv.gz|1,110|12 |1.1%|123 |cut from train|" in text
+    # Of 1,110 examples, 900 were there in rounds 1 and 2 and all in the other six: 7.62 passes.
+    assert "|stsb|regression|data/stsb/train.tsv.gz|1,110|7.62|12 |1.1%|123 |cut from train|" in text
 
 
 def test_partition_map_shows_rounds_and_examples():
@@ -290,3 +291,19 @@ def test_thousands_of_clients_are_drawn_in_part_and_listed_where_they_took_part(
     assert "2,400 clients, 1–2,400 examples (median 1,200), one in 10 is drawn" in page
     assert "1 of 1 client that were asked, of 2,400 in all" in page
     assert len(page) < 200_000
+
+
+def test_what_a_step_and_the_servers_lessons_cost_is_told_where_there_is_something_to_tell():
+    plain = Reader(page_of(build_events())).text
+    assert "passes forward" not in plain
+    assert "teacher" not in plain
+    lessons = [
+        {"event": "distillation", "round": at, "losses": {"sst2": 0.5 / at}, "steps": 30, "seconds": 2.0}
+        for at in (1, 2)
+    ]
+    events = [{**event, "step_passes": {"forward": 4, "backward": 3}} if event["event"] == "start" else event
+              for event in build_events()]  # fmt: skip
+    told = Reader(page_of([*events, *lessons])).text
+    assert "4 passes forward, 3 back" in told
+    assert "60 steps in 4" in told
+    assert "sst2 .500 to .250" in told

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedmtl.errors import DataError
-from fedmtl.tasks.sources import find_table, read_table
+from fedmtl.tasks.sources import find_table, read_table, read_texts
 
 
 def write(folder: Path, name: str, text: str | bytes) -> Path:
@@ -122,3 +122,17 @@ def test_find_table_takes_the_first_stem_that_has_a_file(tmp_path):
     write(tmp_path, "dev.txt", "not a table")
     assert find_table(tmp_path, ["dev", "validation"]) == tmp_path / "validation.csv"
     assert find_table(tmp_path, ["train"]) is None
+
+
+def test_texts_without_labels_come_from_lines_or_columns(tmp_path):
+    lines = write(tmp_path, "a.txt.gz", "one\n\n two \r\nthree\u2028four\n")
+    assert read_texts(lines, ["text"]) == (["one", " two ", "three\u2028four"],)
+    assert read_texts(lines, ["a", "b"]) is None
+    pairs = write(tmp_path, "b.csv", "q,r\nx,y\n,z\nv,w\n")
+    assert read_texts(pairs, ["a", "b"]) == (["x", "v"], ["y", "w"])
+    assert read_texts(pairs, ["text"]) == (["x", "v"],)
+    named = write(tmp_path, "c.tsv", "label\tb\ta\n1\ty\tx\n")
+    assert read_texts(named, ["a", "b"]) == (["x"], ["y"])
+    assert read_texts(named, ["a", "other"]) is None
+    with pytest.raises(DataError, match="no such file"):
+        read_texts(tmp_path / "none.txt", ["text"])

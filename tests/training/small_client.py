@@ -50,7 +50,9 @@ CROSS = make_task("cross", text=("a", "b"), pool="cls", outputs=1, class_weights
 DUAL = make_task("dual", kind="regression", labels=(), text=("a", "b"), pair="dual", pool="mean")
 
 
-def small_model(*tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> MultiTaskModel:
+def small_model(
+    *tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.float64, log_variances: bool = False
+) -> MultiTaskModel:
     torch.manual_seed(7)
     module = BertModel(
         BertConfig(
@@ -65,7 +67,7 @@ def small_model(*tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.f
         )
     )
     encoder = describe_encoder(module, TOKENIZER, "small", has_pooler=True)
-    return build_model(encoder, {task.name: task for task in tasks}, seed=3).to(dtype)
+    return build_model(encoder, {task.name: task for task in tasks}, seed=3, log_variances=log_variances).to(dtype)
 
 
 def texts_of(task: Task) -> tuple[list[str], ...]:

@@ -5,9 +5,12 @@ import torch
 
 from fedmtl.training.distillation import (
     hidden_loss,
+    outputs_loss,
     relation_loss,
     similarity_loss,
 )
+
+from .small_client import make_task
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 
@@ -121,3 +124,42 @@ def test_relation_loss_by_hand():
     expected = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))) / 2
     teacher, student = torch.tensor([[[1.0], [0.0]]]), torch.zeros(1, 2, 1)
     assert relation_loss(teacher, student, torch.ones(1, 2, dtype=torch.bool), 1).item() == pytest.approx(expected)
+
+
+CE, BCE = make_task("ce", labels=("x", "y", "z")), make_task("bce", outputs=1)
+MSE = make_task("mse", kind="regression", labels=())
+
+
+@pytest.mark.parametrize(("task", "width"), [(CE, 3), (BCE, 1), (MSE, 1)], ids=["classes", "one output", "scores"])
+def test_a_student_with_its_teachers_outputs_has_nothing_to_learn(task, width):
+    teacher = draw(5, width).double()
+    student = teacher.clone().requires_grad_()
+    loss = outputs_loss(task, teacher, student, 3.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-15)
+    assert student.grad.abs().max().item() == pytest.approx(0.0, abs=1e-15)
+    assert outputs_loss(task, teacher, draw(5, width, seed=1), 3.0).item() > 0.01
+
+
+def test_outputs_are_compared_by_kl_at_the_temperature_times_its_square():
+    # Teacher 2 ln 3 at T = 2 is ln 3: (3/4, 1/4) against (1/2, 1/2); KL = 3/4 ln 3/2 + 1/4 ln 1/2, times 4.
+    teacher, student = torch.tensor([[2 * math.log(3), 0.0]]), torch.zeros(1, 2)
+    expected = 4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert outputs_loss(make_task("two"), teacher, student, 2.0).item() == pytest.approx(expected)
+    # One output is the second class, here the one with 3/4.
+    assert outputs_loss(BCE, teacher[:, :1], student[:, :1], 2.0).item() == pytest.approx(expected)
+
+
+def test_the_gradient_keeps_its_size_as_the_temperature_grows():
+    # For large T it tends to the difference of centred logits over the number of classes, whatever T is.
+    teacher, sizes = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64), []
+    for temperature in (100.0, 1000.0):
+        student = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+        outputs_loss(CE, teacher, student, temperature).backward()
+        sizes.append(student.grad)
+    assert torch.allclose(sizes[0], torch.tensor([[-1 / 3, 0, 1 / 3]], dtype=torch.float64), atol=0.01)
+    assert torch.allclose(sizes[1], sizes[0], atol=0.01)
+
+
+def test_scores_are_compared_by_the_squared_difference_at_any_temperature():
+    assert outputs_loss(MSE, torch.tensor([[0.5], [1.0]]), torch.tensor([[0.0], [0.75]]), 7.0).item() == 0.15625

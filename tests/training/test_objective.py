@@ -1,13 +1,14 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedmtl.training.objective import class_weights, example_losses, task_loss
+from fedmtl.training.objective import Objective, class_weights, example_losses, task_loss
 
-from .small_client import make_task
+from .small_client import CPU, CROSS, bind, make_settings, make_shard, make_task, small_model
 
 CE = make_task("ce", labels=("x", "y", "z"))
 BCE = make_task("bce", outputs=1)
@@ -70,3 +71,48 @@ def test_class_weights_are_the_given_ones_or_none():
     assert class_weights(make_task("t", class_weights=(1.0, 4.0)), np.array([0, 1])).tolist() == [1.0, 4.0]
     assert class_weights(make_task("t"), np.array([0, 1])) is None
     assert class_weights(make_task("t", kind="regression", class_weights="balanced"), np.array([0.3])) is None
+
+
+def taught(weight, tasks=("cross",)):
+    told = {"weight": weight, "temperature": 2.0, "tasks": list(tasks)}
+    return replace(make_settings(CROSS), distillation=told)
+
+
+def test_labels_and_the_teacher_share_the_loss(tmp_path):
+    # The teacher says 0 to all: at T = 2, 4 KL((1/2, 1/2) || (1 - s, s)) with s = sigmoid(z / 2).
+    np.save(tmp_path / "teacher.npy", np.zeros((12, 1), dtype=np.float32))
+    shard = replace(make_shard(CROSS, tmp_path), teacher=tmp_path / "teacher.npy")
+    bound = bind(small_model(CROSS))
+    batch = np.arange(12)
+    both, labels, teacher = (
+        Objective(bound, {"cross": shard}, CPU, taught(weight)).loss("cross", batch).item()
+        for weight in (0.3, 0.0, 1.0)
+    )
+    assert both == pytest.approx(0.7 * labels + 0.3 * teacher)
+    assert labels == pytest.approx(Objective(bound, {"cross": shard}, CPU).loss("cross", batch).item())
+    seen = []
+    bound.model.heads["cross"].register_forward_hook(lambda module, given, outputs: seen.append(outputs.detach()))
+    Objective(bound, {"cross": shard}, CPU).loss("cross", batch)
+    share = torch.sigmoid(seen[0] / 2)
+    assert teacher == pytest.approx(4 * (-0.5 * (4 * share * (1 - share)).log()).mean().item())
+
+
+def test_each_example_is_compared_with_its_own_row(tmp_path):
+    bound = bind(small_model(CROSS))
+    seen = []
+    bound.model.heads["cross"].register_forward_hook(lambda module, given, outputs: seen.append(outputs.detach()))
+    plain = make_shard(CROSS, tmp_path)
+    Objective(bound, {"cross": plain}, CPU).loss("cross", np.arange(12))
+    np.save(tmp_path / "own.npy", seen[0].numpy())
+    objective = Objective(bound, {"cross": replace(plain, teacher=tmp_path / "own.npy")}, CPU, taught(1.0))
+    for batch in ([3, 7, 1], [11], list(range(12))):
+        assert objective.loss("cross", np.array(batch)).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_tasks_without_a_teacher_have_their_own_loss_alone(tmp_path):
+    bound, shards = bind(small_model(CROSS)), {"cross": make_shard(CROSS, tmp_path)}
+    losses = [
+        Objective(bound, shards, CPU, settings).loss("cross", np.arange(12)).item()
+        for settings in (None, taught(0.5, ["other"]))
+    ]
+    assert losses[0] == losses[1]

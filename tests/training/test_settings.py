@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from fedmtl.training.settings import LocalSettings
 
@@ -7,6 +8,7 @@ from .small_client import DUAL, SINGLE, make_settings
 
 def test_settings_survive_json():
     settings = make_settings(SINGLE, DUAL, local_steps=3, betas=(0.8, 0.9), rates={"dual": 0.5})
+    settings = replace(settings, measured_layers=("encoder.layer.0",))
     assert LocalSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
 

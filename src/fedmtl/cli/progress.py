@@ -85,7 +85,9 @@ class PlainDisplay:
             return [f"fedmtl {event['version']}, {event['mode']}, {_where(event)}, seed {event['seed']}"]
         if kind == "data":
             return [_data_line(event)]
-        if kind == "plan":
+        if kind == "teacher":
+            return [f"  the teacher answers {event['examples']:,} examples of {event['task']}"]
+        if kind == "plan" and "round" not in event:
             return summary_lines(self.start, event)
         if kind == "waiting":
             self.is_deployed = True
@@ -99,6 +101,9 @@ class PlainDisplay:
             self.scores[event["task"]] = (metric, event["metrics"].get(metric))
         if kind == "early_stop":
             return [f"  {event['task']}: head fixed at round {event['best_round']} ({number(event['score'])})"]
+        if kind == "sharing":
+            moves = [layer for layer in event["layers"] if layer["before"] != layer["after"]]
+            return [f"  {m['layer']}: {m['before']} -> {m['after']}, {m['reason']}" for m in moves]
         if kind == "round":
             return [*round_lines(event, self.start), self.round_line(event)]
         return []

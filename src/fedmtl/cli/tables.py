@@ -65,6 +65,9 @@ def result_notes(summary: RunSummary) -> list[str]:
     """What the numbers alone would hide."""
     marked = [f"{task} {own.marked}" for task, own in summary.tasks.items() if own.marked]
     notes = [f"after the last round, {', '.join(marked)}"] if marked else []
+    passes = [f"{task} {own.passes:.2f}" for task, own in summary.tasks.items() if own.passes is not None]
+    if len({own.passes for own in summary.tasks.values()}) > 1:
+        notes.append(f"passes over their data: {', '.join(passes)}")
     if summary.failures:
         many = len(summary.failures)
         notes.append(f"{many} failed {'answer' if many == 1 else 'answers'} of clients; the report names them")

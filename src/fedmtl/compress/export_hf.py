@@ -8,24 +8,27 @@ our model does instead is written into those layers:
 * `cls` before a tanh: it is linear near 0, so it gets a small multiple of its input and the head takes it back.
 * `cls` before a ReLU or GELU: f(z) - f(-z) = z for both, so that layer computes our outputs, each with both
   signs, and the last one takes the differences.
-* `mean`, `pair: dual` and heads behind a normalisation have no place there and are refused.
+* `mean`, `pair: dual`, adapters and heads behind a normalisation have no place there and are refused.
 
-A head of one output becomes one of two, (0, z): their softmax is the sigmoid of z. A regression's head is
-rescaled from 0..1 to the score's range.
+LoRA's matrices are multiplied and added to the layers they belong to. A head of one output becomes one of two,
+(0, z): their softmax is the sigmoid of z. A regression's head is rescaled from 0..1 to the score's range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
+from fedmtl.model.lora import merge
+from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.saved import SavedModel
 from fedmtl.tasks.task import Task
 
@@ -34,6 +37,7 @@ from fedmtl.tasks.task import Task
 SMALL = 2.0**-20
 
 Linear = tuple[Tensor, Tensor]
+Values = Mapping[str, Tensor]
 
 
 def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
@@ -57,14 +61,14 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     build = LAYOUTS.get((kind, pool))
     if build is None:
         raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
-    model = bound.use(task.name)
-    head = _plain_head(task, model.heads[task.name])
+    values = _plain_values(bound.use(task.name), task)
+    head = _plain_head(task, values)
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
     _describe(config, task, len(head[1]))
     classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        _copy_encoder(classifier, model.encoder)
-        build(classifier, model.encoder, head)
+        _copy_encoder(classifier, values)
+        build(classifier, values, head)
     classifier.save_pretrained(folder)
     _save_tokenizer(saved, folder)
     return folder
@@ -79,9 +83,18 @@ def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _plain_head(task: Task, head: Any) -> Linear:
+def _plain_values(model: MultiTaskModel, task: Task) -> Values:
+    """By canonical name, LoRA's matrices being part of the layers they were added to."""
+    places = model.canonical()
+    if any(owner_task(name) == task.name for name in places if name.startswith(ADAPTERS)):
+        raise ModelError("has adapters (`model.adapters`), which plain transformers cannot compute")
+    values = {name: getattr(module, leaf).detach() for name, (module, leaf) in places.items()}
+    return values if model.lora is None else merge(values, model.lora)
+
+
+def _plain_head(task: Task, values: Values) -> Linear:
     """The head in double precision: two outputs for two labels, a score in its own range."""
-    weight, bias = head.weight.detach().double(), head.bias.detach().double()
+    weight, bias = (values[f"{HEADS}{task.name}.{leaf}"].double() for leaf in ("weight", "bias"))
     if task.is_regression:
         low, high = task.score_range
         return weight * (high - low), bias * (high - low) + low
@@ -101,12 +114,11 @@ def _describe(config: Any, task: Task, num_outputs: int) -> None:
         config.label2id = {label: index for index, label in enumerate(task.labels)}
 
 
-def _copy_encoder(classifier: Any, encoder: nn.Module) -> None:
+def _copy_encoder(classifier: Any, values: Values) -> None:
     inner = classifier.base_model
-    own = dict(encoder.named_parameters())
     for name, parameter in inner.named_parameters():
-        if name in own:
-            parameter.copy_(own[name])
+        if name in values:
+            parameter.copy_(values[name])
         elif "pooler" not in name:
             raise ModelError(f"the exported model has a parameter {name} that ours lacks")
 
@@ -133,39 +145,39 @@ def _set_split(layer: Any, last: Any, head: Linear) -> None:
     last.weight[:, : 2 * num].copy_(torch.cat([torch.eye(num), -torch.eye(num)], dim=1))
 
 
-def _through_pooler(model: Any, encoder: Any, head: Linear) -> None:
+def _through_pooler(model: Any, values: Values, head: Linear) -> None:
     _set(model.classifier, *head)
 
 
-def _pooler_in_head(model: Any, encoder: Any, head: Linear) -> None:
-    _set(model.classifier.dense, encoder.pooler.dense.weight, encoder.pooler.dense.bias)
+def _pooler_in_head(model: Any, values: Values, head: Linear) -> None:
+    _set(model.classifier.dense, values["pooler.dense.weight"], values["pooler.dense.bias"])
     _set(model.classifier.out_proj, *head)
 
 
-def _bert_cls(model: Any, encoder: Any, head: Linear) -> None:
+def _bert_cls(model: Any, values: Values, head: Linear) -> None:
     _set_small_identity(model.base_model.pooler.dense)
     _set(model.classifier, head[0] / SMALL, head[1])
 
 
-def _albert_cls(model: Any, encoder: Any, head: Linear) -> None:
+def _albert_cls(model: Any, values: Values, head: Linear) -> None:
     _set_small_identity(model.base_model.pooler)
     _set(model.classifier, head[0] / SMALL, head[1])
 
 
-def _tanh_head_cls(model: Any, encoder: Any, head: Linear) -> None:
+def _tanh_head_cls(model: Any, values: Values, head: Linear) -> None:
     _set_small_identity(model.classifier.dense)
     _set(model.classifier.out_proj, head[0] / SMALL, head[1])
 
 
-def _gelu_head_cls(model: Any, encoder: Any, head: Linear) -> None:
+def _gelu_head_cls(model: Any, values: Values, head: Linear) -> None:
     _set_split(model.classifier.dense, model.classifier.out_proj, head)
 
 
-def _relu_head_cls(model: Any, encoder: Any, head: Linear) -> None:
+def _relu_head_cls(model: Any, values: Values, head: Linear) -> None:
     _set_split(model.pre_classifier, model.classifier, head)
 
 
-LAYOUTS: dict[tuple[str, str], Callable[[Any, Any, Linear], None]] = {
+LAYOUTS: dict[tuple[str, str], Callable[[Any, Values, Linear], None]] = {
     ("bert", "pooler"): _through_pooler,
     ("albert", "pooler"): _through_pooler,
     ("roberta", "pooler"): _pooler_in_head,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fedmtl.config import Config
+from fedmtl.config import AdaptersConfig, Config
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.errors import ConfigError
 
@@ -21,10 +21,13 @@ def check_config(config: Config) -> None:
     _check_model(config)
     _check_rounds(config)
     _check_tasks(config)
+    _check_several_tasks(config)
+    _check_distillation(config)
     if config.partition.kind == "column" and config.partition.column is None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
     _check_rules(config.sharing.rules, depth)
+    _check_adaptive(config, depth)
 
 
 def _check_names(path: str, names: Iterable[str]) -> None:
@@ -43,6 +46,24 @@ def _check_model(config: Config) -> None:
         raise ConfigError(
             f"model.client_model: found {shown(client)}, model.server_model is {shown(server)};"
             " encoders that are averaged must be equal, so give both the same value or leave client_model out"
+        )
+    if config.model.adapters is not None:
+        _check_adapters(config.model.adapters, config.tasks)
+
+
+def _check_adapters(adapters: AdaptersConfig, tasks: Mapping[str, Any]) -> None:
+    for task in adapters.tasks or ():
+        if task not in tasks:
+            raise ConfigError(f"model.adapters.tasks: unknown task {shown(task)}; {did_you_mean(task, list(tasks))}")
+    if adapters.kind == "mixed" and adapters.share != "none":
+        raise ConfigError(
+            f"model.adapters.share: found {adapters.share}, but `mixed` says itself what is shared; leave it out"
+        )
+    if adapters.kind == "low_rank" and adapters.share == "all":
+        raise ConfigError("model.adapters.share: found all, but `low_rank` has no attention; write `projections`")
+    if adapters.kind != "low_rank" and adapters.size is not None and adapters.size % adapters.heads:
+        raise ConfigError(
+            f"model.adapters.heads: found {adapters.heads}, which does not divide the size, {adapters.size}"
         )
 
 
@@ -80,6 +101,44 @@ def _check_tasks(config: Config) -> None:
             raise ConfigError(f"tasks.{name}.labels: {shown(twice)} stands there twice; keep one")
 
 
+def _check_several_tasks(config: Config) -> None:
+    training = config.training
+    if training.gradients == "pcgrad" and training.task_schedule != "joint":
+        raise ConfigError(
+            f"training.gradients: pcgrad compares the tasks of one step, training.task_schedule is"
+            f" {training.task_schedule}; write `task_schedule: joint`"
+        )
+    rates = {name: task.learning_rate or training.learning_rate for name, task in config.tasks.items()}
+    if training.task_schedule == "joint" and len(set(rates.values())) > 1:
+        found = ", ".join(f"{rate:g} for {name}" for name, rate in rates.items())
+        raise ConfigError(
+            f"training.task_schedule: a joint step has one learning rate, found {found};"
+            " write one learning rate, training.learning_rate"
+        )
+    weighted = [name for name, task in config.tasks.items() if task.weight != 1.0]
+    if training.loss_weighting == "uncertainty" and training.task_weight_in == "loss" and weighted:
+        raise ConfigError(
+            f"training.loss_weighting: uncertainty learns what tasks.{weighted[0]}.weight is to say of the loss;"
+            " write `task_weight_in: averaging` or leave the weight out"
+        )
+
+
+def _check_distillation(config: Config) -> None:
+    told = config.training.distillation
+    if told is None:
+        return
+    path = "training.distillation"
+    for task in told.tasks or ():
+        if task not in config.tasks:
+            raise ConfigError(f"{path}.tasks: unknown task {shown(task)}; {did_you_mean(task, list(config.tasks))}")
+    if told.where == "clients" and told.texts:
+        raise ConfigError(
+            f"{path}.texts: clients learn from their own examples; write `where: server`, or leave it out"
+        )
+    if told.where == "server" and not told.texts:
+        raise ConfigError(f"{path}.texts: missing; `where: server` needs files of texts without labels")
+
+
 def _check_rules(rules: list[dict[str, str]], depth: int) -> None:
     for number, rule in enumerate(rules):
         path = f"sharing.rules.{number}"
@@ -101,6 +160,34 @@ def _check_group_level(path: str, level: str, depth: int) -> None:
     wanted = int(level.partition(".")[2] or 1)
     if wanted > depth:
         raise ConfigError(f"{path}: found `{level}`, sharing.groups is {depth} deep; use at most `group.{depth}`")
+
+
+def _check_adaptive(config: Config, depth: int) -> None:
+    adaptive = config.sharing.adaptive
+    if adaptive is None:
+        return
+    if config.mode != "federated":
+        raise ConfigError(
+            f"sharing.adaptive: found with mode {config.mode}, whose plan is what it is compared by;"
+            " write `mode: federated`, or `adaptive: null`"
+        )
+    if len(config.tasks) < 2:
+        raise ConfigError("sharing.adaptive: found with one task; layers split between tasks, so name two or more")
+    if adaptive.split_below >= adaptive.merge_above:
+        raise ConfigError(
+            f"sharing.adaptive.split_below: found {adaptive.split_below:g}, it must be less than merge_above, which is"
+            f" {adaptive.merge_above:g}"
+        )
+    for level in adaptive.levels or ():
+        if not _LEVEL.fullmatch(level) or level in ("client", "fixed"):
+            raise ConfigError(
+                f"sharing.adaptive.levels: found {shown(level)}; {did_you_mean(level, ['all', 'group', 'task'])}"
+            )
+        if level.startswith("group"):
+            _check_group_level("sharing.adaptive.levels", level, depth)
+    twice = _first_repeated(adaptive.levels or [])
+    if twice is not None:
+        raise ConfigError(f"sharing.adaptive.levels: {shown(twice)} stands there twice; keep one")
 
 
 def _check_groups(groups: Mapping[str, Any], tasks: Mapping[str, Any]) -> int:

@@ -16,6 +16,8 @@ _FILES = [
     ("clients", "*", "source", "*"),
     ("clients", "*", "source", "*", "train"),
     ("clients", "*", "source", "*", "validation"),
+    ("training", "distillation", "teacher"),
+    ("training", "distillation", "texts", "*"),
 ]
 _MODELS = [("model", "server_model"), ("model", "client_model")]
 
@@ -31,6 +33,8 @@ def with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _resolve(value: Any, path: tuple[Any, ...], folder: Path) -> Any:
     if isinstance(value, dict):
         return {key: _resolve(inner, (*path, key), folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolve(inner, (*path, number), folder) for number, inner in enumerate(value)]
     if not isinstance(value, str) or not value:
         return value
     if any(_matches(path, pattern) for pattern in _FILES) or (path in _MODELS and _is_path(value, folder)):

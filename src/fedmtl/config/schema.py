@@ -14,6 +14,7 @@ Mode = Literal["federated", "federated_single_task", "centralized", "centralized
 Level = Literal["all", "group", "task", "client", "fixed"]
 Pool = Literal["auto", "pooler", "cls", "mean"]
 Pair = Literal["cross", "dual"]
+TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
 Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 
 
@@ -56,6 +57,7 @@ Number = Annotated[float, Field(allow_inf_nan=False), _AsNumber]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _AsNumber]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _AsNumber]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _AsNumber]
+Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), _AsNumber]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _AsNumber]
 Whole = Annotated[int, Field(ge=0), _AsWhole]
 Count = Annotated[int, Field(ge=1), _AsWhole]
@@ -72,6 +74,46 @@ class Section(BaseModel):
     @classmethod
     def _all_defaults(cls, value: Any) -> Any:
         return _section(value)
+
+
+class LoraConfig(Section):
+    rank: Count = Field(8, description="Rows of A and columns of B, the two matrices added to a layer.")
+    alpha: Positive = Field(
+        16.0, description="B A counts alpha / rank times; a report that multiplies by alpha means alpha * rank here."
+    )
+    targets: list[str] = Field(
+        default_factory=lambda: ["query", "key", "value", "intermediate", "output"],
+        description="The encoder's linear layers that get it, by their path inside a layer or its end.",
+        min_length=1,
+    )
+    dropout: Decay = Field(0.0, description="Dropout in front of A.")
+    mode: Literal["adapters", "last_linear", "full_model"] = Field(
+        "adapters",
+        description="What trains besides: the heads (adapters); nothing, heads get LoRA too (last_linear); all that"
+        " got no LoRA, and heads get it too (full_model).",
+    )
+    train: Literal["both", "b"] = Field(
+        "both", description="A and B, or B alone: A is then the same everywhere, and the mean of the clients exact."
+    )
+
+
+class AdaptersConfig(Section):
+    kind: Literal["low_rank", "pals", "mixed"] = Field(
+        "pals",
+        description="What a task adds to a layer: two projections (low_rank), attention between them (pals), or pals"
+        " with shared projections in the first half of the layers and low_rank in the second (mixed).",
+    )
+    size: Count | None = Field(
+        None, description="Width between the projections; empty is 100 for low_rank and 204 for pals."
+    )
+    heads: Count = Field(12, description="Attention heads of pals; they divide the size.")
+    share: Literal["none", "projections", "all"] = Field(
+        "none", description="What a task's layers have in common: nothing, the two projections, or the attention too."
+    )
+    wiring: Literal["parallel", "alternative"] = Field(
+        "parallel", description="Beside the whole layer (parallel), or beside its self-attention (alternative)."
+    )
+    tasks: list[Name] | None = Field(None, description="The tasks that have them; empty is all.", min_length=1)
 
 
 class ModelConfig(Section):
@@ -101,6 +143,12 @@ class ModelConfig(Section):
     head_dropout: Fraction = Field(0.1, description="Dropout in front of every head.")
     encoder_dropout: Fraction | None = Field(
         None, description="Dropout inside the encoder; empty keeps what the encoder's own config says."
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Low-rank matrices added to the encoder's layers, which then stay as they are; empty is none."
+    )
+    adapters: AdaptersConfig | None = Field(
+        None, description="Small layers of each task's own beside the encoder's (PALs); empty is none."
     )
 
 
@@ -200,6 +248,31 @@ class PartitionConfig(Section):
     min_examples: Count = Field(1, description="Fewer examples than this at a client is an error.")
 
 
+class AdaptiveSharingConfig(Section):
+    """Layers that split where tasks pull apart, and merge where they agree."""
+
+    layers: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
+        None,
+        description="Patterns of the layers that may move, such as [encoder.layer.*, pooler]; empty is the encoder's"
+        " numbered layers.",
+        min_length=1,
+    )
+    levels: list[str] | None = Field(
+        None,
+        description="Levels a layer may take, of all, group, group.N and task; empty is all of them.",
+        min_length=2,
+    )
+    split_below: Cosine = Field(
+        -0.1, description="Two tasks disagree in a layer where the smoothed cosine of their updates is below this."
+    )
+    merge_above: Cosine = Field(0.1, description="Two tasks agree where it is above this; more than split_below.")
+    patience: Count = Field(3, description="Rounds in a row that call for a move before the layer moves.")
+    warmup_rounds: Whole = Field(1, description="First rounds, in which agreement is measured and no layer moves.")
+    smoothing: Decay = Field(
+        0.5, description="How much of the agreement of earlier rounds stays in its moving mean; 0 is the last round's."
+    )
+
+
 class SharingConfig(Section):
     rules: list[dict[str, str]] = Field(
         default_factory=lambda: [{"heads.*": "task"}, {"*": "all"}],
@@ -211,6 +284,70 @@ class SharingConfig(Section):
         description="Groups of tasks, as a tree: {pair: [qqp, stsb]} or"
         " {nlu: {pair: [qqp, stsb], single: [sst2]}}; level `group` is the outermost depth,"
         " `group.2` the next.",
+    )
+    adaptive: AdaptiveSharingConfig | None = Field(
+        None, description="Let layers change their level while the federation runs; empty is a plan that stays."
+    )
+
+
+class SmartConfig(Section):
+    """Smoothness against small changes of the embeddings (SMART). Empty is off."""
+
+    weight: NonNegative = Field(1e-3, description="What the divergence is multiplied by before it joins the loss.")
+    radius: Positive = Field(
+        1e-2, description="How far noise on an example's word embeddings may go, measured by `norm`."
+    )
+    norm: Literal["inf", "2"] = Field(
+        "inf", description="inf bounds every entry of the noise; 2 bounds its length over all tokens of an example."
+    )
+    steps: Whole = Field(1, description="Ascent steps that look for the noise; each is a pass forward and back.")
+    step_size: Positive | None = Field(
+        None, description="Length of an ascent step, by `norm`; empty is a hundred times the radius, as in the paper."
+    )
+    noise: NonNegative | None = Field(
+        None, description="Standard deviation of the noise the ascent starts from; empty is the radius."
+    )
+    bregman: NonNegative = Field(
+        0.0, description="Bregman proximal mu: how hard the outputs are held near those of the averaged weights."
+    )
+    momentum: Fraction = Field(0.99, description="With `bregman`: how much of the averaged weights a step keeps.")
+    perturb: Literal["one", "both"] = Field(
+        "one",
+        description="Noise on the compared outputs only (one), or a random one on the embeddings that the task's loss"
+        " is computed from as well (both).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _norm_as_text(cls, value: Any) -> Any:
+        # YAML reads `norm: 2` as a number and `.inf` as another.
+        if isinstance(value, dict) and value.get("norm") in (2, float("inf")):
+            return {**value, "norm": "2" if value["norm"] == 2 else "inf"}
+        return value
+
+
+class DistillationConfig(Section):
+    """A finished model as teacher while the federation trains (knowledge distillation). Empty is off."""
+
+    teacher: str = Field(description="Folder of a finished run, or its model/; it has to answer the same tasks.")
+    weight: Fraction = Field(0.5, description="The teacher's share of a client's loss; the rest is the task's own.")
+    temperature: Positive = Field(
+        2.0, description="What outputs are divided by before they are compared; larger is softer. Not for regressions."
+    )
+    where: Literal["clients", "server"] = Field(
+        "clients",
+        description="Clients learn what the teacher says of their own examples, or the server teaches the averaged"
+        " model on texts without labels after every round.",
+    )
+    tasks: list[Name] | None = Field(None, description="The tasks it teaches; empty is all.", min_length=1)
+    texts: list[str] = Field(
+        default_factory=list,
+        description="With `server`: files of texts, one a line (.txt, .txt.gz) or in the first column of a table; pairs"
+        " in tables with the task's columns, or of two columns.",
+    )
+    steps: Count = Field(100, description="With `server`: batches after every round, tasks in turn.")
+    learning_rate: Positive | None = Field(
+        None, description="With `server`: step size of those batches; empty is each task's own."
     )
 
 
@@ -248,6 +385,30 @@ class TrainingConfig(Section):
         description="Keep a client's optimizer state between rounds; empty is yes where nothing is averaged"
         " (centralized and local), no in a federation.",
     )
+    task_schedule: TaskSchedule = Field(
+        "even",
+        description="How a client with several tasks mixes them: each spread evenly over the epoch (even), one batch of"
+        " each in every step (joint), in turn (round_robin), or drawn: per pass (epoch), per batch with equal"
+        " chances (random), by examples N (proportional), N to a falling power (annealed) or N^(1/T) (temperature).",
+    )
+    anneal: Fraction = Field(
+        0.8, description="With `annealed`: how far the power of N falls from 1, from the first round to the last."
+    )
+    task_temperature: Positive = Field(2.0, description="With `temperature`: T; 1 is proportional, large is random.")
+    gradients: Literal["sum", "pcgrad"] = Field(
+        "sum",
+        description="What a joint step does with its tasks' gradients: add them up, or first take out of each what"
+        " points against another (PCGrad).",
+    )
+    loss_weighting: Literal["fixed", "uncertainty"] = Field(
+        "fixed", description="Weigh losses by tasks.<name>.weight, or by a variance learnt per task, in its head."
+    )
+    smart: SmartConfig | None = Field(
+        None, description="Adversarial smoothness, SMART; `{}` turns it on with its defaults, empty is off."
+    )
+    distillation: DistillationConfig | None = Field(
+        None, description="Learn from a finished model while federating; empty is off."
+    )
 
 
 class ServerOptimizerConfig(Section):
@@ -258,6 +419,19 @@ class ServerOptimizerConfig(Section):
     momentum: Fraction = Field(0.9, description="fedavgm's momentum; beta1 of fedadam and fedyogi.")
     beta2: Fraction = Field(0.99, description="Second-moment decay of fedadam and fedyogi.")
     tau: Positive = Field(1e-3, description="Adaptivity of fedadam and fedyogi: the denominator's floor.")
+
+
+class TaskWeightingConfig(Section):
+    kind: Literal["fixed", "progress"] = Field(
+        "fixed",
+        description="Tasks count as tasks.<name>.weight says (fixed), or more than that while their validation error"
+        " falls slower than other tasks' (progress).",
+    )
+    temperature: Positive = Field(2.0, description="With `progress`: how even the weights are; large is even.")
+    floor: Positive = Field(
+        0.05,
+        description="With `progress`: a validation error (1 minus the main metric) below this counts as this.",
+    )
 
 
 class FederationConfig(Section):
@@ -278,6 +452,7 @@ class FederationConfig(Section):
         description="Seconds `fedmtl server` waits for sites: all of them before round 1, min_clients before others.",
     )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
+    task_weighting: TaskWeightingConfig = Field(default_factory=TaskWeightingConfig)
 
 
 class WireConfig(Section):

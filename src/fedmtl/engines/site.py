@@ -10,10 +10,10 @@ import torch
 
 from fedmtl.config import ModelConfig
 from fedmtl.federation.client import Site
+from fedmtl.federation.client_state import InitialValues
 from fedmtl.federation.wire import MAX_BYTES
-from fedmtl.model.encoder import load_encoder
 from fedmtl.model.keys import Key
-from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 
@@ -33,18 +33,20 @@ class SiteSetup:
     device: str
     plain_encoder: bool = False
     max_bytes: int = MAX_BYTES
+    log_variances: bool = False
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
     """Open the data, and build the model where there is none yet; done once per worker."""
     if model is None:
-        encoder = load_encoder(setup.model, setup.seed, wants_pooler(setup.tasks), values_only=not setup.plain_encoder)
-        model = build_model(encoder, setup.tasks, setup.seed, plain=setup.plain_encoder)
+        _, model = open_model(
+            setup.model, setup.tasks, setup.seed, plain=setup.plain_encoder, log_variances=setup.log_variances
+        )
     device = torch.device(setup.device)
     model.to(device)
-    initial = {
-        Key("", name): getattr(module, leaf).detach().cpu() for name, (module, leaf) in model.canonical().items()
-    }
+    initial = InitialValues(
+        {Key("", name): getattr(module, leaf).detach().cpu() for name, (module, leaf) in model.canonical().items()}
+    )
 
     def validation(client: str, task: str) -> Shard:
         own = setup.validation.get(client, {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmtl import __version__
 from fedmtl.federation.handshake import Terms
-from fedmtl.model.keys import Key, head_task, weights_sha256
+from fedmtl.model.keys import Key, owner_task, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.task import Task
 
@@ -21,7 +21,7 @@ def own_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) 
     encoder = {
         Key("", name): getattr(module, leaf).detach()
         for name, (module, leaf) in model.canonical().items()
-        if head_task(name) is None
+        if owner_task(name) is None
     }
     return Terms(
         version=__version__,

@@ -37,7 +37,7 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
     if asked and workers:
         raise ConfigError(f"compute.stack: {asked} clients at once train in one process; write `workers: 0`")
     if asked and model.layout is None:
-        raise ConfigError("compute.stack: only encoders laid out as BERT can be stacked; write `stack: 0`")
+        raise ConfigError("compute.stack: only plain encoders laid out as BERT can be stacked; write `stack: 0`")
     precision = config.compute.precision
     if precision == "auto":
         precision = "bf16" if device != "cpu" and torch.cuda.is_bf16_supported() else "fp32"

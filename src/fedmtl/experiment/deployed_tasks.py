@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from fedmtl.tasks.membership import active_tasks, task_clients
 from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.shards import Shards
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.tokens import default_cache, tokenize
+from fedmtl.tasks.tokens import token_cache, tokenize
 
 AT_SITES = "at the sites"
 
@@ -80,7 +79,7 @@ def known_task(config: Config, name: str, labels: Sequence[str] = ()) -> Task:
 
 def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: Any) -> Population:
     """The server's validation examples; the clients' are elsewhere."""
-    cache = Path(config.data.cache) if config.data.cache else default_cache()
+    cache = token_cache(config.data)
     shared = {}
     for name, part in data.items():
         if len(part.validation):

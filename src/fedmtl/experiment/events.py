@@ -12,12 +12,12 @@ import transformers
 from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
-from fedmtl.federation.messages import Evaluation, Failure, Round, Update
-from fedmtl.model.keys import head_task
-from fedmtl.model.values import count_parameters, layer_counts, scope_counts
+from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, State, Update
+from fedmtl.model.keys import HEADS, owner_task
+from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.smart import step_passes
 
 Event = dict[str, Any]
 
@@ -50,6 +50,7 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         "stack": prepared.compute.stack,
         "precision": prepared.compute.precision,
         "num_rounds": config.training.num_rounds,
+        "step_passes": step_passes(config.training.smart),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
@@ -57,16 +58,24 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
 
 
 def plan_event(prepared: Prepared, census: Census) -> Event:
-    state = prepared.state
+    return {"event": "plan", **_plan_fields(prepared, prepared.state), "at_clients": _kept_by_clients(prepared, census)}
+
+
+def changed_plan_event(prepared: Prepared, state: State, before: Event) -> Event:
+    """The plan after a round that moved a layer; what stays at clients does not move, and is as it was `before`."""
+    fields = _plan_fields(prepared, state)
+    return {"event": "plan", "round": state.round, **fields, "at_clients": before["at_clients"]}
+
+
+def _plan_fields(prepared: Prepared, state: State) -> Event:
     return {
-        "event": "plan",
         "rules": [list(rule) for rule in state.plan.rules],
         "groups": prepared.config.sharing.groups,
         "scopes": scope_counts(state.weights),
         "layers": layer_counts(prepared.model, state.plan),
         "heads": _head_counts(prepared),
         "total": count_parameters(state.weights),
-        "at_clients": _kept_by_clients(prepared, census),
+        "trainable": count_trainable(state.weights),
     }
 
 
@@ -76,11 +85,23 @@ def update_event(update: Update) -> Event:
         "round": update.round,
         "client": update.client,
         "tasks": {
-            task: {"examples": count, "loss": update.losses.get(task)} for task, count in update.num_examples.items()
+            task: {"examples": count, "loss": update.losses.get(task), "seen": update.seen.get(task, 0)}
+            for task, count in update.num_examples.items()
         },
+        **({} if update.conflicts is None else {"conflicts": update.conflicts}),
         "seconds": update.traffic.seconds,
         "bytes_up": update.traffic.bytes_up,
         "bytes_down": update.traffic.bytes_down,
+    }
+
+
+def distillation_event(round_number: int, refinement: Refinement) -> Event:
+    return {
+        "event": "distillation",
+        "round": round_number,
+        "losses": dict(refinement.losses),
+        "steps": refinement.steps,
+        "seconds": refinement.seconds,
     }
 
 
@@ -108,16 +129,12 @@ def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[
     ]
 
 
-def trained_samples(update: Update, settings: LocalSettings) -> int:
-    """Samples a client trained, every pass counted; none where it evaluated. Of `local_steps`, full batches."""
-    if update.sums:
-        return 0
-    if settings.steps:
-        return settings.steps * settings.batch_size
-    return settings.epochs * sum(update.num_examples.values())
+def trained_samples(update: Update) -> int:
+    """Samples a client trained on, every pass counted; none where it evaluated."""
+    return sum(update.seen.values())
 
 
-def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
+def round_event(turn: Round, seconds: float) -> Event:
     evaluation = turn.evaluation
     answers: list[Update | Failure] = [*turn.updates, *turn.failures]
     extra = evaluation.traffic if evaluation else None
@@ -129,7 +146,8 @@ def round_event(turn: Round, seconds: float, settings: LocalSettings) -> Event:
         "tasks": _clients_per_task(turn),
         "aggregated": _aggregated(turn),
         "losses": _mean_losses(turn),
-        "samples": sum(trained_samples(update, settings) for update in turn.updates),
+        "seen": _seen(turn),
+        "samples": sum(map(trained_samples, turn.updates)),
         "overall": evaluation.overall if evaluation else None,
         "classification": evaluation.classification if evaluation else None,
         "seconds": seconds,
@@ -152,6 +170,27 @@ def early_stop_events(turn: Round) -> list[Event]:
         }
         for task in turn.stopped
     ]
+
+
+def adaptive_events(turn: Round) -> list[Event]:
+    """What the server changed by itself: the task weights of the round, and what it decided of each movable layer."""
+    events: list[Event] = []
+    if turn.task_weights:
+        events.append({"event": "task_weights", "round": turn.number, "weights": dict(turn.task_weights)})
+    if turn.sharing:
+        layers = [
+            {
+                "layer": decision.layer,
+                "agreement": dict(decision.smoothed),
+                "measured": dict(decision.measured),
+                "before": decision.before,
+                "after": decision.after,
+                "reason": decision.reason,
+            }
+            for decision in turn.sharing
+        ]
+        events.append({"event": "sharing", "round": turn.number, "layers": layers})
+    return events
 
 
 def _data_events(prepared: Prepared, census: Census) -> list[Event]:
@@ -208,8 +247,8 @@ def _kept_by_clients(prepared: Prepared, census: Census) -> int:
 def _head_counts(prepared: Prepared) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, (module, leaf) in prepared.model.canonical().items():
-        task = head_task(name)
-        if task is not None:
+        task = owner_task(name)
+        if task is not None and name.startswith(HEADS):
             counts[task] = counts.get(task, 0) + getattr(module, leaf).numel()
     return counts
 
@@ -223,18 +262,27 @@ def _clients_per_task(turn: Round) -> dict[str, int]:
 
 
 def _aggregated(turn: Round) -> list[Event]:
-    """For every scope, heads apart: how many tensors were averaged, over how many clients."""
+    """For every scope, what tasks own apart: how many tensors were averaged, over how many clients."""
     tensors: dict[tuple[str, str | None], set[str]] = {}
     clients: dict[tuple[str, str | None], set[str]] = {}
     for update in turn.updates:
         for key in update.delta:
-            entry = (key.scope, head_task(key.name))
+            entry = (key.scope, owner_task(key.name))
             tensors.setdefault(entry, set()).add(key.name)
             clients.setdefault(entry, set()).add(update.client)
     return [
         {"scope": scope, "head": head, "tensors": len(names), "clients": len(clients[scope, head])}
         for (scope, head), names in tensors.items()
     ]
+
+
+def _seen(turn: Round) -> dict[str, int]:
+    """Examples trained on per task, every pass at every client counted."""
+    seen: dict[str, int] = {}
+    for update in turn.updates:
+        for task, number in update.seen.items():
+            seen[task] = seen.get(task, 0) + number
+    return seen
 
 
 def _mean_losses(turn: Round) -> dict[str, float]:

@@ -120,7 +120,7 @@ def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Seq
         columns = [list(column) for column in zip(*rows, strict=True)]
         for start in range(0, len(rows), 64):
             inputs = _inputs(loaded, first, [column[start : start + 64] for column in columns])
-            encoded = loaded.bound.use(group[0]).encode(inputs)
+            encoded = loaded.bound.use(group[0]).encode(group[0], inputs)
             for task in group:
                 model = loaded.bound.use(task)
                 outputs = model.head(task, model.pool(task, *encoded)).numpy()

@@ -22,13 +22,13 @@ from fedmtl.experiment.census import label_counts
 from fedmtl.experiment.deployed_tasks import configured_tasks, known_task
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.site_worker import SiteSettings
+from fedmtl.experiment.teacher import open_teacher
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.handshake import Held, Hello, Welcome, version_only
 from fedmtl.federation.messages import ClientInfo, Job
 from fedmtl.federation.wire import decode_job, encode_update
 from fedmtl.model.device import pick_device
-from fedmtl.model.encoder import load_encoder
-from fedmtl.model.multitask import build_model, wants_pooler
+from fedmtl.model.multitask import open_model
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.membership import own_sources
 from fedmtl.tasks.task import Task
@@ -94,9 +94,10 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     own = {name: part.task for name, part in data.items()}
     tasks = _all_tasks(_checked(welcome.config), own, welcome.terms.labels)
     plain = config.compute.encoder == "plain"
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
-    model = build_model(encoder, tasks, config.seed, plain=plain)
-    population = build_population(config, data, encoder.tokenizer)
+    weighed = config.training.loss_weighting == "uncertainty"
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
+    device = str(pick_device(settings.device, "--device"))
+    population = build_population(config, data, encoder.tokenizer, open_teacher(config, "clients", own, device))
     terms = own_terms(model, encoder.tokenizer, own)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
     setup = SiteSetup(
@@ -108,9 +109,10 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         shared_validation=population.shared_validation,
         folder=settings.folder / welcome.run,
         spool=settings.spool,
-        device=str(pick_device(settings.device, "--device")),
+        device=device,
         plain_encoder=plain,
         max_bytes=welcome.max_bytes,
+        log_variances=weighed,
     )
     hello = Hello(
         client=settings.client,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmtl.config import Config
 from fedmtl.experiment.modes import mode_clients
+from fedmtl.experiment.teacher import Teacher
 from fedmtl.federation.messages import ClientInfo
 from fedmtl.model.vocabulary import Rows, used_rows
 from fedmtl.tasks.batches import Shard
@@ -20,7 +20,7 @@ from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.partition import partition
 from fedmtl.tasks.shards import Dealt, Shards, deal, held_tasks
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.tokens import default_cache, tokenize
+from fedmtl.tasks.tokens import token_cache, tokenize
 
 # Infos kept at hand; a client's rows take some 20 kB.
 MOST_INFOS = 256
@@ -72,12 +72,19 @@ class ClientInfos(Mapping[str, ClientInfo]):
         return used_rows([self._shared_rows, *ids], self._pad_id) if ids else self._shared_rows
 
 
-def build_population(config: Config, data: Mapping[str, TaskData], tokenizer: Any) -> Population:
-    cache = Path(config.data.cache) if config.data.cache else default_cache()
+def build_population(
+    config: Config, data: Mapping[str, TaskData], tokenizer: Any, teacher: Teacher | None = None
+) -> Population:
+    """Tokens, and what the teacher says of training examples, while the texts are at hand."""
+    cache = token_cache(config.data)
 
     def shard(task: Task, examples: Examples) -> tuple[Shard, int]:
         folder, truncated = tokenize(task, examples.texts, tokenizer, config.model.max_length, cache)
         return Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64)), truncated
+
+    def training_shard(task: Task, examples: Examples) -> tuple[Shard, int]:
+        whole, truncated = shard(task, examples)
+        return replace(whole, teacher=teacher.outputs(task, examples.texts) if teacher else None), truncated
 
     own: dict[str, dict[str, Shard]] = {}
     dealt: dict[str, Dealt] = {}
@@ -90,14 +97,14 @@ def build_population(config: Config, data: Mapping[str, TaskData], tokenizer: An
         shared[name], _ = shard(part.task, part.validation)
         cut[name] = 0
         for client, examples in part.client_train.items():
-            own.setdefault(client, {})[name], truncated = shard(part.task, examples)
+            own.setdefault(client, {})[name], truncated = training_shard(part.task, examples)
             validation.setdefault(client, {})[name], _ = shard(part.task, part.client_validation[client])
             cut[name] += truncated
         others = [client for client in clients if client not in part.client_train]
         if others:
-            whole, truncated = shard(part.task, part.train)
+            whole, truncated = training_shard(part.task, part.train)
             cut[name] += truncated
-            dealt[name] = deal(whole.tokens, whole.labels, _partition(config, part, others))
+            dealt[name] = deal(whole.tokens, whole.labels, _partition(config, part, others), whole.teacher)
         holders[name] = [*part.client_train, *others]
     return Population(Shards(held_tasks(holders), own, dealt), validation, shared, cut)
 

@@ -18,10 +18,16 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
 from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.experiment.server_distillation import open_server_distillation
+from fedmtl.experiment.teacher import Observer, open_teacher
+from fedmtl.federation.adaptive_sharing import movable_layers
+from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
+from fedmtl.federation.server import Refine
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.encoder import Encoder, load_encoder
-from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.extended_plan import extended_plan
+from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
 from fedmtl.model.values import initial_weights
 from fedmtl.runs import RunFolder
@@ -44,22 +50,25 @@ class Prepared:
     state: State
     compute: Compute
     evaluates_at_clients: bool
+    refine: Refine | None = None
 
     @property
     def tasks(self) -> dict[str, Task]:
         return {name: part.task for name, part in self.data.items()}
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = start_device(config)
     data = mode_data(config, load_tasks(config))
+    teacher = open_teacher(config, "clients", {name: part.task for name, part in data.items()}, device, observe)
     return assemble(
         config,
         data,
         device,
-        lambda tokenizer: build_population(config, data, tokenizer),
+        lambda tokenizer: build_population(config, data, tokenizer, teacher),
         partial(mode_active_tasks, config),
+        observe,
     )
 
 
@@ -77,17 +86,21 @@ def assemble(
     device: str,
     populate: Callable[[Any], Population],
     active: Callable[[ClientId, int], tuple[str, ...]],
+    observe: Observer = lambda event: None,
 ) -> Prepared:
     """The model, the strategy and the first state of a config whose tasks are loaded."""
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
-    encoder = load_encoder(config.model, config.seed, wants_pooler(tasks), values_only=not plain)
-    model = build_model(encoder, tasks, config.seed, plain=plain)
-    plan = mode_plan(config)
+    weighed = config.training.loss_weighting == "uncertainty"
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
+    plan = extended_plan(mode_plan(config), list(model.canonical()), config.model)
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
+    weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
+    adaptive = config.sharing.adaptive
+    movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
@@ -95,15 +108,22 @@ def assemble(
         active_tasks=active,
         federation=config.federation,
         evaluation=config.evaluation,
-        settings=local_settings(
-            config.training,
-            {name: task.learning_rate for name, task in tasks.items()},
-            {name: task.weight for name, task in tasks.items()},
-            keep_optimizer=keeps_optimizer(config),
+        settings=replace(
+            local_settings(
+                config.training,
+                {name: task.learning_rate for name, task in tasks.items()},
+                {name: task.weight for name, task in tasks.items()},
+                keep_optimizer=keeps_optimizer(config),
+            ),
+            measured_layers=tuple(movable),
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
+        known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
+        weight_in=config.training.task_weight_in,
+        adaptive=adaptive,
+        movable=movable,
     )
     return Prepared(
         config=config,
@@ -113,9 +133,10 @@ def assemble(
         encoder=encoder,
         model=model,
         strategy=strategy,
-        state=State(0, initial_weights(model, plan), plan),
+        state=State(0, weights, plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
+        refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
     )
 
 
@@ -141,6 +162,7 @@ def site_setup(prepared: Prepared, run: RunFolder) -> SiteSetup:
         device=prepared.compute.device,
         plain_encoder=prepared.config.compute.encoder == "plain",
         max_bytes=prepared.config.wire.max_bytes,
+        log_variances=prepared.config.training.loss_weighting == "uncertainty",
     )
 
 

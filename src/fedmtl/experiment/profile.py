@@ -45,6 +45,7 @@ SERVER = (
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.add"),
     Probe("averaging", "fedmtl.federation.combine", "StreamingMean.result"),
     Probe("server optimizer", "fedmtl.federation.server", "server_step"),
+    Probe("teaching", "fedmtl.experiment.server_distillation", "ServerDistillation.__call__", whole=True),
     Probe("evaluating", "fedmtl.federation.server", "_evaluated", whole=True),
     Probe("writing", "fedmtl.experiment.run", "_record", whole=True),
 )
@@ -57,6 +58,8 @@ CLIENT = (
     Probe("batches", "fedmtl.training.objective", "to_tensors"),
     Probe("forward and backward", "fedmtl.federation.client", "train"),
     Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.step"),
+    Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.keep"),
+    Probe("optimizer", "fedmtl.training.optimizer", "FlatOptimizer.join"),
     Probe("scoring", "fedmtl.federation.client", "predict", whole=True),
     Probe("scoring", "fedmtl.engines.local", "predict", whole=True),
     Probe("encoding", "fedmtl.engines.local", "encode_update"),

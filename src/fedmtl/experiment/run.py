@@ -14,6 +14,9 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
+    adaptive_events,
+    changed_plan_event,
+    distillation_event,
     early_stop_events,
     evaluation_events,
     failure_event,
@@ -53,7 +56,6 @@ from fedmtl.runs import (
     read_events,
     write_atomic,
 )
-from fedmtl.training.settings import LocalSettings
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -90,7 +92,7 @@ def start_run(
     open_carrier: OpenCarrier = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
-    prepared = prepare(config)
+    prepared = prepare(config, observe)
     run = create_run(Path(config.output), name)
     write_atomic(run.config, dump_config(config).encode())
     log = Log(run, observe)
@@ -108,7 +110,7 @@ def resume_run(
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
     config = load_config(run.config)
-    prepared = prepare(config)
+    prepared = prepare(config, observe)
     state = load_checkpoint(run.checkpoints) or prepared.state
     cut_back(run, state.round if state.progress else -1)
     log = Log(run, observe)
@@ -138,15 +140,15 @@ class Log:
 class _Watched:
     """An engine whose answers are logged as they come."""
 
-    def __init__(self, engine: Engine, observe: Observer, settings: LocalSettings) -> None:
-        self._engine, self._observe, self._settings = engine, observe, settings
+    def __init__(self, engine: Engine, observe: Observer) -> None:
+        self._engine, self._observe = engine, observe
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self._engine.run(jobs, deadline):
-            samples = trained_samples(answer, self._settings) if isinstance(answer, Update) else 0
+            samples = trained_samples(answer) if isinstance(answer, Update) else 0
             self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
             yield answer
 
@@ -172,9 +174,10 @@ def drive(
     try:
         with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_carrier()
-            watched = _Watched(engine, log.observe, prepared.strategy.settings)
+            watched = _Watched(engine, log.observe)
             last = time.perf_counter()
-            for turn in rounds(state, prepared.strategy, watched, _evaluator(prepared, engine)):
+            evaluate = _evaluator(prepared, engine)
+            for turn in rounds(state, prepared.strategy, watched, evaluate, prepared.refine):
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
                 if spent is not None:
@@ -214,10 +217,16 @@ def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluat
 
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
+    if turn.refinement is not None:
+        own.append(distillation_event(turn.number, turn.refinement))
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += [*early_stop_events(turn), round_event(turn, seconds, prepared.strategy.settings)]
+    own += adaptive_events(turn)
+    if any(decision.before != decision.after for decision in turn.sharing):
+        known = next(event for event in reversed(read_events(run)) if event["event"] == "plan")
+        own.append(changed_plan_event(prepared, turn.state, known))
+    own += [*early_stop_events(turn), round_event(turn, seconds)]
     for event in own:
         log(event)
     append_results(run, own)
@@ -231,7 +240,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         prepared.tasks,
         state.plan,
         state.weights,
-        prepared.config.model.max_length,
+        prepared.config.model,
     )
     seconds = sum(event["seconds"] for event in read_events(run) if event["event"] == "round")
     log(

@@ -215,4 +215,6 @@ def _for_sites(config: Config) -> dict[str, Any]:
     told: dict[str, Any] = config.model_dump(mode="json")
     told["data"] |= {"root": None, "cache": None}
     told["output"] = "runs"
+    if config.training.distillation is not None and config.training.distillation.where == "server":
+        told["training"]["distillation"] = None
     return told

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedmtl.federation.combine import combine
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import head_task
+from fedmtl.model.keys import owner_task
 from fedmtl.model.server_model import MTLServerModel
 
 
@@ -25,7 +25,7 @@ class MTLAggregator:
         task_weights = self._task_weights or {task: 1.0 for update in updates for task in update.tasks}
         result: dict[str, Any] = {"shared": {}, "task_heads": {}}
         for key, delta in combine(updates, before, plan, task_weights).items():
-            task = head_task(key.name)
+            task = owner_task(key.name)
             if task is not None:
                 result["task_heads"].setdefault(task, {})[key.name] = before[key] + delta
             elif key.scope == "all":

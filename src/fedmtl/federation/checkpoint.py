@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.messages import Progress, State
+from fedmtl.federation.messages import LayerTrack, Progress, State
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs import write_atomic
@@ -38,6 +38,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         "progress": {task: _progress_to_dict(progress) for task, progress in state.progress.items()},
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
+        "sharing": {layer: asdict(track) for layer, track in state.sharing.items()},
         "sha256": digest,
     }
     write_atomic(folder / f"{_stem(state.round)}.json", json.dumps(record, indent=1).encode())
@@ -87,6 +88,8 @@ def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
         },
         accepted=record["accepted"],
         best_overall=tuple(record["best_overall"]) if record["best_overall"] else None,
+        # Checkpoints of before layers could move have none.
+        sharing={layer: LayerTrack(**track) for layer, track in record.get("sharing", {}).items()},
     )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import load_state, remember_fixed, save_state
+from fedmtl.federation.client_state import InitialValues, load_state, remember_fixed, save_state
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
+from fedmtl.federation.moved_state import follow_plan
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
-from fedmtl.model.keys import Key, Weights, is_personal
+from fedmtl.model.keys import Weights, is_personal
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
@@ -33,7 +34,7 @@ class Site:
     """Where clients live: a model to bind values into, their examples, and a folder for what they keep."""
 
     model: MultiTaskModel
-    initial: Weights
+    initial: InitialValues
     train_shard: Shards
     validation_shard: Shards
     folder: Path
@@ -67,7 +68,7 @@ class Opened:
 
 
 def open_job(job: Job, site: Site) -> Opened:
-    state = load_state(site.folder / job.client, job.state_round)
+    state = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
     return Opened(
         LocalSettings.from_dict(job.settings),
         state,
@@ -79,13 +80,48 @@ def open_job(job: Job, site: Site) -> Opened:
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
     """Keep what stays at the client, and answer with how far the shared values moved."""
     state = opened.state
+    tasks = _returned(job, opened, trained)
+    if tasks != job.tasks:
+        views = job.plan.keys(site.model.canonical(), tasks, job.client).values()
+        reached = {key for view in views for key in view.values()}
+        delta = {key: value for key, value in delta.items() if key in reached}
     sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
     fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}, **lost}
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, merged, job.state_round)
-    counts = {task: len(shard) for task, shard in opened.shards.items()}
-    return Update(job.round, job.client, job.tasks, sent, job.rows, counts, trained.losses)
+    counts = {task: len(opened.shards[task]) for task in tasks}
+    return Update(
+        job.round,
+        job.client,
+        tasks,
+        sent,
+        job.rows,
+        counts,
+        trained.losses,
+        seen=trained.seen,
+        conflicts=trained.conflicts,
+        inner_products=_among(tasks, job.tasks, trained.inner_products),
+    )
+
+
+def _returned(job: Job, opened: Opened, trained: Trained) -> tuple[str, ...]:
+    """The tasks the update is of: where tasks are drawn, only those that were.
+
+    A head that never had its turn would hold back its mean, and its examples would count for an encoder they did not
+    train.
+    """
+    if opened.settings.task_schedule == "even" or not trained.seen:
+        return job.tasks
+    return tuple(task for task in job.tasks if task in trained.seen)
+
+
+def _among(
+    tasks: Sequence[str], every: Sequence[str], products: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, list[list[float]]]:
+    """The rows and columns of these tasks."""
+    kept = [every.index(task) for task in tasks]
+    return {layer: [[rows[i][j] for j in kept] for i in kept] for layer, rows in products.items()}
 
 
 def _train(job: Job, site: Site) -> Update:
@@ -126,15 +162,17 @@ def _evaluate(job: Job, site: Site) -> Update:
 
 
 def _gather(job: Job, site: Site, own: Weights) -> Weights:
-    """What the server sent, fixed values from the store, and the client's own, which start as the model did."""
+    """What the server sent, fixed values as they are known here, and the client's own, which start as the model did."""
     try:
-        values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed)}
+        values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed, site.initial)}
     except KeyError as error:
-        raise FedmtlError(f"the fixed value {error.args[0]} was neither sent nor kept here") from error
+        raise FedmtlError(
+            f"the fixed value {error.args[0]} was neither sent nor kept here, and this model starts with another"
+        ) from error
     for view in job.plan.keys(site.model.canonical(), job.tasks, job.client).values():
         for name, key in view.items():
             if is_personal(key):
-                values[key] = own[key] if key in own else site.initial[Key("", name)]
+                values[key] = own[key] if key in own else site.initial[name]
     return values
 
 

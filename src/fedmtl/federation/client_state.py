@@ -38,16 +38,38 @@ def save_state(folder: Path, round_number: int, slots: Mapping[str, Mapping[Key,
             path.unlink(missing_ok=True)
 
 
-def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str]) -> Weights:
-    """All fixed values of a job: those it brought are stored by digest, the others read from the store.
+class InitialValues:
+    """What a site's model starts with, by canonical name; digests are made when they are first asked for."""
 
-    Raises KeyError with the name of a value that was neither sent nor stored.
+    def __init__(self, values: Weights) -> None:
+        self._values = values
+        self._digests: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[Key("", name)]
+
+    def fixed(self, name: str, digest: str) -> Tensor | None:
+        """The value, if that is its digest as a fixed one."""
+        if Key("", name) not in self._values:
+            return None
+        if name not in self._digests:
+            self._digests[name] = fixed_digest(Key("fixed", name), self[name])
+        return self[name] if self._digests[name] == digest else None
+
+
+def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], initial: InitialValues) -> Weights:
+    """All fixed values of a job: as the model started, as sent, which are stored by digest, or from that store.
+
+    Raises KeyError with the name of a value that is in none of them.
     """
     values: Weights = {}
     for name, digest in digests.items():
         key = Key("fixed", name)
         path = folder / f"{digest}.safetensors"
-        if key in weights:
+        own = initial.fixed(name, digest)
+        if own is not None:
+            values[key] = own
+        elif key in weights:
             values[key] = weights[key]
             if not path.exists():
                 save_tensors(path, {"fixed": {key: weights[key]}})

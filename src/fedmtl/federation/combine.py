@@ -10,6 +10,7 @@ import torch
 from fedmtl.federation.messages import Update
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.plan import SharingPlan, scope_tasks
+from fedmtl.model.vocabulary import Rows
 
 
 def client_weight(
@@ -52,7 +53,7 @@ class StreamingMean:
             weight = weights[key.scope]
             if key not in self._sums:
                 self._sums[key] = torch.zeros_like(self._before[key])
-            _add(self._sums[key], delta, weight, update)
+            add_delta(self._sums[key], delta, weight, update.rows)
             self._totals[key] = self._totals.get(key, 0.0) + weight
 
     def result(self) -> Weights:
@@ -74,9 +75,10 @@ def combine(
     return mean.result()
 
 
-def _add(total: torch.Tensor, delta: torch.Tensor, weight: float, update: Update) -> None:
+def add_delta(total: torch.Tensor, delta: torch.Tensor, weight: float, rows: Rows | None) -> None:
+    """Add a delta to a sum; a sliced token table has `rows` of it."""
     if delta.shape == total.shape:
         total.add_(delta, alpha=weight)
     else:
-        assert update.rows is not None
-        total.index_add_(0, torch.from_numpy(update.rows), delta, alpha=weight)
+        assert rows is not None
+        total.index_add_(0, torch.from_numpy(rows), delta, alpha=weight)

@@ -16,7 +16,11 @@ from fedmtl.seeds import derive_seed
 
 
 class Dispatch:
-    """Makes Jobs, and remembers which fixed values each client already has, so that they travel once."""
+    """Makes Jobs, and remembers which fixed values each client already has, so that they travel once.
+
+    Those that its model starts with do not travel at all; a client that failed is sent them too, as it may have started
+    with others.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -46,7 +50,7 @@ class Dispatch:
             value = state.weights[key]
             if key.scope == "fixed":
                 fixed[key.name] = self._digest(key, value)
-                if fixed[key.name] in self._held.get(client, ()):
+                if fixed[key.name] in self._held.get(client, self._strategy.known):
                     continue
             sliced = rows is not None and key.name == self._strategy.table
             weights[key] = take_rows(value, rows) if sliced and rows is not None else value
@@ -67,11 +71,11 @@ class Dispatch:
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:
         """The client has these fixed values now."""
-        self._held.setdefault(job_client, set()).update(fixed.values())
+        self._held.setdefault(job_client, set(self._strategy.known)).update(fixed.values())
 
     def lost(self, client: ClientId) -> None:
         """The client failed: it may have been replaced by an empty one."""
-        self._held.pop(client, None)
+        self._held[client] = set()
 
     def _digest(self, key: Key, value: Tensor) -> str:
         known = self._digests.get(key)

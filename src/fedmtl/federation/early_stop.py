@@ -1,4 +1,7 @@
-"""Early stopping per task: a head is fixed at its best round, its sites go on training the encoder through it."""
+"""Early stopping per task: its head is fixed at its best round, its sites go on training the encoder through it.
+
+Adapters are fixed with the head they were trained with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedmtl.federation.messages import Evaluation, Progress, State
-from fedmtl.model.keys import HEADS, head_task
+from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
 from fedmtl.model.plan import move
 from fedmtl.tasks.task import Task
 
@@ -32,7 +35,7 @@ def _advance(state: State, task: Task, progress: Progress, evaluation: Evaluatio
         return progress
     head = {}
     if task.patience is not None:
-        head = {key: value for key, value in state.weights.items() if head_task(key.name) == task.name}
+        head = {key: value for key, value in state.weights.items() if owner_task(key.name) == task.name}
     return replace(progress, best_round=state.round, best_score=score, best_head=head)
 
 
@@ -45,10 +48,12 @@ def _is_due(progress: Progress, task: Task) -> bool:
 
 def _fix_head(state: State, task: str, tasks: Sequence[str]) -> State:
     plan = state.plan.with_rule(f"{HEADS}{task}.*", "fixed")
+    if any(key.name.startswith(f"{ADAPTERS}{task}.") for key in state.weights):
+        plan = plan.with_rule(f"{ADAPTERS}{task}.*", "fixed")
     progress = state.progress[task]
     weights = move({**state.weights, **progress.best_head}, state.plan, plan, tasks)
     slots = {
-        slot: {key: value for key, value in values.items() if head_task(key.name) != task}
+        slot: {key: value for key, value in values.items() if owner_task(key.name) != task}
         for slot, values in state.server_optimizer.items()
     }
     stopped = replace(progress, stopped_round=state.round, best_head={})

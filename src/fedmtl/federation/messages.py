@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -62,7 +62,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated."""
+    """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated.
+
+    `seen` counts the examples of each task it trained on, every pass counted; `conflicts` is the share of pairs of
+    tasks whose gradients pulled apart, where that was asked. `inner_products` are those of its tasks' gradients in each
+    layer that was asked for, in the order of `tasks`.
+    """
 
     round: int
     client: ClientId
@@ -73,6 +78,9 @@ class Update:
     losses: Mapping[str, float]
     sums: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     traffic: Traffic = Traffic()
+    seen: Mapping[str, int] = field(default_factory=dict)
+    conflicts: float | None = None
+    inner_products: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,30 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class LayerTrack:
+    """A movable layer's way so far: the smoothed agreement of each pair of tasks that has one (`a/b`).
+
+    `low` and `high` are the rounds in a row for which it called for a split or a merge.
+    """
+
+    agreement: Mapping[str, float] = field(default_factory=dict)
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True)
+class LayerDecision:
+    """What a round decided of a movable layer, by the agreement it measured and the smoothed one of each pair."""
+
+    layer: str
+    measured: Mapping[str, float]
+    smoothed: Mapping[str, float]
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class State:
     """Everything a resume needs; seeds are derived, clients keep their own."""
 
@@ -133,11 +165,21 @@ class State:
     progress: Mapping[str, Progress] = field(default_factory=dict)
     accepted: Mapping[ClientId, int] = field(default_factory=dict)
     best_overall: tuple[int, float] | None = None
+    sharing: Mapping[str, LayerTrack] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What the server did with the averaged weights: mean losses per task, batches and seconds."""
+
+    losses: Mapping[str, float]
+    steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one turn of the loop yields; `state` is the state after it."""
+    """What one turn of the loop yields; `state` is the state after it, `task_weights` are those it was trained with."""
 
     number: int
     state: State
@@ -147,6 +189,9 @@ class Round:
     stopped: tuple[str, ...] = ()
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
+    refinement: Refinement | None = None
+    task_weights: Mapping[str, float] = field(default_factory=dict)
+    sharing: tuple[LayerDecision, ...] = ()
 
 
 class Engine(Protocol):

@@ -9,15 +9,31 @@ from dataclasses import replace
 import torch
 
 from fedmtl.errors import CannotContinue
+from fedmtl.federation.adaptive_sharing import adapt
+from fedmtl.federation.agreement import TaskUpdates
 from fedmtl.federation.combine import StreamingMean
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.early_stop import follow
-from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, Round, State, Update
+from fedmtl.federation.messages import (
+    ClientId,
+    Engine,
+    Evaluation,
+    Failure,
+    Job,
+    LayerDecision,
+    Refinement,
+    Round,
+    State,
+    Update,
+)
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
+from fedmtl.federation.task_weighting import progress_factors, weighted
 from fedmtl.federation.validate import Expected, expect, refusal
+from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
+Refine = Callable[[State], tuple[State, Refinement]]
 # In the place of a value that has been averaged and let go.
 NO_VALUE = torch.empty(0, device="meta")
 
@@ -31,8 +47,13 @@ class RoundFailed(CannotContinue):
         self.failures = failures
 
 
-def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
-    """Yield round 0, the start, then every round after it; a resumed state goes on where it was."""
+def rounds(
+    state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate, refine: Refine | None = None
+) -> Iterator[Round]:
+    """Yield round 0, the start, then every round after it; a resumed state goes on where it was.
+
+    `refine` goes over what every round came to before it is evaluated.
+    """
     dispatch = Dispatch(strategy)
     if state.round == 0 and not state.progress:
         turn = _evaluated(Round(0, state, (), (), None), strategy, evaluate)
@@ -40,6 +61,9 @@ def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate)
         yield turn
     while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
         turn = _turn(state, strategy, engine, dispatch)
+        if refine is not None:
+            refined, refinement = refine(turn.state)
+            turn = replace(turn, state=refined, refinement=refinement)
         if strategy.is_evaluated(turn.number):
             turn = _evaluated(turn, strategy, evaluate)
         state = turn.state
@@ -54,8 +78,13 @@ def all_stopped(state: State, strategy: Strategy) -> bool:
 def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
     started = time.perf_counter()
     number = state.round + 1
-    mean = StreamingMean(state.weights, state.plan, strategy.task_weights, strategy.federation.average)
-    accepted, failures = _collect(state, strategy, engine, dispatch, number, mean)
+    weights, settings = _weights(state, strategy)
+    average = strategy.federation.average
+    mean = StreamingMean(state.weights, state.plan, weights, average)
+    follows = strategy.federation.task_weighting.kind == "progress"
+    told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
+    by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
+    accepted, failures = _collect(state, strategy, engine, dispatch, settings, (mean, by_task))
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
         first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
@@ -68,16 +97,38 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     scarce = _scarce_task(strategy, accepted, failures, number)
     if scarce is not None:
         raise RoundFailed(scarce, number, failures)
-    settings = strategy.federation.server_optimizer
-    weights, slots = server_step(settings, state.weights, mean.result(), state.server_optimizer)
+    moved, slots = server_step(
+        strategy.federation.server_optimizer, state.weights, mean.result(), state.server_optimizer
+    )
     after = replace(
         state,
         round=number,
-        weights=weights,
+        weights=moved,
         server_optimizer=slots,
         accepted={**state.accepted, **{update.client: number for update in accepted}},
     )
-    return Round(number, after, accepted, failures, None, train_seconds=time.perf_counter() - started)
+    decisions: tuple[LayerDecision, ...] = ()
+    if strategy.adaptive is not None:
+        after, decisions = adapt(after, strategy.adaptive, strategy.movable, list(strategy.tasks), by_task.measure())
+    return Round(
+        number,
+        after,
+        accepted,
+        failures,
+        None,
+        train_seconds=time.perf_counter() - started,
+        task_weights=told,
+        sharing=decisions,
+    )
+
+
+def _weights(state: State, strategy: Strategy) -> tuple[Mapping[str, float], LocalSettings]:
+    """How much each task counts in the next round's mean, and the clients' settings, where its loss weight is."""
+    factors = progress_factors(strategy.federation.task_weighting, state.progress)
+    if strategy.weight_in == "averaging":
+        return weighted(strategy.task_weights, factors), strategy.settings
+    loss_weights = weighted(strategy.settings.loss_weights, factors)
+    return strategy.task_weights, replace(strategy.settings, loss_weights=loss_weights)
 
 
 def _scarce_task(
@@ -97,24 +148,30 @@ def _scarce_task(
 
 
 def _collect(
-    state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch, number: int, mean: StreamingMean
+    state: State,
+    strategy: Strategy,
+    engine: Engine,
+    dispatch: Dispatch,
+    settings: LocalSettings,
+    sums: Sequence[StreamingMean | TaskUpdates],
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
-    """Send the round's jobs, and sort the answers into those that count, which join the mean, and those that do not."""
+    """Send the round's jobs, and sort the answers into those that count, which join the sums, and those that do not."""
+    number = state.round + 1
     infos = engine.clients()
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
     sent: list[ClientId] = []
 
     def jobs() -> Iterator[Job]:
-        settings = strategy.settings.to_dict()
+        told = settings.to_dict()
         for client, tasks in sample_clients(strategy, infos, number).items():
-            job = dispatch.job("train", state, client, tasks, infos[client].rows, number, settings)
+            job = dispatch.job("train", state, client, tasks, infos[client].rows, number, told)
             expected[client] = (expect(job), job.fixed)
             sent.append(client)
             yield job
 
     accepted: dict[ClientId, Update] = {}
     failures: list[Failure] = []
-    line = _Line(mean, sent)
+    line = _Line(sums, sent)
     for answer in engine.run(jobs(), strategy.federation.round_timeout):
         reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
         if reason is None:
@@ -132,10 +189,10 @@ def _collect(
 
 
 class _Line:
-    """Adds updates to the mean in the order their jobs were sent, each as soon as all before it are settled."""
+    """Adds updates to the sums in the order their jobs were sent, each as soon as all before it are settled."""
 
-    def __init__(self, mean: StreamingMean, sent: Sequence[ClientId]) -> None:
-        self._mean, self._sent = mean, sent
+    def __init__(self, sums: Sequence[StreamingMean | TaskUpdates], sent: Sequence[ClientId]) -> None:
+        self._sums, self._sent = sums, sent
         self._settled: dict[ClientId, Update | None] = {}
         self._done = 0
 
@@ -154,7 +211,8 @@ class _Line:
     def _add(self, client: ClientId) -> None:
         update = self._settled.get(client)
         if update is not None:
-            self._mean.add(update)
+            for total in self._sums:
+                total.add(update)
             self._settled[client] = None
 
 

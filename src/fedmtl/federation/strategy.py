@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from fedmtl.config import EvaluationConfig, FederationConfig
+from fedmtl.config import AdaptiveSharingConfig, EvaluationConfig, FederationConfig
 from fedmtl.federation.messages import ClientId, ClientInfo, Codecs
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
@@ -16,7 +17,12 @@ from fedmtl.training.settings import LocalSettings
 
 @dataclass(frozen=True)
 class Strategy:
-    """`names` are the model's canonical parameter names, `table` the token table's among them."""
+    """`names` are the model's canonical parameter names, `table` the token table's among them.
+
+    `known` are digests of fixed values that every client's model starts with, so that they need not travel.
+    `task_weights` count in the mean, those of the settings in the loss; `weight_in` says which of them follow progress.
+    `movable` are the layers that adaptive sharing may move, with their parameters' names, from the bottom to the top.
+    """
 
     tasks: Mapping[str, Task]
     names: tuple[str, ...]
@@ -28,6 +34,10 @@ class Strategy:
     task_weights: Mapping[str, float]
     seed: int
     codecs: Codecs = field(default_factory=Codecs)
+    known: frozenset[str] = frozenset()
+    weight_in: Literal["averaging", "loss"] = "averaging"
+    adaptive: AdaptiveSharingConfig | None = None
+    movable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds

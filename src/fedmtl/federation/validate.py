@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedmtl.federation.messages import Job, Update
-from fedmtl.model.keys import Key, head_task
+from fedmtl.model.keys import HEADS, Key, owner_task
 from fedmtl.model.vocabulary import Rows
 
 
@@ -23,11 +23,13 @@ class Expected:
     tasks: tuple[str, ...]
     tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
     rows: Rows | None
+    layers: tuple[str, ...] = ()
 
 
 def expect(job: Job) -> Expected:
     tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
-    return Expected(job.client, job.round, job.tasks, tensors, job.rows)
+    layers = tuple(job.settings.get("measured_layers", ()))
+    return Expected(job.client, job.round, job.tasks, tensors, job.rows, layers)
 
 
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
@@ -40,8 +42,14 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
         return f"claims the tasks {', '.join(update.tasks)}; it was given {', '.join(expected.tasks)}"
     if set(update.num_examples) != set(update.tasks) or any(n < 1 for n in update.num_examples.values()):
         return "its example counts do not fit its tasks"
+    if not set(update.seen) <= set(update.tasks):
+        return "it trained on tasks that it does not return"
     if not _are_equal(update.rows, expected.rows):
         return "its token rows are not those it was sent"
+    if not set(update.inner_products) <= set(expected.layers) or not all(
+        map(_are_products, update.inner_products.values())
+    ):
+        return "its inner products are not those it was asked for"
     return _refused_tensor(update, expected, max_norm)
 
 
@@ -51,12 +59,26 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
     return np.array_equal(rows, expected)
 
 
+def _are_products(products: Sequence[Sequence[float]]) -> bool:
+    """Whether vectors can have these: symmetric, and none larger than the two lengths allow."""
+    places = range(len(products))
+    if any(products[i][i] < 0 for i in places):
+        return False
+    lengths = [math.sqrt(products[i][i]) for i in places]
+    # A little more, for rounding.
+    return all(
+        products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * lengths[i] * lengths[j]
+        for i in places
+        for j in places
+    )
+
+
 def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:
     square = 0.0
     for key, delta in update.delta.items():
-        task = head_task(key.name)
         if key not in expected.tensors:
-            what = f"the head of {task}" if task else f"{key.name} of scope {key.scope}"
+            is_head = key.name.startswith(HEADS)
+            what = f"the head of {owner_task(key.name)}" if is_head else f"{key.name} of scope {key.scope}"
             return f"returned {what}, which it was not sent"
         shape, dtype = expected.tensors[key]
         if delta.shape != shape or delta.dtype != dtype:

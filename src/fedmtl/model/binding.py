@@ -39,6 +39,7 @@ class BoundModel:
         read: bool = False,
     ) -> None:
         self.model = model
+        model.adds_gradients = False
         self.buffers = buffers or Buffers()
         self.views = plan.keys(model.canonical(), tasks, client)
         keys = dict.fromkeys(key for view in self.views.values() for key in view.values())

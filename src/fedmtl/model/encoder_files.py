@@ -16,10 +16,15 @@ def encoder_folder(name: str) -> Path:
     return SHIPPED.get(name, Path(name))
 
 
+def is_extended(config: ModelConfig) -> bool:
+    """Whether parts are added to the encoder, so that its own code must compute it."""
+    return config.lora is not None or config.adapters is not None
+
+
 def holds_bert_values(config: ModelConfig) -> bool:
     """Whether the encoder starts from the values of a BERT in a folder, so that its code need not be imported."""
     folder = encoder_folder(config.server_model)
-    if config.initial == "random" or not (folder / "model.safetensors").is_file():
+    if is_extended(config) or config.initial == "random" or not (folder / "model.safetensors").is_file():
         return False
     try:
         kind = json.loads((folder / "config.json").read_text())["model_type"]

@@ -25,11 +25,20 @@ Values = Mapping[str, Tensor]
 
 
 def pooled_vectors(
-    values: Values, layout: BertLayout, batch: Packed, pool: str, masks: MaskSource, padding: int | None
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    pool: str,
+    masks: MaskSource,
+    padding: int | None,
+    noise: Tensor | None = None,
 ) -> Tensor:
-    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
+    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
+
+    `noise`, padded as the batch was, is added to the word embeddings.
+    """
     heads = head_places(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
-    hidden = _embed(values, layout, batch, masks, padding)
+    hidden = _embed(values, layout, batch, masks, padding, noise)
     num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
     for number in range(num_full):
         hidden = _layer(values, layout, batch, masks, number, hidden, heads)
@@ -39,9 +48,18 @@ def pooled_vectors(
     return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
 
 
-def _embed(values: Values, layout: BertLayout, batch: Packed, masks: MaskSource, padding: int | None) -> Tensor:
+def _embed(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    padding: int | None,
+    noise: Tensor | None,
+) -> Tensor:
     table = "embeddings.{}_embeddings.weight"
     hidden = F.embedding(batch.ids, values[table.format("word")], padding)
+    if noise is not None:
+        hidden = hidden + noise.reshape(-1, noise.shape[-1]).index_select(0, batch.places)
     hidden = hidden + F.embedding(batch.segments, values[table.format("token_type")])
     hidden = hidden + F.embedding(batch.positions, values[table.format("position")])
     hidden = _norm(values, "embeddings.LayerNorm", hidden, layout)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 HEADS = "heads."
+LOG_VARIANCE = ".log_variance"
+ADAPTERS = "adapters."
 
 
 class Key(NamedTuple):
@@ -27,16 +29,15 @@ def is_personal(key: Key) -> bool:
     return key.scope.startswith("client:")
 
 
-def head_task(name: str) -> str | None:
-    """The task a head's parameter belongs to; None for the encoder's."""
-    return name.removeprefix(HEADS).split(".", 1)[0] if name.startswith(HEADS) else None
+def owner_task(name: str) -> str | None:
+    """The task that a parameter of a head or of adapters belongs to; None for the encoder's."""
+    return name.split(".", 2)[1] if name.startswith((HEADS, ADAPTERS)) else None
 
 
 def layer_of(name: str) -> str:
-    """The layer a parameter belongs to: `encoder.layer.3`, `embeddings`, `heads.sst2`."""
-    task = head_task(name)
-    if task is not None:
-        return HEADS + task
+    """The layer a parameter belongs to: `encoder.layer.3`, `embeddings`, `heads.sst2`, `adapters.sst2`."""
+    if owner_task(name) is not None:
+        return ".".join(name.split(".", 2)[:2])
     numbered = re.match(r"(.*?\.\d+)\.", name)
     return numbered[1] if numbered else name.split(".", 1)[0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError
+from fedmtl.model.adapters import Adapters
 from fedmtl.model.bert_layout import bert_layout
 from fedmtl.model.cpu import bert as cpu_bert
 from fedmtl.model.dropout_masks import no_masks, random_masks
-from fedmtl.model.encoder import Encoder
+from fedmtl.model.encoder import Encoder, load_encoder
+from fedmtl.model.encoder_files import is_extended
 from fedmtl.model.fast_bert import pooled_vectors
-from fedmtl.model.keys import HEADS
+from fedmtl.model.keys import ADAPTERS, HEADS
+from fedmtl.model.lora import add_lora, canonical_path, set_lora
 from fedmtl.model.packing import pack
 from fedmtl.model.pooling import mean_pool
 from fedmtl.seeds import derive_seed
@@ -40,12 +45,15 @@ COSINE_SCALE = 10.0
 
 
 class Head(nn.Linear):
-    """A task's head, with dropout in front.
+    """A task's head.
 
     That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by.
+    `log_variance`, where asked for, is what the task's loss is weighed by; no answer depends on it.
     """
 
-    def __init__(self, task: Task, hidden_size: int, seed: int) -> None:
+    log_variance: nn.Parameter | None
+
+    def __init__(self, task: Task, hidden_size: int, seed: int, *, log_variance: bool = False) -> None:
         super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, num_outputs(task))
         generator = torch.Generator().manual_seed(derive_seed(seed, "head", task.name))
         with torch.no_grad():
@@ -54,10 +62,7 @@ class Head(nn.Linear):
             if task.is_dual and task.is_regression:
                 self.weight.zero_()
                 self.weight[:, -1] = 1 / COSINE_SCALE
-        self.dropout = task.dropout
-
-    def forward(self, features: Tensor) -> Tensor:
-        return super().forward(F.dropout(features, self.dropout, self.training))
+        self.register_parameter("log_variance", nn.Parameter(torch.zeros(1)) if log_variance else None)
 
 
 class Heads(nn.Module):
@@ -70,20 +75,31 @@ class Heads(nn.Module):
                 raise ConfigError(f"tasks.{task}: has a dot, which separates the parts of a parameter's name; drop it")
             self._modules[task] = head
 
-    def __getitem__(self, task: str) -> Head:
+    def __getitem__(self, task: str) -> nn.Module:
         head = self._modules[task]
-        assert isinstance(head, Head)
+        assert head is not None
         return head
 
 
 class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
-    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`. An encoder laid out as BERT is
-    computed by `cpu.bert`, or `fast_bert` on another device, unless `plain` asks for the encoder's own module.
+    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with `log_variances` also
+    `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under
+    `adapters.<task>.`. An encoder laid out as BERT is computed by `cpu.bert`, or `fast_bert` on another device, unless
+    something was added to it or `plain` asks for the encoder's own module.
     """
 
-    def __init__(self, encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        tasks: Mapping[str, Task],
+        seed: int,
+        config: ModelConfig,
+        *,
+        plain: bool = False,
+        log_variances: bool = False,
+    ) -> None:
         super().__init__()
         self.encoder = encoder.module
         self.accepts = encoder.accepts
@@ -92,37 +108,56 @@ class MultiTaskModel(nn.Module):
         self.vocabulary_size = int(encoder.module.get_parameter(encoder.table).shape[0])
         self.tasks = dict(tasks)
         self.pools = {name: pooling(task, encoder) for name, task in tasks.items()}
-        self.heads = Heads({name: Head(task, encoder.hidden_size, seed) for name, task in tasks.items()})
+        self.heads = Heads(
+            {name: Head(task, encoder.hidden_size, seed, log_variance=log_variances) for name, task in tasks.items()}
+        )
+        self.lora = config.lora
+        self.adapters = None if config.adapters is None else Adapters(encoder, config.adapters, tasks, seed)
+        if self.lora is not None:
+            add_lora(self.encoder, self.heads, self.lora)
         self.layout = None if plain else bert_layout(self.encoder)
         self.draw_masks = random_masks
+        # Where a loss takes several passes their gradients have to add up, which only autograd does.
+        self.adds_gradients = False
         self.room = cpu_bert.Room()
-        self._places = _canonical_places(self.encoder, self.heads)
+        self._places = _canonical_places({"": self.encoder, HEADS: self.heads, ADAPTERS: self.adapters})
+        if self.lora is not None:
+            set_lora(self._places, seed)
 
-    def forward(self, task: str, inputs: Inputs) -> Tensor:
-        return self.head(task, self.vectors(task, inputs))
+    def forward(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
+        return self.head(task, self.vectors(task, inputs, noise))
 
-    def vectors(self, task: str, inputs: Inputs) -> Tensor:
-        """One vector per sequence, pooled as the task says."""
+    def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
+        """One vector per sequence, pooled as the task says.
+
+        `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
+        """
         if self.layout is None:
-            return self.pool(task, *self.encode(inputs))
+            return self.pool(task, *self.encode(task, inputs, noise))
         values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._places.items()}
         masks = self.draw_masks(values[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
         padding, pool = self.token_table().padding_idx, self.pools[task]
         if self.writes_gradients:
+            assert noise is None, "noise goes with adds_gradients"
             return cpu_bert.pooled_vectors(values, self.layout, batch, pool, masks, padding, self.room)
-        return pooled_vectors(values, self.layout, batch, pool, masks, padding)
+        return pooled_vectors(values, self.layout, batch, pool, masks, padding, noise)
 
     @property
     def writes_gradients(self) -> bool:
         """Whether the encoder's gradients go over what is in `room.gradients`; else autograd adds them up."""
         module, leaf = self._places[self.table]
-        return self.layout is not None and getattr(module, leaf).device.type == "cpu"
+        return self.layout is not None and not self.adds_gradients and getattr(module, leaf).device.type == "cpu"
 
-    def encode(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The last hidden states, the pooler's output where there is one, and the mask."""
+    def encode(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The last hidden states, the pooler's output where there is one, and the mask.
+
+        They are the task's own where it has adapters.
+        """
         offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
-        output = self.encoder(**{name: offered[name] for name in self.accepts})
+        adapted = nullcontext() if self.adapters is None else self.adapters.used_by(task, inputs.mask)
+        with adapted, _added_to(self.token_table(), noise):
+            output = self.encoder(**{name: offered[name] for name in self.accepts})
         return output.last_hidden_state, getattr(output, "pooler_output", None), inputs.mask
 
     def pool(self, task: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Tensor:
@@ -135,9 +170,10 @@ class MultiTaskModel(nn.Module):
         return mean_pool(hidden, mask)
 
     def head(self, task: str, vectors: Tensor) -> Tensor:
+        """The head's answer, with dropout in front of it and of what LoRA adds to it."""
         if self.tasks[task].is_dual:
             vectors = pair_features(*vectors.chunk(2))
-        output: Tensor = self.heads[task](vectors)
+        output: Tensor = self.heads[task](F.dropout(vectors, self.tasks[task].dropout, self.training))
         return output
 
     def canonical(self) -> dict[str, tuple[nn.Module, str]]:
@@ -149,15 +185,28 @@ class MultiTaskModel(nn.Module):
         return self._places[self.table][0]
 
 
-def _canonical_places(encoder: nn.Module, heads: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+@contextmanager
+def _added_to(table: nn.Module, noise: Tensor | None) -> Iterator[None]:
+    """Meanwhile, what the token table gives out has the noise in it."""
+    if noise is None:
+        yield
+        return
+    handle = table.register_forward_hook(lambda module, given, embedded: embedded + noise)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _canonical_places(roots: Mapping[str, nn.Module | None]) -> dict[str, tuple[nn.Module, str]]:
     places: dict[str, tuple[nn.Module, str]] = {}
     seen: set[nn.Parameter] = set()
-    for prefix, root in (("", encoder), (HEADS, heads)):
-        for path, module in root.named_modules():
+    for prefix, root in roots.items():
+        for path, module in root.named_modules() if root is not None else ():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and parameter not in seen:
                     seen.add(parameter)
-                    places[prefix + (f"{path}.{leaf}" if path else leaf)] = (module, leaf)
+                    places[prefix + (f"{canonical_path(path)}.{leaf}" if path else leaf)] = (module, leaf)
     return places
 
 
@@ -179,9 +228,28 @@ def pooling(task: Task, encoder: Encoder) -> str:
     return task.pool
 
 
-def build_model(encoder: Encoder, tasks: Mapping[str, Task], seed: int, *, plain: bool = False) -> MultiTaskModel:
-    """A model in evaluation mode whose every bit follows from the encoder, the tasks and the seed."""
-    return MultiTaskModel(encoder, tasks, seed, plain=plain).eval()
+def build_model(
+    encoder: Encoder,
+    tasks: Mapping[str, Task],
+    seed: int,
+    config: ModelConfig | None = None,
+    *,
+    plain: bool = False,
+    log_variances: bool = False,
+) -> MultiTaskModel:
+    """A model in evaluation mode whose every bit follows from the encoder, the tasks, the seed and what is added."""
+    return MultiTaskModel(
+        encoder, tasks, seed, config or ModelConfig(), plain=plain, log_variances=log_variances
+    ).eval()
+
+
+def open_model(
+    config: ModelConfig, tasks: Mapping[str, Task], seed: int, *, plain: bool = False, log_variances: bool = False
+) -> tuple[Encoder, MultiTaskModel]:
+    """The encoder of a config, and the model on it; server and sites build the same bits."""
+    values_only = not plain and not is_extended(config)
+    encoder = load_encoder(config, seed, wants_pooler(tasks), values_only=values_only)
+    return encoder, build_model(encoder, tasks, seed, config, plain=plain, log_variances=log_variances)
 
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:

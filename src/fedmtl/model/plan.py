@@ -8,9 +8,12 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
-from fedmtl.model.keys import Key, Weights, head_task
+from fedmtl.model.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,10 @@ class SharingPlan:
         return Key(f"group:{groups[task]}" if task in groups else f"task:{task}", name)
 
     def keys(self, names: Iterable[str], tasks: Sequence[str], client: str) -> dict[str, dict[str, Key]]:
-        """For each task, name -> key over the encoder and that task's head."""
+        """For each task, name -> key over the encoder and that task's own parameters."""
         names = list(names)
         return {
-            task: {name: self.key(name, task, client) for name in names if head_task(name) in (None, task)}
+            task: {name: self.key(name, task, client) for name in names if owner_task(name) in (None, task)}
             for task in tasks
         }
 
@@ -60,8 +63,9 @@ class SharingPlan:
         return SharingPlan(tuple((pattern, level) for pattern, level in values["rules"]), tuple(values["groups"]))
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
-        """The plan with one more rule in front of all others."""
-        return replace(self, rules=((pattern, level), *self.rules))
+        """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
+        others = (rule for rule in self.rules if rule[0] != pattern)
+        return replace(self, rules=((pattern, level), *others))
 
 
 # Asked for every parameter of every job.
@@ -121,10 +125,11 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
     for name in names:
         level = plan.level(name)
         won[next(number for number, (pattern, _) in enumerate(plan.rules) if fnmatchcase(name, pattern))] += 1
-        if head_task(name) is not None and (level == "all" or level.startswith("group")):
+        if owner_task(name) is not None and (level == "all" or level.startswith("group")):
+            prefix, what = (HEADS, "a head") if name.startswith(HEADS) else (ADAPTERS, "an adapter")
             raise ConfigError(
-                f"sharing.rules: `{name}` is at level {level}, but a head belongs to its task; "
-                'put `- "heads.*": task` (or client, or fixed) before that rule'
+                f"sharing.rules: `{name}` is at level {level}, but {what} belongs to its task; "
+                f'put `- "{prefix}*": task` (or client, or fixed) before that rule'
             )
         if level.startswith("group") and group_depth(level) > len(plan.groups):
             raise ConfigError(
@@ -138,22 +143,34 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
             )
 
 
-def move(weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str]) -> Weights:
+def move(
+    weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str], *, partial: bool = False
+) -> Weights:
     """The weights under another plan: a finer level copies a value, a coarser one averages.
 
-    Works on anything keyed like weights, so the server optimizer's state moves the same way. What is or
-    becomes a client's own is not the server's to move.
+    The mean of equal values is exact. Works on anything keyed like weights, so the server optimizer's state moves the
+    same way; there may be values missing if it is `partial`. What is or becomes a client's own is not the server's to
+    move.
     """
     moved: Weights = {}
     for name in dict.fromkeys(key.name for key in weights):
-        owners = [head_task(name)] if head_task(name) else tasks
+        owners = [owner_task(name)] if owner_task(name) else tasks
         sources: dict[Key, dict[Key, None]] = {}
         for task in owners:
             assert task is not None
             sources.setdefault(new.key(name, task, ""), {})[old.key(name, task, "")] = None
         for target, origins in sources.items():
             values = [weights[origin] for origin in origins if origin in weights]
+            if not values and partial:
+                continue
             if not values or target.scope.startswith("client:"):
                 raise ConfigError(f"sharing: `{name}` cannot move from {old.level(name)} to {new.level(name)} in a run")
-            moved[target] = values[0].clone() if len(values) == 1 else sum(values[1:], values[0]) / len(values)
+            moved[target] = mean_value(values)
     return moved
+
+
+def mean_value(values: Sequence[Tensor]) -> Tensor:
+    """The mean of some values, to the last bit theirs where they are equal; never one of them itself."""
+    if all(torch.equal(values[0], value) for value in values[1:]):
+        return values[0].clone()
+    return sum(values[1:], values[0]) / len(values)

@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
-from fedmtl.model.keys import Weights
+from fedmtl.model.keys import LOG_VARIANCE, Weights
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs import write_atomic
 from fedmtl.tasks.task import Task
+
+# The settings that say what is added to the encoder.
+ADDED = ("lora", "adapters")
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def save_model(
     tasks: Mapping[str, Task],
     plan: SharingPlan,
     weights: Weights,
-    max_length: int,
+    config: ModelConfig,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     encoder.module.config.save_pretrained(folder)
@@ -54,7 +58,8 @@ def save_model(
     record = {
         "encoder": encoder.name,
         "has_pooler": encoder.has_pooler,
-        "max_length": max_length,
+        "max_length": config.max_length,
+        **config.model_dump(include=set(ADDED)),
         "plan": plan.to_dict(),
         "tasks": {name: asdict(task) for name, task in tasks.items()},
     }
@@ -68,12 +73,15 @@ def load_model(folder: Path) -> SavedModel:
     module = AutoModel.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
     tasks = {name: _task(values) for name, values in record["tasks"].items()}
+    weights = load_tensors(folder / "weights.safetensors").get("weights", {})
+    weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
+    added = ModelConfig.model_validate({name: record.get(name) for name in ADDED})
     return SavedModel(
-        build_model(encoder, tasks, seed=0),
+        build_model(encoder, tasks, 0, added, log_variances=weighed),
         encoder,
         tasks,
         SharingPlan.from_dict(record["plan"]),
-        load_tensors(folder / "weights.safetensors").get("weights", {}),
+        weights,
         record["max_length"],
     )
 

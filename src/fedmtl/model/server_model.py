@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedmtl.errors import ModelError
-from fedmtl.model.keys import Key, Weights, head_task
+from fedmtl.model.keys import Key, Weights, owner_task
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.values import initial_weights
@@ -32,6 +32,7 @@ class MTLServerModel:
         return {key.name: value for key, value in self.weights.items() if key.scope == "all"}
 
     def get_task_head_parameters(self, task: str) -> Parameters:
+        """A task's own values: its head, and its adapters where it has some."""
         return {name: self.weights[key] for name, key in self._head(task).items()}
 
     def get_model_slice_for_task(self, task: str) -> Parameters:
@@ -52,7 +53,7 @@ class MTLServerModel:
         return self._views[task]
 
     def _head(self, task: str) -> dict[str, Key]:
-        return {name: key for name, key in self._view(task).items() if head_task(name) == task and key in self.weights}
+        return {name: key for name, key in self._view(task).items() if owner_task(name) == task and key in self.weights}
 
     def _set(self, keys: Mapping[str, Key], params: Mapping[str, Tensor], where: str) -> None:
         for name, value in params.items():

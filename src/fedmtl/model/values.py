@@ -44,3 +44,8 @@ def layer_counts(model: MultiTaskModel, plan: SharingPlan) -> list[dict[str, Any
 
 def count_parameters(weights: Weights) -> int:
     return sum(value.numel() for value in weights.values())
+
+
+def count_trainable(weights: Weights) -> int:
+    """Those of all values that may move."""
+    return sum(value.numel() for key, value in weights.items() if key.scope != "fixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .adaptive import task_weights
 from .contents import section
 from .formats import number, score
 from .line_chart import Line, Mark, line_chart
@@ -24,6 +25,7 @@ def curves(run: Run) -> Html:
     panels = [_panel(run, task) for task in run.tasks]
     if len(panels) > 1:
         panels.insert(0, _averages(run))
+    panels.append(task_weights(run))
     words = (
         "The strong line is the main metric, the light ones are other metrics on the same scale; the ring is "
         "the best round. Below, the loss in training (strong) and validation (light). Each panel has its own "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fedmtl.run_summary import passes
+
 from .contents import section
 from .formats import MISSING, count, number, percent, tick
 from .labels import spell
@@ -14,11 +16,14 @@ def datasets(run: Run) -> Html:
     if not run.data:
         return section("data", tag("p", "The run recorded no data."))
     rows = [(task_name(run, task), *_row(run, task, event)) for task, event in run.data.items()]
-    head = ("Task", "Kind", "Source", "Train", "Cut short", "Validation", "Labels in train")
-    guide = "“Cut short” counts training texts longer than the encoder reads."
+    head = ("Task", "Kind", "Source", "Train", "Passes", "Cut short", "Validation", "Labels in train")
+    guide = (
+        "“Passes” is how often the training examples, those of all clients together, were trained on."
+        " “Cut short” counts training texts longer than the encoder reads."
+    )
     return section(
         "data",
-        table("Examples per task", head, rows, words={1, 2, 6}, class_="data"),
+        table("Examples per task", head, rows, words={1, 2, 7}, class_="data"),
         tag("p", guide, class_="guide"),
     )
 
@@ -32,10 +37,16 @@ def _row(run: Run, task: str, event: Event) -> list[object]:
         about.get("kind", MISSING),
         event.get("source", MISSING),
         count(event.get("train")),
+        _passes(run, task, event),
         _truncated(event),
         validation,
         _labels(about, event),
     ]
+
+
+def _passes(run: Run, task: str, event: Event) -> str:
+    found = passes(number(event.get("train")), run.rounds.values(), task)
+    return MISSING if found is None else f"{found:.2f}"
 
 
 def _truncated(event: Event) -> Html:

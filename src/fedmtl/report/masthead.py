@@ -64,6 +64,7 @@ def _facts(run: Run) -> Html:
         ("Sent by clients", _bytes(run, "bytes_up")),
         ("Sent to clients", _bytes(run, "bytes_down")),
         ("Computed on", _machine(run)),
+        *([("A training step", _passes(run))] if _passes(run) else []),
         ("Versions", _versions(run)),
         ("Weights, SHA-256", _hash(run.end.get("weights_sha256"))),
     ]
@@ -88,6 +89,13 @@ def _machine(run: Run) -> str:
     if stack:
         return f"{device}, {plural(int(stack), 'client')} at once, {run.start.get('precision', MISSING)}"
     return f"{device}, {plural(int(workers), 'worker')}" if workers else str(device)
+
+
+def _passes(run: Run) -> str:
+    """What a step costs, where that is more than the one pass everybody expects."""
+    passes = run.start.get("step_passes") or {}
+    forward, backward = (int(number(passes.get(way)) or 1) for way in ("forward", "backward"))
+    return f"{forward} passes forward, {backward} back" if forward > 1 else ""
 
 
 def _versions(run: Run) -> str:

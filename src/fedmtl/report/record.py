@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
@@ -25,6 +25,9 @@ class Run:
     stops: dict[str, Event]
     rounds: dict[int, Event]
     end: Event
+    distillations: tuple[Event, ...] = ()
+    weights: dict[int, Event] = field(default_factory=dict)
+    decisions: dict[int, Event] = field(default_factory=dict)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -64,4 +67,7 @@ def gather(events: Sequence[Event], name: str) -> Run:
         stops={event["task"]: event for event in kinds["early_stop"]},
         rounds={event["round"]: event for event in sorted(kinds["round"], key=lambda event: event["round"])},
         end=(kinds["end"] or [{}])[-1],
+        distillations=tuple(kinds["distillation"]),
+        weights={event["round"]: event for event in kinds["task_weights"]},
+        decisions={event["round"]: event for event in kinds["sharing"]},
     )

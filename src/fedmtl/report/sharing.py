@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .adaptive import layer_moves
 from .contents import section
 from .formats import count, number, percent
+from .levels import LEVELS, chip, level_class
 from .markup import Html, join, table, tag
 from .record import Event, Run
-
-LEVELS = {
-    "all": "one value for every client",
-    "group": "one value for each group of tasks",
-    "task": "one value for each task",
-    "client": "stays at its client",
-    "fixed": "the same everywhere, never moves",
-}
 
 
 def sharing(run: Run) -> Html:
@@ -26,23 +20,13 @@ def sharing(run: Run) -> Html:
     if len(run.plans) > 1:
         words = f"The plan changed during the run; this is the last of {len(run.plans)}."
         parts.append(tag("p", words, class_="guide"))
-    parts += [_key(plan), _stack(plan), _scopes(plan), _rules(plan)]
+    parts += [_key(plan), _stack(plan), layer_moves(run), _scopes(plan), _rules(plan)]
     return section("sharing", *parts)
-
-
-def _level(level: object) -> str:
-    """The CSS class of a level; `group.2` is drawn as `group`."""
-    word = str(level).split(".")[0]
-    return f"level-{word}" if word in LEVELS else "level-fixed"
-
-
-def _chip(level: object) -> Html:
-    return tag("span", level, class_=f"chip {_level(level)}")
 
 
 def _key(plan: Event) -> Html:
     used = {str(part.get("level")).split(".")[0] for part in (*plan.get("layers", ()), *plan.get("scopes", ()))}
-    items = (tag("li", _chip(level), " ", words) for level, words in LEVELS.items() if level in used)
+    items = (tag("li", chip(level), " ", words) for level, words in LEVELS.items() if level in used)
     return tag("ul", *items, class_="legend levels")
 
 
@@ -52,15 +36,17 @@ def _stack(plan: Event) -> Html:
     total = _sum(layers)
     rows = [
         (
-            tag("span", layer.get("layer"), class_=f"slab {_level(layer.get('level'))}"),
-            _chip(layer.get("level")),
+            tag("span", layer.get("layer"), class_=f"slab {level_class(layer.get('level'))}"),
+            chip(layer.get("level")),
             count(layer.get("parameters")),
             _portion(layer, total),
         )
         for layer in layers
     ]
     total_words = count(plan.get("total") or total)
-    caption = f"Layers, the input at the bottom; {total_words} parameters"
+    trained = plan.get("trainable")
+    some = "" if trained in (None, plan.get("total")) else f", {count(trained)} of them trained"
+    caption = f"Layers, the input at the bottom; {total_words} parameters{some}"
     head = ("Layer", "Shared by", "Parameters", "Portion")
     return table(caption, head, rows, words={1, 3}, class_="stack", tall=len(rows) > 40)
 
@@ -70,7 +56,7 @@ def _scopes(plan: Event) -> Html:
     rows = [
         (
             tag("code", scope.get("scope")),
-            _chip(scope.get("level")),
+            chip(scope.get("level")),
             count(scope.get("parameters")),
             count(scope.get("tensors")),
             _portion(scope, _sum(scopes)),
@@ -83,7 +69,7 @@ def _scopes(plan: Event) -> Html:
 
 
 def _rules(plan: Event) -> Html:
-    rows = [(tag("code", pattern), _chip(level)) for pattern, level in plan.get("rules") or ()]
+    rows = [(tag("code", pattern), chip(level)) for pattern, level in plan.get("rules") or ()]
     rules = table("Rules, the first match wins", ("Parameters named", "Level"), rows, words={1})
     groups = plan.get("groups") or {}
     if not groups:
@@ -105,6 +91,6 @@ def _sum(parts: Sequence[Event]) -> float:
 def _portion(part: Event, total: float) -> Html:
     """A part of its own table: scopes add up to more than the layers where groups hold several values."""
     share = _sum([part]) / total if total else 0.0
-    bar = tag("span", class_=f"fill {_level(part.get('level'))}", style=f"width:{share:.2%}")
+    bar = tag("span", class_=f"fill {level_class(part.get('level'))}", style=f"width:{share:.2%}")
     words = tag("span", percent(share), class_="many")
     return tag("span", words, tag("span", bar, class_="track"), class_="portion")

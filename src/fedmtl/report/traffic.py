@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bar_chart import Bar, bar_chart, bar_range
 from .contents import section
-from .formats import duration, number, size
+from .formats import duration, number, score, size
 from .markup import Html, legend, tag
 from .record import Event, Run
 from .scales import Frame, Label, x_axis
@@ -14,7 +14,8 @@ def traffic(run: Run) -> Html:
     rounds = {at: event for at, event in run.rounds.items() if at > 0}
     if not rounds:
         return section("cost", tag("p", "No round was finished."))
-    return section("cost", tag("div", _bytes(rounds), _seconds(rounds), _answers(rounds), class_="panels"))
+    panels = tag("div", _bytes(rounds), _seconds(rounds), _answers(rounds), class_="panels")
+    return section("cost", panels, *([tag("p", _teaching(run), class_="guide")] if run.distillations else []))
 
 
 def _bytes(rounds: dict[int, Event]) -> Html:
@@ -56,6 +57,18 @@ def _answers(rounds: dict[int, Event]) -> Html:
     chart = _chart(bars, "Clients per round", f"{failures:.0f} failures in all rounds together.", None)
     key = legend((("up", "accepted"), ("wrong", "failed")))
     return tag("figure", tag("figcaption", tag("b", "Clients per round")), chart, key)
+
+
+def _teaching(run: Run) -> str:
+    """What the server's own lessons cost, and what they came to."""
+    seconds = sum(_amount(event, "seconds") for event in run.distillations)
+    steps = sum(int(_amount(event, "steps")) for event in run.distillations)
+    first, last = run.distillations[0].get("losses", {}), run.distillations[-1].get("losses", {})
+    losses = (f"{task} {score(first.get(task))} to {score(last.get(task))}" for task in {**first, **last})
+    return (
+        f"After its mean the server taught the model from a teacher: {steps:,} steps in"
+        f" {duration(seconds)}, part of `other`. Loss in the first and the last round: {', '.join(losses)}."
+    )
 
 
 def _bar(at: int, rounds: dict[int, Event], segments: tuple[tuple[float, str], ...], words: str) -> Bar:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmtl.tasks.teacher_outputs import open_outputs
 from fedmtl.tasks.tokens import TokenPart, open_tokens
 
 WINDOW = 8
@@ -14,11 +15,15 @@ WINDOW = 8
 
 @dataclass(frozen=True)
 class Shard:
-    """Some examples of one task: a folder of tokens, the labels of all its examples, and which are meant."""
+    """Some examples of one task: a folder of tokens, the labels of all its examples, and which are meant.
+
+    `teacher` is a file of a teacher's outputs for all examples of the folder.
+    """
 
     tokens: Path
     labels: np.ndarray
     indices: np.ndarray
+    teacher: Path | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -26,6 +31,12 @@ class Shard:
     def num_tokens(self) -> int:
         """The tokens of the shard's examples, all parts together: what a pass over them costs."""
         return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
+
+    def teacher_outputs(self, batch: np.ndarray) -> np.ndarray:
+        """What the teacher says of these examples."""
+        assert self.teacher is not None, "shards of a taught task come with its teacher's outputs"
+        chosen: np.ndarray = open_outputs(self.teacher)[batch]
+        return chosen
 
     def used_ids(self) -> list[np.ndarray]:
         """The token ids of the shard's examples, once each, one array per part."""

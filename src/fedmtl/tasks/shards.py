@@ -30,12 +30,13 @@ class Dealt:
     tokens: Path
     places: Mapping[str, int]
     arrays: DealtArrays | Path
+    teacher: Path | None = None
 
     def shard(self, client: str) -> Shard:
         place = self.places[client]
         held = _opened(self.arrays)
         indices = held.order[held.starts[place] : held.starts[place + 1]]
-        return Shard(self.tokens, held.labels, indices.astype(np.int64))
+        return Shard(self.tokens, held.labels, indices.astype(np.int64), self.teacher)
 
     def stored(self, folder: Path) -> Dealt:
         """The same with its arrays in files, of which a process holds only the pages it reads."""
@@ -75,13 +76,14 @@ class Shards(Mapping[str, Mapping[str, Shard]]):
         return Shards(self._tasks, self._own, dealt)
 
 
-def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray]) -> Dealt:
+def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray], teacher: Path | None = None) -> Dealt:
     """Every client's examples end to end in one array."""
     sizes = [len(part) for part in parts.values()]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     kind = np.int32 if len(labels) < 2**31 else np.int64
     order = np.concatenate([np.zeros(0, kind), *(part.astype(kind) for part in parts.values())])
-    return Dealt(tokens, {client: place for place, client in enumerate(parts)}, DealtArrays(labels, order, starts))
+    places = {client: place for place, client in enumerate(parts)}
+    return Dealt(tokens, places, DealtArrays(labels, order, starts), teacher)
 
 
 def held_tasks(holders: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -58,6 +58,26 @@ def read_table(path: Path) -> Table:
     return _read_rows(path, _csv_rows(path, text) if suffix.startswith(".csv") else _tsv_rows(text))
 
 
+def read_texts(path: Path, columns: Sequence[str]) -> tuple[list[str], ...] | None:
+    """The texts of a file without labels, one list a column; None where it has none for that many.
+
+    A table with these columns gives them, another one its first column, or both where there are two and two are asked
+    for. A file that ends in .txt or .txt.gz has one text a line. Empty texts are left out.
+    """
+    if path.name.lower().endswith((".txt", ".txt.gz")):
+        if len(columns) > 1:
+            return None
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; check the path (in a config it is relative to the config file)")
+        return ([line for line in _lines(_read_text(path, gzipped=path.name.lower().endswith(".gz"))) if line.strip()],)
+    table = read_table(path)
+    names = list(columns) if set(columns) <= set(table.columns) else list(table.columns)
+    if names != list(columns) and len(columns) == 2 != len(names):
+        return None
+    rows = [row for row in zip(*(table.columns[name] for name in names[: len(columns)]), strict=True) if all(row)]
+    return tuple(list(column) for column in zip(*rows, strict=True)) or tuple([] for _ in columns)
+
+
 def find_table(folder: Path, stems: Sequence[str]) -> Path | None:
     """The first file in the folder named by one of the stems and a suffix we read, or nothing."""
     paths = (folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
@@ -97,10 +117,14 @@ def _unzip(path: Path) -> bytes:
     return b"".join(pieces)
 
 
-def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+def _lines(text: str) -> list[str]:
     # Not splitlines(): a text may hold U+2028 or U+0085, which are no line ends in a tsv.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line := line.removesuffix("\r"):
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(_lines(text), start=1):
+        if line:
             yield number, line.split("\t")
 
 

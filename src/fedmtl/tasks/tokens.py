@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmtl.config import DataConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.tasks.task import Task
 
@@ -81,6 +82,11 @@ def open_tokens(folder: Path) -> Tokens:
         return np.asarray(np.load(folder / f"{part}.{name}.npy", mmap_mode="r"))
 
     return Tokens(tuple(TokenPart(*(load(part, name) for name in ARRAYS)) for part in range(num_parts)))
+
+
+def token_cache(data: DataConfig) -> Path:
+    """The folder of tokens, and of what belongs to them."""
+    return Path(data.cache) if data.cache else default_cache()
 
 
 def default_cache() -> Path:

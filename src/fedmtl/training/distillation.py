@@ -5,6 +5,7 @@ sum and no count, so padding changes no loss. The teacher's side gets no gradien
 
 * hidden states: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
 * relations: MiniLMv2 (Wang et al. 2021).
+* outputs: soft targets (Hinton et al. 2015).
 * similarity: relations between the sentences of a batch (Park et al. 2019), here of cosines.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedmtl.tasks.task import Task
 
 # Of a balanced similarity: cosines up to .2, .4, .6, .8 and above.
 LEVELS = 5
@@ -51,6 +54,20 @@ def similarity_loss(teacher: Tensor, student: Tensor, *, balanced: bool = False)
     sizes = members.sum((1, 2))
     means = torch.where(members, errors, 0.0).sum((1, 2)) / sizes.clamp(min=1)
     return (errors.mean() + means.sum() / (sizes > 0).sum().clamp(min=1)) / 2
+
+
+def outputs_loss(task: Task, teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """Mean over the batch of T^2 KL(teacher || student) at that temperature, or of the squared difference of scores.
+
+    T^2 keeps the gradient's size as the temperature grows. One output is the second of two classes.
+    """
+    teacher = teacher.detach().to(student.dtype)
+    if task.is_regression:
+        return F.mse_loss(student, teacher)
+    if task.outputs == 1:
+        teacher, student = (torch.cat([torch.zeros_like(part), part], -1) for part in (teacher, student))
+    target, own = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
+    return temperature**2 * F.kl_div(own, target, reduction="batchmean", log_target=True)
 
 
 def _log_relations(states: Tensor, mask: Tensor, num_heads: int) -> Tensor:

@@ -9,17 +9,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedmtl.config import SmartConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
+from fedmtl.training.distillation import outputs_loss
+from fedmtl.training.settings import LocalSettings
+from fedmtl.training.smart import Smart
 
 
 class Objective:
     """The loss of a batch, for the tasks of one client in one round."""
 
-    def __init__(self, bound: BoundModel, shards: Mapping[str, Shard], device: torch.device) -> None:
+    def __init__(
+        self,
+        bound: BoundModel,
+        shards: Mapping[str, Shard],
+        device: torch.device,
+        settings: LocalSettings | None = None,
+        seed: int = 0,
+    ) -> None:
         self._bound, self._shards, self._device = bound, shards, device
+        self._distillation = settings.distillation if settings else None
+        smart = settings.smart if settings else None
+        self._smart = None if smart is None else Smart(bound, SmartConfig.model_validate(smart), seed, device)
         found = {
             task: class_weights(bound.model.tasks[task], shard.labels[shard.indices]) for task, shard in shards.items()
         }
@@ -28,11 +42,33 @@ class Objective:
         }
 
     def loss(self, task: str, batch: np.ndarray) -> Tensor:
-        """The task's loss on these examples of its shard; the model has the task's values afterwards."""
+        """What a step on these examples of the task's shard minimises; the model has its values afterwards."""
         model = self._bound.use(task)
         arrays = collate(self._shards[task], batch, model.pad_id, self._bound.index)
         inputs, labels = to_tensors(arrays, self._device)
-        return task_loss(model.tasks[task], model(task, inputs), labels, self._class_weights[task])
+        if self._smart is None:
+            return self._fit(task, model(task, inputs), labels, batch)
+        outputs, added = self._smart.outputs(task, inputs)
+        return self._fit(task, outputs, labels, batch) + added
+
+    def stepped(self) -> None:
+        """To be called after every step."""
+        if self._smart is not None:
+            self._smart.stepped()
+
+    def _fit(self, task: str, outputs: Tensor, labels: Tensor, batch: np.ndarray) -> Tensor:
+        """How far the outputs are from the labels, and from the teacher's outputs where there is one."""
+        own = self._bound.model.tasks[task]
+        told = self._distillation
+        if told is None or task not in told["tasks"]:
+            return task_loss(own, outputs, labels, self._class_weights[task])
+        answers = torch.from_numpy(self._shards[task].teacher_outputs(batch)).to(self._device)
+        taught = outputs_loss(own, answers, outputs, told["temperature"])
+        if told["weight"] == 1.0:
+            return taught
+        labelled = task_loss(own, outputs, labels, self._class_weights[task])
+        share = float(told["weight"])
+        return (1.0 - share) * labelled + share * taught
 
 
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
@@ -14,6 +15,7 @@ from torch.optim.sgd import sgd
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import undecayed
 from fedmtl.model.keys import HEADS, Key
+from fedmtl.training.pcgrad import conflicts, project
 from fedmtl.training.settings import LocalSettings
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
@@ -57,6 +59,7 @@ class FlatOptimizer:
         self._steps: dict[Key, Tensor] = {}
         self._used: dict[str, set[Key]] = {}
         self._added: dict[str, list[Tensor]] = {}
+        self._kept: dict[str, Tensor] = {}
         self._runs: list[Run] = []
         bound.gradients = {}
 
@@ -107,9 +110,34 @@ class FlatOptimizer:
         self._runs = list(self._cut())
         self._note_writers(task)
 
-    def step(self, task: str, rate: float) -> None:
-        """Clip the gradients that `backward` left, and move the values they belong to."""
-        own = self._of(task)
+    def reached(self, task: str) -> set[Key]:
+        """The keys that the task's loss reaches, once `backward` has seen it; other gradients are left from before."""
+        return self._used[task]
+
+    def keep(self, task: str) -> None:
+        """Put by what `backward` left of the task, for `join`."""
+        kept = self._kept[task] = self._buffer(f"gradients of {task}")
+        for place in self._places(task):
+            kept[place].copy_(self._gradients[place])
+
+    def join(self, tasks: Sequence[str], generator: np.random.Generator | None = None) -> int:
+        """Put the sum of what was kept into the buffer; with a generator, of what PCGrad leaves of it.
+
+        Gives the number of pairs of tasks that pulled apart, as far as that was asked.
+        """
+        kept = {task: self._kept[task] for task in tasks}
+        apart = [] if generator is None else conflicts(kept, self._places)
+        for run in self._of(*tasks):
+            run.gradients.zero_()
+        for task in tasks:
+            own = project(task, kept, self._places, generator) if apart and generator is not None else kept[task]
+            for place in self._places(task):
+                self._gradients[place].add_(own[place])
+        return len(apart)
+
+    def step(self, tasks: str | Sequence[str], rate: float) -> None:
+        """Clip the gradients that `backward` or `join` left, and move the values they belong to."""
+        own = self._of(*((tasks,) if isinstance(tasks, str) else tasks))
         if self._anchors is not None:
             self._add_proximal(own)
         clip([run.gradients for run in own], self._settings.max_grad_norm)
@@ -136,14 +164,20 @@ class FlatOptimizer:
     def _add_proximal(self, runs: Sequence[Run]) -> None:
         """Add the gradient of FedProx's mu/2 |w - w0|^2 (Li et al. 2020)."""
         assert self._anchors is not None
-        places = self._bound.flat.places
         for run in runs:
-            start = places[run.keys[0]].start
-            anchor = self._anchors[start : start + run.values.numel()]
-            run.gradients.add_(run.values - anchor, alpha=self._settings.proximal)
+            run.gradients.add_(run.values - self._anchors[self._place(run)], alpha=self._settings.proximal)
 
-    def _of(self, task: str) -> list[Run]:
-        return [run for run in self._runs if run.keys[0] in self._used[task]]
+    def _of(self, *tasks: str) -> list[Run]:
+        """What any of the tasks reaches."""
+        return [run for run in self._runs if any(run.keys[0] in self._used[task] for task in tasks)]
+
+    def _places(self, *tasks: str) -> list[slice]:
+        """Where in the buffer that is which all of the tasks reach."""
+        return [self._place(run) for run in self._runs if all(run.keys[0] in self._used[task] for task in tasks)]
+
+    def _place(self, run: Run) -> slice:
+        places = self._bound.flat.places
+        return slice(places[run.keys[0]].start, places[run.keys[-1]].stop)
 
     def _cut(self) -> Iterator[Run]:
         """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them, one step count."""

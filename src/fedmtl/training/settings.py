@@ -30,13 +30,23 @@ class LocalSettings:
     step_factor: float
     proximal: float
     keep_optimizer: bool
+    task_schedule: str
+    anneal: float
+    task_temperature: float
+    gradients: str
+    loss_weighting: str
+    smart: Mapping[str, Any] | None = None
+    distillation: Mapping[str, Any] | None = None
+    # Layers of which a client with several tasks tells the inner products of its tasks' gradients.
+    measured_layers: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> LocalSettings:
-        return LocalSettings(**{**values, "betas": tuple(values["betas"])})
+        lists = {"betas": tuple(values["betas"]), "measured_layers": tuple(values.get("measured_layers", ()))}
+        return LocalSettings(**{**values, **lists})
 
 
 def local_settings(
@@ -68,4 +78,19 @@ def local_settings(
         step_factor=training.step_factor,
         proximal=training.proximal,
         keep_optimizer=keep_optimizer,
+        task_schedule=training.task_schedule,
+        anneal=training.anneal,
+        task_temperature=training.task_temperature,
+        gradients=training.gradients,
+        loss_weighting=training.loss_weighting,
+        smart=None if training.smart is None else training.smart.model_dump(),
+        distillation=_taught(training, list(weights)),
     )
+
+
+def _taught(training: TrainingConfig, tasks: list[str]) -> dict[str, Any] | None:
+    """What clients must know of their teacher: how its outputs count, and for which tasks."""
+    told = training.distillation
+    if told is None or told.where != "clients":
+        return None
+    return {"weight": told.weight, "temperature": told.temperature, "tasks": told.tasks or tasks}

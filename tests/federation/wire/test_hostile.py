@@ -36,6 +36,8 @@ HEADER = {
     "num_examples": {"t": 1},
     "losses": {},
     "sums": {},
+    "seen": {"t": 1},
+    "conflicts": None,
 }
 SECONDS = ["", "seconds", "raw", "f8", [1], 8]
 LIMIT = 1 << 20
@@ -187,6 +189,10 @@ INT8_ONE = INT8_HEAD.pack(4)
         (forged(losses={"other": 1.0}), "without examples"),
         (forged(num_examples={"t": 10**400}), "examples"),
         (forged(num_examples={"t": 1.5}), "examples"),
+        (forged(seen={"t": -1}), "examples"),
+        (forged(seen={"u": 1}), "seen without examples"),
+        (forged(conflicts=1.5), "not a share"),
+        (forged(conflicts="half"), "not a share"),
         (forged(round=float("inf")), "not whole"),
         (forged(["", "rows", "raw", "i8", [1], 8], payload=b"0" * 8), "not a list of rows"),
     ],

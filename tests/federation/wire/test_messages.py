@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,8 +43,9 @@ def test_a_job_comes_back_bit_for_bit(carry):
 
 def test_an_update_comes_back_bit_for_bit():
     update = Update(
-        1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0)
-    )
+        1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0),
+        {"sst2": 6}, 0.25,
+    )  # fmt: skip
     back, seconds = decode_update(encode_update(update))
     assert same(dict(back.delta), WEIGHTS)
     assert (back.rows, back.num_examples, back.losses, back.sums, seconds) == (
@@ -52,6 +55,22 @@ def test_an_update_comes_back_bit_for_bit():
         {"sst2": {"loss": 1.0}},
         2.0,
     )
+    assert (back.seen, back.conflicts) == ({"sst2": 6}, 0.25)
+
+
+def test_inner_products_come_back_and_cost_nothing_where_there_are_none():
+    update = Update(1, "c", ("sst2", "qqp"), WEIGHTS, None, {"sst2": 3, "qqp": 1}, {})
+    products = {"encoder.layer.1": [[2.5, -1.0], [-1.0, 0.5]]}
+    back, _ = decode_update(encode_update(replace(update, inner_products=products)))
+    assert back.inner_products == products
+    assert b"inner" not in bytes(encode_update(update))
+
+
+@pytest.mark.parametrize("rows", [[[1.0]], [[1.0, 0.0], [0.0]], [["nan", 0.0], [0.0, 1.0]], [["x", 0], [0, 1]]])
+def test_inner_products_that_are_not_a_number_for_every_two_tasks_are_refused(rows):
+    update = Update(1, "c", ("sst2", "qqp"), WEIGHTS, None, {"sst2": 3, "qqp": 1}, {})
+    with pytest.raises(WireError):
+        decode_update(encode_update(replace(update, inner_products={"layer": rows})))
 
 
 def test_a_fixed_value_stays_exact_under_every_codec():

@@ -89,7 +89,11 @@ def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = f
         "num_examples": dict(update.num_examples),
         "losses": dict(update.losses),
         "sums": dict(update.sums),
+        "seen": dict(update.seen),
+        "conflicts": update.conflicts,
     }
+    if update.inner_products:
+        header["inner_products"] = {layer: [list(row) for row in own] for layer, own in update.inner_products.items()}
     seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
     delta = encode_tensors(update.delta)
     return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes, memory)
@@ -117,6 +121,9 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             {task: _count(count) for task, count in header["num_examples"].items()},
             _losses(header["losses"], header["num_examples"]),
             dict(header["sums"]),
+            seen=_seen(header["seen"], header["num_examples"]),
+            conflicts=_share(header["conflicts"]),
+            inner_products=_products(header.get("inner_products", {}), len(header["tasks"])),
         )
     except (*BROKEN, RuntimeError) as error:
         raise WireError(f"an update's header is not whole: {brief(error)}") from error
@@ -157,6 +164,29 @@ def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, floa
     if not set(losses) <= set(tasks):
         raise ValueError("a loss without examples")
     return {task: float(loss) for task, loss in losses.items()}
+
+
+def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
+    if not set(seen) <= set(tasks):
+        raise ValueError("a task was seen without examples")
+    return {task: _count(count) for task, count in seen.items()}
+
+
+def _share(value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
+        raise ValueError(f"not a share: {value!r}")
+    return None if value is None else float(value)
+
+
+def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float]]]:
+    """For each layer a number for every two tasks."""
+    for layer, rows in values.items():
+        if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
+            raise ValueError(f"not {size} by {size} inner products: {layer!r}")
+    products = {layer: [[float(value) for value in row] for row in rows] for layer, rows in values.items()}
+    if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
+        raise ValueError("inner products that are not numbers")
+    return products
 
 
 def _count(value: Any) -> int:

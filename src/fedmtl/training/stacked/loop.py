@@ -97,12 +97,14 @@ def _shape(
         heads,
         tuple(trained),
         settings.batch_size * num_parts(members[0].task),
+        1 << max(num_steps(member.shard, settings) for member in members).bit_length(),
     )
 
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
     """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
-    key = (shape, json.dumps(settings.to_dict()))
+    # A loss's weight is an input of a step, and may change every round.
+    key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
     if key not in stacks.made:
         while len(stacks.made) >= KEPT:
             stacks.made.pop(next(iter(stacks.made)))
@@ -127,6 +129,8 @@ def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str,
     stack.index.copy_(index)
     for block in stack.blocks:
         block.begin()
+    if stack.lazy is not None:
+        stack.lazy.begin()
 
 
 def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> tuple[np.ndarray, np.ndarray]:
@@ -135,11 +139,15 @@ def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> tuple[
     buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
     counts = [np.zeros((0, len(stack.index)), np.int64)]
+    done = 0
     for plan in plans:
         arrays = [
             _upload(array, stack.index.device) for array in (plan.sequences, plan.labels, plan.weights, plan.factors)
         ]
         told = inputs.losses.new_zeros(len(plan.counts), len(stack.index))
+        if stack.lazy is not None:
+            stack.lazy.history[done : done + len(told)].copy_(arrays[3][:, :3])
+            done += len(told)
         for number, shape in enumerate(zip(plan.num_places.tolist(), plan.widths.tolist(), strict=True)):
             for buffer, array in zip(buffers, arrays, strict=True):
                 buffer.copy_(array[number])
@@ -190,4 +198,5 @@ def _told(member: Member, losses: np.ndarray, counts: np.ndarray, settings: Loca
         return divergence(task, float(losses[bad[0]]), int(bad[0]), settings)
     if not len(losses):
         return Trained({}, 0, {})
-    return Trained({task: math.fsum(losses * counts) / int(counts.sum())}, len(losses), {})
+    seen = int(counts.sum())
+    return Trained({task: math.fsum(losses * counts) / seen}, len(losses), {}, {task: seen})

@@ -22,8 +22,8 @@ from fedmtl.training.task_order import Step
 
 # Places of a client are rounded up to this many, so that few shapes occur.
 PLACES = 64
-# Steps that are planned at a time: while they are computed on a GPU, the next are planned.
-STEPS = 128
+# Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
+FIRST_STEPS, STEPS = 16, 128
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,11 @@ def plan_steps(
     own = [planned_steps({m.task.name: m.shard}, settings, m.seed, round_number) for m in members]
     counts = [num_steps(member.shard, settings) for member in members]
     factors = _factors(counts, settings, round_number)
-    for first in range(0, max(counts), STEPS):
-        steps = [list(islice(each, STEPS)) for each in own]
-        yield _plan(members, steps, [factors[count][first : first + STEPS] for count in counts], store, settings)
+    first, size = 0, FIRST_STEPS
+    while first < max(counts):
+        steps = [list(islice(each, size)) for each in own]
+        yield _plan(members, steps, [factors[count][first : first + size] for count in counts], store, settings)
+        first, size = first + size, STEPS
 
 
 def _plan(

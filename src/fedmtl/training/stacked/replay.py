@@ -39,6 +39,7 @@ class _Replay:
         """Recording needs steps that were made before; those must not count, so that no client has a rate."""
         stack = self._stack
         factors = stack.inputs.factors.clone()
+        now = None if stack.lazy is None else stack.lazy.now.clone()
         stack.inputs.factors[0].fill_(-1.0)
         torch.cuda.synchronize(self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -50,4 +51,6 @@ class _Replay:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             stack.step(self._store, num_places, width)
         stack.inputs.factors.copy_(factors)
+        if now is not None:
+            stack.lazy.now.copy_(now)
         return graph

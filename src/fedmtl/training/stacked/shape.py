@@ -16,7 +16,7 @@ ROWS = 1024
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    `trained` are the names of the values that take gradients.
+    `trained` are the names of the values that take gradients, `num_steps` the most steps of a round.
     """
 
     num_clients: int
@@ -25,6 +25,7 @@ class StackShape:
     heads: tuple[tuple[str, int, int], ...]
     trained: tuple[str, ...]
     num_sequences: int
+    num_steps: int
 
     @property
     def head_rows(self) -> list[tuple[str, slice]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -82,8 +82,9 @@ class Stack:
             task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
-        self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
         self._trained = set(shape.trained)
+        self.lazy = self._lazy_rows()
+        self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
         # A product for several layers finds the gradients of all, also of one that is fixed.
         self._fixed_neighbours = [name for name in names if ".attention.self." in name and name not in self._trained]
         self._leaves: dict[tuple[str, ...], Leaf] = {}
@@ -115,7 +116,7 @@ class Stack:
             block = self._block_of(name)
             block.joined(block.gradients, (name,)).zero_()
         self._move()
-        if self.model.table in self._trained:
+        if self.lazy is None and self.model.table in self._trained:
             if self.settings.proximal:
                 self.table.gradients.zero_()
             else:
@@ -125,6 +126,8 @@ class Stack:
 
     def moved(self) -> list[Tensor]:
         """How far the values of every block are from where they began, on the host."""
+        if self.lazy is not None:
+            self.lazy.finish()
         found = []
         for number, block in enumerate(self.blocks):
             if not block.values.is_cuda:
@@ -151,7 +154,11 @@ class Stack:
         table = self._rows_of(self.table.computed)
         if self.model.table not in self._trained:
             return table.index_select(0, ids)
-        found: Tensor = _Lookup.apply(self._anchor, table, ids, self._rows_of(self.table.gradients))  # type: ignore[no-untyped-call]
+        take: Callable[[Tensor], object] = partial(_add_rows, self._rows_of(self.table.gradients), ids)
+        if self.lazy is not None:
+            self.lazy.open(ids)
+            take = self.lazy.take
+        found: Tensor = _Lookup.apply(self._anchor, table, ids, take)  # type: ignore[no-untyped-call]
         return found
 
     def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
@@ -172,16 +179,27 @@ class Stack:
         if self.settings.proximal:
             for block in self.blocks:
                 block.gradients.add_(block.values - block.before, alpha=self.settings.proximal)
-        moved = [block for block in self.blocks if self._moves(block)]
+        moved = [block for block in self.blocks if self._moves(block) and not (self.lazy and block is self.table)]
         rate, first, second, _ = self.inputs.factors
         clip = torch.ones_like(rate)
         if self.settings.max_grad_norm > 0:
-            clip = (self.settings.max_grad_norm / (squares(moved, len(rate)).sqrt() + 1e-6)).clamp(max=1.0)
+            square = squares(moved, len(rate)) + (self.lazy.squares() if self.lazy else 0.0)
+            clip = (self.settings.max_grad_norm / (square.sqrt() + 1e-6)).clamp(max=1.0)
+        rates = Rates(rate, first, second, clip)
         for block in moved:
-            step_block(block, Rates(rate, first, second, clip), self.settings)
+            step_block(block, rates, self.settings)
+        if self.lazy is not None:
+            self.lazy.step(rates)
 
     def _moves(self, block: Block) -> bool:
         return any(name in self._trained for name in block.places)
+
+    def _lazy_rows(self) -> Any:
+        """The table's rows where a step may touch few of them: by the kernels, for an optimizer that they know."""
+        settings, values = self.settings, self.table.values
+        is_known = settings.optimizer == "adamw" and not settings.proximal and values.dtype == torch.float32
+        kernels = lazy_kernels() if values.is_cuda and is_known and self.model.table in self._trained else None
+        return None if kernels is None else kernels(self.table, self.shape.num_rows, self.shape.num_steps, settings)
 
     def _rows_of(self, buffer: Tensor) -> Tensor:
         """The clients' token tables end to end."""
@@ -218,16 +236,29 @@ def fused_ops() -> Any:
         return None
 
 
+@cache
+def lazy_kernels() -> Any:
+    """LazyRows, or None where Triton is missing."""
+    try:
+        return import_module("fedmtl.training.stacked.lazy_rows").LazyRows
+    except ImportError:
+        return None
+
+
 class _Lookup(torch.autograd.Function):
-    """Rows of a table whose gradients are added to a buffer in place: a batch uses few of many rows."""
+    """Rows of a table whose gradients go to whoever takes them: a batch uses few of many rows."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, table: Tensor, ids: Tensor, gradients: Tensor) -> Tensor:
-        ctx.ids, ctx.gradients = ids, gradients
+    def forward(ctx: Any, anchor: Tensor, table: Tensor, ids: Tensor, take: Callable[[Tensor], object]) -> Tensor:
+        ctx.take = take
         return table.index_select(0, ids)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        # index_put_ sums in a fixed order, where index_add_ does not.
-        ctx.gradients.index_put_((ctx.ids,), gradient.to(ctx.gradients.dtype), accumulate=True)
+        ctx.take(gradient)
         return None, None, None, None
+
+
+def _add_rows(total: Tensor, ids: Tensor, gradient: Tensor) -> None:
+    # index_put_ sums in a fixed order, where index_add_ does not.
+    total.index_put_((ids,), gradient.to(total.dtype), accumulate=True)

@@ -1,0 +1,40 @@
+"""Task weights that follow validation: dynamic weight averaging of Liu et al. 2019, End-to-End Multi-Task Learning.
+
+Where we differ: the paper compares training losses of two epochs. Here it is the validation error, 1 minus the main
+metric, of the last two rounds that were scored, as that is what every task has on one scale. An error below `floor`
+counts as `floor`, so a task that is nearly solved does not swing, and a ratio over MOST counts as MOST.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fedmtl.config import TaskWeightingConfig
+from fedmtl.federation.messages import Progress
+
+MOST = 2.0
+
+
+def progress_factors(settings: TaskWeightingConfig, progress: Mapping[str, Progress]) -> dict[str, float]:
+    """What each task's weight is multiplied by in the next round; a task that was scored less than twice counts 1.
+
+    The factors of the others have the mean 1, and none is over exp(MOST / temperature) times another.
+    """
+    if settings.kind == "fixed":
+        return dict.fromkeys(progress, 1.0)
+    ratios = {task: _ratio(own, settings.floor) for task, own in progress.items()}
+    known = {task: math.exp(ratio / settings.temperature) for task, ratio in ratios.items() if ratio is not None}
+    total = sum(known.values())
+    return {task: len(known) * known[task] / total if task in known else 1.0 for task in progress}
+
+
+def weighted(weights: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """The configured weights times the factors; a task without a factor keeps its weight."""
+    return {task: weight * factors.get(task, 1.0) for task, weight in weights.items()}
+
+
+def _ratio(progress: Progress, floor: float) -> float | None:
+    """The last error over the one before: under 1 where the task got better."""
+    errors = [max(1.0 - score, floor) for _, score in progress.scores if score is not None]
+    return min(errors[-1] / errors[-2], MOST) if len(errors) > 1 else None

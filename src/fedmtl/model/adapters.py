@@ -1,0 +1,163 @@
+"""Adapters of each task's own beside the layers of a shared encoder (Stickland and Murray 2019, "BERT and PALs").
+
+A layer's norm gets one more summand, TS(h), where h is the layer's input. Their equation has h itself as the residual;
+their code, and so this file, keeps the encoder's own: LN(a + FFN(a) + TS(h)), a being what the attention gives. As in
+their code
+
+    low_rank  TS(h) = V_D gelu(V_E h)
+    pals      TS(h) = gelu(V_D attention(V_E h)), the attention without a projection behind it
+
+with biases everywhere. They start V_D at random; here it starts at zero, so that the model starts as the plain one.
+The wiring `alternative` puts TS(h) beside the self-attention: a = LN(h + MH(h) + TS(h)); see docs/decisions/0017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedmtl.config import AdaptersConfig
+from fedmtl.errors import ConfigError
+from fedmtl.model.encoder import Encoder
+from fedmtl.seeds import derive_seed
+
+SIZES = {"low_rank": 100, "pals": 204}
+NORMS = {"parallel": "output.LayerNorm", "alternative": "attention.output.LayerNorm"}
+
+
+class SmallAttention(nn.Module):
+    """Multi-head self-attention that ends with the heads side by side."""
+
+    def __init__(self, size: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        if size % num_heads:
+            raise ConfigError(f"model.adapters.heads: found {num_heads}, which does not divide the size, {size}")
+        self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
+        self.num_heads, self.dropout = num_heads, dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            part(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        seen = mask.bool()[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class TaskAdapters(nn.Module):
+    """One task's TS for every layer; what its layers share is under `shared`."""
+
+    def __init__(self, config: AdaptersConfig, width: int, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        self.kinds = layer_kinds(config, num_layers)
+        self.shared, self.layer = nn.ModuleDict(), nn.ModuleList()
+        for kind in self.kinds:
+            size = config.size or SIZES[kind]
+            own = nn.ModuleDict()
+            for name in ("encoder", "attention", "decoder") if kind == "pals" else ("encoder", "decoder"):
+                place = self.shared if is_shared(config, kind, name) else own
+                if name not in place:
+                    place[name] = _part(name, width, size, config.heads, dropout)
+            self.layer.append(own)
+
+    def forward(self, number: int, hidden: Tensor, mask: Tensor) -> Tensor:
+        own: Any = self.layer[number]
+        small = self._of(own, "encoder")(hidden)
+        if self.kinds[number] == "pals":
+            return F.gelu(self._of(own, "decoder")(self._of(own, "attention")(small, mask)))
+        output: Tensor = self._of(own, "decoder")(F.gelu(small))
+        return output
+
+    def _of(self, own: nn.ModuleDict, name: str) -> nn.Module:
+        return own[name] if name in own else self.shared[name]
+
+
+def layer_kinds(config: AdaptersConfig, num_layers: int) -> tuple[str, ...]:
+    """What every layer gets; of an odd number of layers, `mixed` gives the middle one pals."""
+    if config.kind != "mixed":
+        return (config.kind,) * num_layers
+    return tuple("pals" if 2 * number < num_layers else "low_rank" for number in range(num_layers))
+
+
+def is_shared(config: AdaptersConfig, kind: str, part: str) -> bool:
+    if config.kind == "mixed":
+        return kind == "pals" and part != "attention"
+    return config.share == "all" or (config.share == "projections" and part != "attention")
+
+
+def _part(name: str, width: int, size: int, num_heads: int, dropout: float) -> nn.Module:
+    if name == "attention":
+        return SmallAttention(size, num_heads, dropout)
+    return nn.Linear(width, size) if name == "encoder" else nn.Linear(size, width)
+
+
+class Adapters(nn.Module):
+    """Task -> its adapters, hooked into an encoder laid out as BERT; they compute while their task is in use."""
+
+    def __init__(self, encoder: Encoder, config: AdaptersConfig, tasks: Mapping[str, Any], seed: int) -> None:
+        super().__init__()
+        layers = encoder_layers(encoder, NORMS[config.wiring])
+        dropout = float(getattr(encoder.module.config, "attention_probs_dropout_prob", 0.0))
+        for task in config.tasks or tasks:
+            # As in `Heads`, so that a task may have any name.
+            self._modules[task] = TaskAdapters(config, encoder.hidden_size, len(layers), dropout)
+        set_adapters(self, seed)
+        self._used: tuple[nn.Module, Tensor] | None = None
+        self._inputs: dict[int, Tensor] = {}
+        for number, (layer, norm) in enumerate(layers):
+            layer.register_forward_pre_hook(partial(self._keep, number), with_kwargs=True)
+            norm.register_forward_pre_hook(partial(self._add, number))
+
+    @contextmanager
+    def used_by(self, task: str, mask: Tensor) -> Iterator[None]:
+        """Within it, the encoder computes with this task's adapters; a task without any has the plain encoder."""
+        own = self._modules.get(task)
+        self._used = None if own is None else (own, mask)
+        try:
+            yield
+        finally:
+            self._used = None
+            self._inputs.clear()
+
+    def _keep(self, number: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._used is not None:
+            self._inputs[number] = given[0] if given else named["hidden_states"]
+
+    def _add(self, number: int, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
+        if self._used is None:
+            return None
+        own, mask = self._used
+        added: Tensor = own(number, self._inputs.pop(number), mask)
+        return given[0] + added
+
+
+def encoder_layers(encoder: Encoder, norm: str) -> list[tuple[nn.Module, nn.Module]]:
+    """Every layer with the norm that takes the summand."""
+    try:
+        layers: Any = encoder.module.get_submodule("encoder.layer")
+        return [(layer, layer.get_submodule(norm)) for layer in layers]
+    except AttributeError:
+        kind = encoder.module.config.model_type
+        raise ConfigError(
+            f"model.adapters: {kind} has no `encoder.layer.N.{norm}`; use an encoder laid out as BERT"
+            " (bert, roberta, electra)"
+        ) from None
+
+
+def set_adapters(adapters: nn.Module, seed: int) -> None:
+    """Decoders and biases start at zero, the rest as a fresh BERT; the bits follow from seed and name alone."""
+    with torch.no_grad():
+        for name, parameter in adapters.named_parameters():
+            if ".decoder." in name or name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", name))
+                parameter.normal_(0.0, 0.02, generator=generator)

@@ -1,0 +1,31 @@
+"""What a teacher says of every example of a text set: one float32 row each, in a file beside the tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from fedmtl.errors import FedmtlError
+
+
+def save_outputs(path: Path, outputs: np.ndarray) -> None:
+    """Write all or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".outputs-", dir=path.parent, delete=False) as file:
+            np.save(file, outputs.astype(np.float32))
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise FedmtlError(
+            f"data.cache: cannot write a teacher's outputs to {path.parent} ({error.strerror or error});"
+            " make room there, or name another folder"
+        ) from error
+
+
+@lru_cache(maxsize=64)
+def open_outputs(path: Path) -> np.ndarray:
+    """As a memory map, so that a worker holds only what it reads."""
+    return np.asarray(np.load(path, mmap_mode="r"))

@@ -1,0 +1,47 @@
+"""A site whose server's config names a teacher asks it itself, where its texts are, or says why it cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmtl.errors import ConfigError
+from fedmtl.experiment.agreement import own_terms
+from fedmtl.experiment.joined_site import _open
+from fedmtl.experiment.prepare import prepare
+from fedmtl.experiment.run import start_run
+from fedmtl.experiment.serve import _for_sites
+from fedmtl.experiment.site_worker import SiteSettings
+from fedmtl.federation.handshake import Welcome
+
+
+def opened(config, folder):
+    """What a site makes of the server's welcome, without a line between them."""
+    plain = config.model_copy(update={"training": config.training.model_copy(update={"distillation": None})})
+    prepared = prepare(plain)
+    terms = own_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
+    welcome = Welcome(run="r", config=_for_sites(config), evaluated=False, max_bytes=1 << 30, terms=terms)
+    settings = SiteSettings("sentiment_client_1", ("sentiment",), folder / "kept", folder / "spool", device="cpu")
+    return _open("", welcome, settings)
+
+
+def test_a_site_has_the_outputs_that_the_run_on_one_machine_has(make_config, tmp_path):
+    teacher = start_run(make_config("training.num_rounds=0"), "teacher")
+    config = make_config(f"training.distillation={{teacher: {teacher.path}}}")
+    theirs = prepare(config).population.train["sentiment_client_1"]["sentiment"]
+    ours = opened(config, tmp_path).site.train_shard("sentiment_client_1", "sentiment")
+    assert np.array_equal(ours.indices, theirs.indices)
+    assert np.array_equal(ours.teacher_outputs(ours.indices), theirs.teacher_outputs(theirs.indices))
+
+
+def test_a_site_that_cannot_reach_the_teacher_says_so(make_config, tmp_path):
+    config = make_config(f"training.distillation={{teacher: {tmp_path / 'away'}}}")
+    with pytest.raises(ConfigError, match=r"distillation.teacher: .*away holds no finished model on this machine"):
+        opened(config, tmp_path)
+
+
+def test_a_teacher_at_the_server_is_no_business_of_sites(make_config, tmp_path):
+    told = f"{{teacher: {tmp_path / 'away'}, where: server, texts: [{tmp_path / 'away.txt'}]}}"
+    config = make_config(f"training.distillation={told}")
+    assert _for_sites(config)["training"]["distillation"] is None
+    assert opened(config, tmp_path).site.train_shard("sentiment_client_1", "sentiment").teacher is None
