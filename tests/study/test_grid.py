@@ -13,16 +13,7 @@ from fedmtl.runs import read_events
 from fedmtl.study.folder import open_study
 from fedmtl.study.grid import Cell, GridInterrupted, run_grid, suitable_at_once
 from fedmtl.study.record import read_record
-
-
-def settings(num_rounds=2, **more):
-    return {
-        "mode": "centralized",
-        "model": {"server_model": "random-1x32", "pool": "cls"},
-        "tasks": {"sentiment": {"train_samples": 24, "val_samples": 8}},
-        "training": {"num_rounds": num_rounds, "local_steps": 1, "batch_size": 8, **more},
-        "compute": {"device": "cpu", "workers": 0},
-    }
+from study.small_cells import settings
 
 
 @pytest.fixture

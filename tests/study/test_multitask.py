@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from fedmtl.cli import main
-from fedmtl.config import ModelConfig, TrainingConfig
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.runs import RunFolder, read_events
@@ -15,12 +14,6 @@ from fedmtl.study.multitask import Asked, base_settings, make_cells, study_multi
 from fedmtl.study.multitask_cells import rows
 
 SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--set", "compute.device=cpu")
-
-needs_methods = pytest.mark.skipif(
-    not {"task_schedule", "smart"} <= TrainingConfig.model_fields.keys()
-    or not {"lora", "adapters"} <= ModelConfig.model_fields.keys(),
-    reason="the settings of the methods are not merged yet",
-)
 
 
 @pytest.fixture
@@ -38,7 +31,6 @@ def study(monkeypatch, capsys, tmp_path):
     return run
 
 
-@needs_methods
 def test_every_cell_of_the_grid_is_a_config(tmp_path):
     asked = Asked(quick=True, steps=100)
     base = base_settings(open_study(tmp_path, "study"), asked)
@@ -46,7 +38,6 @@ def test_every_cell_of_the_grid_is_a_config(tmp_path):
         config_from(dict(cell.settings))
 
 
-@needs_methods
 def test_a_table_is_made_of_run_folders_and_made_again_without_running(study, tmp_path):
     code, out, err = study(*SMALLEST, "--tables", "5,7", "--set", "model.server_model=random-2x48")
     assert code == 0, err
@@ -116,7 +107,6 @@ def test_a_run_is_no_study(study, tmp_path):
     assert "is a run, not a study" in err
 
 
-@needs_methods
 @pytest.mark.slow
 def test_the_quick_grid_has_every_row_within_three_minutes(study, tmp_path):
     import time

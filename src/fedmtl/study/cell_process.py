@@ -6,14 +6,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from fedmtl.config import Config
-from fedmtl.engines.flower.parent import die_with_parent
 from fedmtl.engines.imports import worker_imports
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import FedmtlError
@@ -39,28 +42,40 @@ def load_once(configs: Iterable[Config]) -> None:
     warm_up(("fedmtl.experiment.run", *imports))
 
 
-def start_cell(work: CellWork) -> BaseProcess:
+@dataclass(frozen=True)
+class CellProcess:
+    """A cell that runs. `line` carries nothing: when this end of it closes, however, the process ends too."""
+
+    process: BaseProcess
+    line: Connection
+
+
+def start_cell(work: CellWork) -> CellProcess:
     """Begin in a new process, forked where the system can from one that has loaded everything."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    process: BaseProcess = context.Process(target=run_cell, args=(work,), name=work.name)  # type: ignore[attr-defined]
+    context: Any = multiprocessing.get_context(method)
+    theirs, ours = context.Pipe(duplex=False)
+    process = context.Process(target=run_cell, args=(work, theirs), name=work.name)
     process.start()
-    return process
+    theirs.close()
+    return CellProcess(process, ours)
 
 
-def end_cell(process: BaseProcess) -> None:
+def end_cell(cell: CellProcess) -> None:
     """Let a process save its last whole round and end; one that does not is killed."""
+    process = cell.process
     if process.is_alive():
         process.terminate()
     process.join(FAREWELL_SECONDS)
     if process.is_alive():
         process.kill()
         process.join()
+    cell.line.close()
 
 
-def run_cell(work: CellWork) -> None:
+def run_cell(work: CellWork, line: Connection) -> None:
     """The life of such a process; its exit code is that of `fedmtl run`, and an error is the last line of its log."""
-    die_with_parent()
+    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
     _speak_into(work.log)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -79,6 +94,13 @@ def last_word(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     said = [line.strip() for line in lines if line.strip()]
     return said[-1].removeprefix("error: ") if said else ""
+
+
+def _end_with(line: Connection) -> None:
+    """Wait for the study's end of the line to close: it was killed, and nobody is left to settle this cell."""
+    with suppress(EOFError, OSError):
+        line.recv_bytes()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _run(work: CellWork) -> None:

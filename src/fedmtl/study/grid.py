@@ -18,7 +18,7 @@ from fedmtl.engines.num_workers import GPU
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.runs import RunFolder
-from fedmtl.study.cell_process import CellWork, end_cell, last_word, load_once, start_cell
+from fedmtl.study.cell_process import CellProcess, CellWork, end_cell, last_word, load_once, start_cell
 from fedmtl.study.folder import StudyFolder, find_difference, is_done
 from fedmtl.study.pace import Paced, seconds_left
 from fedmtl.study.record import Keep, settle
@@ -81,11 +81,15 @@ class _Ready:
     config: Config
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Open:
     ready: _Ready
-    process: BaseProcess
+    cell: CellProcess
     started: float
+
+    @property
+    def process(self) -> BaseProcess:
+        return self.cell.process
 
 
 def run_grid(
@@ -174,12 +178,12 @@ class _Grid:
 
     def _start(self, ready: _Ready) -> None:
         name = ready.cell.name
-        process = start_cell(CellWork(ready.config, name, self.folder.logs / f"{name}.log"))
-        self.open[name] = _Open(ready, process, time.monotonic())
+        started = start_cell(CellWork(ready.config, name, self.folder.logs / f"{name}.log"))
+        self.open[name] = _Open(ready, started, time.monotonic())
 
     def _close(self, one: _Open) -> None:
         name = one.ready.cell.name
-        one.process.join()
+        end_cell(one.cell)
         seconds = time.monotonic() - one.started
         run = self.folder.cell(name)
         if one.process.exitcode == 0 and is_done(run):
@@ -214,7 +218,7 @@ def _ending_all(open_cells: Mapping[str, _Open]) -> Iterator[None]:
             if one.process.is_alive():
                 one.process.terminate()
         for one in open_cells.values():
-            end_cell(one.process)
+            end_cell(one.cell)
 
 
 def _shared_machine(config: Config) -> Config:

@@ -47,18 +47,19 @@ def write_study(
     pictures = make_figures(wanted, results)
     for name, (_, picture) in pictures.items():
         write_svg(folder.figures / f"{name}.svg", picture)
-    text = [f"{_plain(GUIDE)}\n", *(to_markdown(table) for table in tables.values())]
-    write_atomic(folder.markdown, "\n".join([*text, *(f"* {line}" for line in _failures(standing))]).encode())
-    sections = (tag("section", to_html(table)) for table in tables.values())
+    opening = f"{_asked(about)} {_standing(standing)}"
+    failures = _failures(standing)
+    parts = [f"{opening}\n", f"{_plain(GUIDE)}\n", *map(to_markdown, tables.values())]
+    write_atomic(folder.markdown, "\n".join([*parts, *(f"* {line}" for line in failures)]).encode())
     shown = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
     page = study_page(
         f"{folder.path.name}: multi-task methods",
         tag("p", "fedmtl study multitask", class_="kicker"),
         tag("h1", folder.path.name),
-        tag("p", _standing(standing), class_="lede"),
-        notes(_failures(standing)),
+        tag("p", opening, class_="lede"),
+        notes(failures),
         tag("p", GUIDE.replace("`", ""), class_="guide"),
-        *sections,
+        *(tag("section", to_html(table)) for table in tables.values()),
         tag("section", tag("h2", "Figures"), tag("div", *shown, class_="panels")) if pictures else "",
         tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(about))))),
         style=TABLE_STYLE + FIGURE_STYLE,
@@ -69,6 +70,12 @@ def write_study(
 
 def _plain(text: str) -> str:
     return "\n".join(textwrap.wrap(text, 120))
+
+
+def _asked(about: Mapping[str, Any]) -> str:
+    data = "embedded, synthetic texts in miniature" if about["quick"] else about["data"]
+    seeds = ", ".join(map(str, about["seeds"]))
+    return f"Encoder {about['encoder']} on {data}; seeds {seeds}."
 
 
 def _standing(standing: Standing) -> str:

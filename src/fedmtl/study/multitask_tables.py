@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedmtl.report.formats import count, score
+from fedmtl.report.formats import score
 from fedmtl.study.measures import Average, Measured, Scores, Spread, spread
 from fedmtl.study.multitask_cells import Row, Tasks
 from fedmtl.study.multitask_report import ERRORS, NOTES, PRINTED, Printed, average, slips
@@ -86,7 +86,7 @@ def _size_columns(number: int) -> list[Measuring]:
         return []
     return [
         (Column("trainable", "trainable", "count"), lambda cell: float(cell.trainable)),
-        (Column("report: trainable", "report_trainable", "words"), None),
+        (Column("report: trainable", "report_trainable", "count"), None),
         (Column("trained values", "trained_bytes", "bytes"), lambda cell: float(cell.trained_bytes)),
         (Column("model folder", "model_bytes", "bytes"), lambda cell: float(cell.model_bytes)),
     ]
@@ -117,7 +117,7 @@ def _row(
     said: dict[str, Value] = {
         "configuration": row.words,
         "report": _printed(printed),
-        "report_trainable": count(printed.parameters) if printed and printed.parameters else None,
+        "report_trainable": Spread(printed.parameters, None, 1) if printed and printed.parameters else None,
         "device": cells[0].budget.device if cells and cells[0] else None,
     }
     return tuple(said[column.key] if measure is None else _over(cells, measure) for column, measure in columns)
