@@ -67,7 +67,8 @@ def multitask(
     tables: Annotated[str, typer.Option(help="Tables of the report, with commas between.")] = "1,2,3,4,5,6,7",
     seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
     seed_rows: Annotated[
-        str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*'; others get the first.")
+        str,
+        typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*,joint'; others get the first."),
     ] = "*",
     epochs: Annotated[
         int | None, typer.Option(help="Rounds of a run: 100, with --quick 2.", min=1, metavar="N")

@@ -143,8 +143,9 @@ def make_cells(
 
 
 def seeds_of(asked: Asked, setup: str) -> tuple[int, ...]:
-    """The seeds a setup runs with: all where its name fits `seed_rows`, else the first alone."""
-    return asked.seeds if fnmatch.fnmatchcase(setup, asked.seed_rows) else asked.seeds[:1]
+    """The seeds a setup runs with: all where its name fits one of `seed_rows`, else the first alone."""
+    fits = any(fnmatch.fnmatchcase(setup, pattern.strip()) for pattern in asked.seed_rows.split(","))
+    return asked.seeds if fits else asked.seeds[:1]
 
 
 def cell_name(setup: str, seed: int) -> str:
@@ -158,7 +159,9 @@ def _cell(name: str, setup: Setup, base: Settings, seed: int, source: dict[str, 
     tasks: Settings = {task: {"from_round": NEVER} for task in TASKS if setup.trains not in (None, task)}
     if source is not None and not setup.without_cfimdb:
         tasks = merged(tasks, {TASKS.sentiment: {"source": source}})
-    settings = merged(settings, {"training": {"local_steps": steps}, "tasks": tasks})
+    # A rate given with --set may be in words, such as 1e-4.
+    rate = float(training["learning_rate"]) * setup.rate
+    settings = merged(settings, {"training": {"local_steps": steps, "learning_rate": rate}, "tasks": tasks})
     return Cell(name, settings, work=float(training["num_rounds"] * steps * training["batch_size"]))
 
 

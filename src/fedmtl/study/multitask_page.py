@@ -26,8 +26,8 @@ GUIDE = (
     "Scores are of the dev sets, after the last round; `average` is (accuracy + accuracy + (r + 1) / 2) / 3. `best on"
     " dev` is the best average of any evaluation, as the report chose its models: optimistic, as it is chosen by the"
     " examples it is scored on. Deviations are over seeds. The report's averages are recomputed from its scores."
-    " Every row trains on the same number of examples, a single-task model on as many as a multi-task one. Seconds of"
-    " training hold no evaluation."
+    " Every row trains on the same number of examples, a single-task model on as many as a multi-task one, or a"
+    " third. Seconds of training hold no evaluation."
 )
 BASELINE = "epoch"
 

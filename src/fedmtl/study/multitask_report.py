@@ -118,7 +118,8 @@ NOTES: Mapping[int, tuple[str, ...]] = {
     ),
     5: (
         "A single-task model is scored on all three tasks; heads it did not train are as they were made. It has as many"
-        " steps as the whole multi-task model.",
+        " steps as the whole multi-task model, or a third of them: then all three cost as much as it does. The last"
+        " rows ask each of the three about its own task.",
         "The report's single-task models made 30 passes over their own data.",
     ),
     6: ("Passes are those achieved over each task's training examples.",),
