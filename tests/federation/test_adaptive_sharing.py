@@ -63,6 +63,18 @@ def test_a_layer_that_cannot_move_is_an_error_where_it_is_named():
         movable_layers(AdaptiveSharingConfig(layers=["layer.*"]), frozen, NAMES)
 
 
+def test_what_is_fixed_in_a_layer_stays_when_the_rest_of_it_moves():
+    plan = PLAIN.with_rule("layer.*.w", "fixed")
+    layers = movable_layers(QUICK, plan, NAMES)
+    assert layers["layer.2"] == ("layer.2.b",)
+    weights = {plan.key(name, "a", ""): torch.ones(3) for name in NAMES[:-1]}
+    state = State(1, weights, plan)
+    for number in (2, 3):
+        state, _ = adapt(replace(state, round=number), QUICK, layers, TWO, dict.fromkeys(layers, APART))
+    assert (state.plan.level("layer.2.b"), state.plan.level("layer.2.w")) == ("task", "fixed")
+    assert {Key("task:a", "layer.2.b"), Key("task:b", "layer.2.b"), Key("fixed", "layer.2.w")} <= state.weights.keys()
+
+
 def test_layers_split_from_the_top_one_in_a_round_after_patience():
     state, decided = after(start(), everywhere(APART))
     assert levels(state) == ["all", "all", "all"]

@@ -37,7 +37,10 @@ def allowed_levels(settings: AdaptiveSharingConfig, plan: SharingPlan) -> list[s
 
 
 def movable_layers(settings: AdaptiveSharingConfig, plan: SharingPlan, names: Sequence[str]) -> Layers:
-    """layer -> parameter names, from the bottom to the top; raises a ConfigError for a layer that cannot move."""
+    """layer -> names of its parameters that train, from the bottom to the top.
+
+    Raises a ConfigError for a layer that cannot move.
+    """
     layers: dict[str, list[str]] = {}
     for name in names:
         if owner_task(name) is None:
@@ -50,7 +53,9 @@ def movable_layers(settings: AdaptiveSharingConfig, plan: SharingPlan, names: Se
     levels = allowed_levels(settings, plan)
     chosen: dict[str, tuple[str, ...]] = {}
     for layer, own in layers.items():
-        found = {plan.level(name) for name in own}
+        # Under LoRA a layer's weights are fixed; what trains in it may move.
+        moving = [name for name in own if plan.level(name) != "fixed"] or own
+        found = {plan.level(name) for name in moving}
         if settings.layers is None and (not layer[-1].isdigit() or not found & set(levels)):
             continue
         if settings.layers is not None and not any(fnmatchcase(layer, pattern) for pattern in settings.layers):
@@ -60,7 +65,7 @@ def movable_layers(settings: AdaptiveSharingConfig, plan: SharingPlan, names: Se
                 f"sharing.adaptive: the layer {layer} is at level {' and '.join(sorted(found))} by sharing.rules; a"
                 f" layer that moves is at one of {', '.join(levels)}: leave it out of `layers`, or change its rule"
             )
-        chosen[layer] = tuple(own)
+        chosen[layer] = tuple(moving)
     if not chosen:
         raise ConfigError("sharing.adaptive: no layer can move; name some in `sharing.adaptive.layers`")
     return chosen
@@ -196,7 +201,10 @@ def _wish(rule: Rule, levels: Mapping[str, str], track: LayerTrack, layer: str) 
 
 def _moved(state: State, layer: str, names: Sequence[str], level: str, tasks: Sequence[str]) -> State:
     """The state with one layer at another level: its weights and optimizer state are copied or averaged."""
-    plan = state.plan.with_rule(f"{layer}.*", level)
+    is_partly_fixed = any(key.scope == "fixed" and layer_of(key.name) == layer for key in state.weights)
+    plan = state.plan
+    for pattern in names if is_partly_fixed else (f"{layer}.*",):
+        plan = plan.with_rule(pattern, level)
 
     def carry(values: Weights, *, partial: bool) -> Weights:
         own = {key: value for key, value in values.items() if key.name in names}
