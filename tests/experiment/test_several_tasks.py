@@ -19,12 +19,22 @@ UNCERTAIN = ["training.loss_weighting=uncertainty", "training.head_rate=10"]
 MIXED = [TWO_TASKS, *UNCERTAIN, "training.task_schedule=joint", "training.gradients=pcgrad"]
 DRAWN = [TWO_TASKS, *UNCERTAIN, "training.task_schedule=annealed", "wire.up=int8"]
 
+EVERYTHING = [
+    *MIXED,
+    "model.lora={rank: 2, mode: full_model}",
+    "model.adapters={kind: pals, size: 8, heads: 2, share: projections}",
+    "training.smart={bregman: 1}",
+    "sharing.adaptive={}",
+    "federation.task_weighting={kind: progress}",
+    "wire.up=int8",
+]
+
 
 def digest(run: RunFolder) -> str | None:
     return summarize(read_events(run)).weights_sha256
 
 
-@pytest.mark.parametrize("overrides", [MIXED, DRAWN], ids=["joint", "annealed"])
+@pytest.mark.parametrize("overrides", [MIXED, DRAWN, EVERYTHING], ids=["joint", "annealed", "everything"])
 def test_the_weights_depend_neither_on_the_workers_nor_on_a_break(make_config, monkeypatch, overrides):
     whole = start_run(make_config(*overrides), "whole")
     assert digest(start_run(make_config(*overrides, "compute.workers=2"), "workers")) == digest(whole)

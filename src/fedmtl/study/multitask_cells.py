@@ -171,6 +171,9 @@ def _combined(batch_size: int) -> dict[str, Setup]:
     return {
         "combined-1": Setup(with_smart),
         "combined-2": Setup(merged(with_smart, _lora_settings(4, 32, "full_model"))),
+        "combined-ours": Setup(
+            merged(merged(pals, _smart_settings("1e-2", "1e-3")), {"training": {"task_schedule": "round_robin"}})
+        ),
         "combined-3": Setup(merged(pals, {"training": {"batch_size": 4 * batch_size}}), share=1 / 4),
     }
 
@@ -181,7 +184,10 @@ def rows(tables: Sequence[int], *, has_cfimdb: bool) -> dict[int, list[Row]]:
         1: _lora_rows(),
         2: _adapter_rows(),
         3: _smart_rows(),
-        4: [Row(f"Configuration {number}", f"combined-{number}", f"Configuration {number}") for number in (1, 2, 3)],
+        4: [
+            *(Row(f"Configuration {number}", f"combined-{number}", f"Configuration {number}") for number in (1, 2, 3)),
+            Row("round robin, PALs Shared V, SMART α=1e-2, λ=1e-3", "combined-ours"),
+        ],
         5: _baseline_rows(has_cfimdb),
         6: _schedule_rows(),
         7: [Row("Baseline", "epoch", "Baseline"), Row("Final", "combined-1", "Final")],
