@@ -150,6 +150,11 @@ class ModelConfig(Section):
     adapters: AdaptersConfig | None = Field(
         None, description="Small layers of each task's own beside the encoder's (PALs); empty is none."
     )
+    start_from: str | None = Field(
+        None,
+        description="Folder of a finished run, or its model/, whose encoder and heads a new run starts with; the"
+        " encoder must have the shape of server_model. Empty starts with server_model and fresh heads.",
+    )
 
 
 class SourceConfig(Section):

@@ -29,6 +29,7 @@ from fedmtl.model.encoder import Encoder
 from fedmtl.model.extended_plan import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
+from fedmtl.model.start_from import start_weights
 from fedmtl.model.values import initial_weights
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.load import TaskData, load_tasks
@@ -133,7 +134,7 @@ def assemble(
         encoder=encoder,
         model=model,
         strategy=strategy,
-        state=State(0, weights, plan),
+        state=State(0, start_weights(config.model, weights, plan, model), plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
         refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
