@@ -23,6 +23,7 @@ from fedmtl.experiment.teacher import Observer, open_teacher
 from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
+from fedmtl.federation.pruning import prunable_names
 from fedmtl.federation.server import Refine
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder
@@ -30,7 +31,7 @@ from fedmtl.model.extended_plan import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
 from fedmtl.model.start_from import start_weights
-from fedmtl.model.values import initial_weights
+from fedmtl.model.values import initial_weights, linear_weights
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
@@ -102,6 +103,7 @@ def assemble(
     in_averaging = config.training.task_weight_in == "averaging"
     adaptive = config.sharing.adaptive
     movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
+    pruning = config.training.pruning
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
@@ -125,6 +127,8 @@ def assemble(
         weight_in=config.training.task_weight_in,
         adaptive=adaptive,
         movable=movable,
+        pruning=pruning,
+        prunable=frozenset() if pruning is None else prunable_names(pruning, plan, linear_weights(model)),
     )
     return Prepared(
         config=config,
