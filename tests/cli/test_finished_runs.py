@@ -158,3 +158,16 @@ def test_report_is_written_again(cli, runs):
     (runs / "demo/report.html").unlink()
     assert cli("report", "demo").out == "runs/demo/report.html\n"
     assert (runs / "demo/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_prune_writes_a_run_with_its_sparsity(cli, runs):
+    done = cli("prune", "demo", "--amount", "0.4", "--ffn", "0.5", "--epochs", "1", "--out", "small")
+    assert done.code == 0
+    assert "after the cut" in done.out
+    assert "zero: 40." in done.out
+    assert json.loads(cli("evaluate", "small", "--json").out)["metrics"].keys() == {
+        "sentiment",
+        "paraphrase",
+        "similarity",
+    }
+    assert cli("prune", "demo").error.startswith("prune: nothing to take out; write --amount 0.2")

@@ -23,6 +23,7 @@ def check_config(config: Config) -> None:
     _check_tasks(config)
     _check_several_tasks(config)
     _check_distillation(config)
+    _check_pruning(config)
     if config.partition.kind == "column" and config.partition.column is None:
         raise ConfigError("partition.column: missing; partition.kind `column` needs the name of a column")
     depth = _check_groups(config.sharing.groups, config.tasks)
@@ -137,6 +138,24 @@ def _check_distillation(config: Config) -> None:
         )
     if told.where == "server" and not told.texts:
         raise ConfigError(f"{path}.texts: missing; `where: server` needs files of texts without labels")
+
+
+def _check_pruning(config: Config) -> None:
+    told, path = config.training.pruning, "training.pruning"
+    if told is None:
+        return
+    if config.model.lora is not None:
+        raise ConfigError(f"{path}: found with model.lora, whose encoder does not train; leave one of them out")
+    if config.mode == "local":
+        raise ConfigError(f"{path}: found with mode local, where no weight is the server's to prune; take another mode")
+    if config.sharing.adaptive is not None:
+        raise ConfigError(f"{path}: found with sharing.adaptive, where merging would revive weights; leave one out")
+    last = told.start_round + told.rounds - 1
+    if last > config.training.num_rounds:
+        raise ConfigError(
+            f"{path}.rounds: found {told.rounds} from start_round {told.start_round}, that is up to round {last};"
+            f" training.num_rounds is {config.training.num_rounds}"
+        )
 
 
 def _check_rules(rules: list[dict[str, str]], depth: int) -> None:

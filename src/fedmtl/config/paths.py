@@ -16,6 +16,7 @@ _FILES = [
     ("clients", "*", "source", "*"),
     ("clients", "*", "source", "*", "train"),
     ("clients", "*", "source", "*", "validation"),
+    ("model", "start_from"),
     ("training", "distillation", "teacher"),
     ("training", "distillation", "texts", "*"),
 ]

@@ -150,6 +150,11 @@ class ModelConfig(Section):
     adapters: AdaptersConfig | None = Field(
         None, description="Small layers of each task's own beside the encoder's (PALs); empty is none."
     )
+    start_from: str | None = Field(
+        None,
+        description="Folder of a finished run, or its model/, whose encoder and heads a new run starts with; the"
+        " encoder must have the shape of server_model. Empty starts with server_model and fresh heads.",
+    )
 
 
 class SourceConfig(Section):
@@ -351,6 +356,25 @@ class DistillationConfig(Section):
     )
 
 
+class PruningConfig(Section):
+    """The smallest weights become zero, more of them with every round, and stay zero. Empty is off."""
+
+    amount: Decay = Field(0.2, description="The share of all weights of `layers` together that is zero at the end.")
+    rounds: Count = Field(6, description="Rounds over which that share is reached, some more after each of them.")
+    start_round: Whole = Field(
+        1, description="The first round after which weights are pruned; 0 begins before any training."
+    )
+    schedule: Literal["even", "cubic"] = Field(
+        "even", description="As many weights after every round (even), or most of them early (cubic)."
+    )
+    layers: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
+        None,
+        description="Patterns of the linear weight matrices, such as [encoder.layer.*.intermediate.*]; empty is all of"
+        " the encoder's and the heads'.",
+        min_length=1,
+    )
+
+
 class TrainingConfig(Section):
     num_rounds: Whole = Field(10, description="Rounds of the federation.")
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
@@ -408,6 +432,9 @@ class TrainingConfig(Section):
     )
     distillation: DistillationConfig | None = Field(
         None, description="Learn from a finished model while federating; empty is off."
+    )
+    pruning: PruningConfig | None = Field(
+        None, description="Prune the smallest weights while training; `{}` turns it on with its defaults, empty is off."
     )
 
 

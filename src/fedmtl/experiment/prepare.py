@@ -23,13 +23,15 @@ from fedmtl.experiment.teacher import Observer, open_teacher
 from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
+from fedmtl.federation.pruning import prunable_names
 from fedmtl.federation.server import Refine
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.extended_plan import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.plan import check_plan
-from fedmtl.model.values import initial_weights
+from fedmtl.model.start_from import start_weights
+from fedmtl.model.values import initial_weights, linear_weights
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
@@ -101,6 +103,7 @@ def assemble(
     in_averaging = config.training.task_weight_in == "averaging"
     adaptive = config.sharing.adaptive
     movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
+    pruning = config.training.pruning
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
@@ -124,6 +127,8 @@ def assemble(
         weight_in=config.training.task_weight_in,
         adaptive=adaptive,
         movable=movable,
+        pruning=pruning,
+        prunable=frozenset() if pruning is None else prunable_names(pruning, plan, linear_weights(model)),
     )
     return Prepared(
         config=config,
@@ -133,7 +138,7 @@ def assemble(
         encoder=encoder,
         model=model,
         strategy=strategy,
-        state=State(0, weights, plan),
+        state=State(0, start_weights(config.model, weights, plan, model), plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
         refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),

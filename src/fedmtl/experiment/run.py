@@ -27,6 +27,7 @@ from fedmtl.experiment.events import (
 )
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
+from fedmtl.experiment.pruning_event import pruning_event
 from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.experiment.signals import raised
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
@@ -46,6 +47,7 @@ from fedmtl.federation.messages import (
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.keys import weights_sha256
 from fedmtl.model.saved import save_model
+from fedmtl.model.values import linear_weights
 from fedmtl.report.page import write_report
 from fedmtl.runs import (
     RunFolder,
@@ -219,6 +221,8 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Pre
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
     if turn.refinement is not None:
         own.append(distillation_event(turn.number, turn.refinement))
+    if prepared.strategy.pruning is not None:
+        own.append(pruning_event(turn, prepared.strategy, linear_weights(prepared.model)))
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)

@@ -62,7 +62,15 @@ class ServerDistillation:
             self._model, state.plan, list(going), "", state.weights, device=self._device, buffers=self._buffers
         )
         seed = derive_seed(self._seed, "server_distillation", state.round)
-        trained = train(bound, going, self._settings, round_number=state.round, seed=seed, device=self._device)
+        trained = train(
+            bound,
+            going,
+            self._settings,
+            round_number=state.round,
+            seed=seed,
+            device=self._device,
+            pruned=state.pruned,
+        )
         moved = {key: value.cpu().clone() for key, value in bound.values().items() if key in bound.flat.places}
         seconds = time.perf_counter() - started
         return replace(state, weights={**state.weights, **moved}), Refinement(trained.losses, trained.steps, seconds)

@@ -17,6 +17,7 @@ from fedmtl.runs import write_atomic
 
 BEST = "best_head."
 OPTIMIZER = "optimizer."
+PRUNED = "pruned"
 
 
 def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
@@ -30,6 +31,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         "weights": state.weights,
         **{OPTIMIZER + slot: values for slot, values in state.server_optimizer.items()},
         **{BEST + task: progress.best_head for task, progress in state.progress.items()},
+        PRUNED: state.pruned,
     }
     digest = save_tensors(tensors, slots)
     record = {
@@ -90,6 +92,7 @@ def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
         best_overall=tuple(record["best_overall"]) if record["best_overall"] else None,
         # Checkpoints of before layers could move have none.
         sharing={layer: LayerTrack(**track) for layer, track in record.get("sharing", {}).items()},
+        pruned=slots.get(PRUNED, {}),
     )
 
 

@@ -11,9 +11,10 @@ import torch
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import InitialValues, load_state, remember_fixed, save_state
-from fedmtl.federation.error_feedback import encode_delta
+from fedmtl.federation.error_feedback import RESIDUAL, encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.federation.moved_state import follow_plan
+from fedmtl.federation.pruning import without_pruned
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import Buffers
 from fedmtl.model.keys import Weights, is_personal
@@ -69,6 +70,9 @@ class Opened:
 
 def open_job(job: Job, site: Site) -> Opened:
     state = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
+    # What was lost of weights that are gone since is owed to nobody.
+    if RESIDUAL in state and job.pruned:
+        state = {**state, RESIDUAL: without_pruned(state[RESIDUAL], job.pruned)}
     return Opened(
         LocalSettings.from_dict(job.settings),
         state,
@@ -132,7 +136,14 @@ def _train(job: Job, site: Site) -> Update:
         slot.removeprefix(OPTIMIZER): tensors for slot, tensors in opened.state.items() if slot.startswith(OPTIMIZER)
     }
     trained = train(
-        bound, opened.shards, opened.settings, round_number=job.round, seed=job.seed, device=site.device, kept=kept
+        bound,
+        opened.shards,
+        opened.settings,
+        round_number=job.round,
+        seed=job.seed,
+        device=site.device,
+        kept=kept,
+        pruned=job.pruned,
     )
     after = {key: value.cpu() for key, value in bound.values().items()}
     personal = {key: value.clone() for key, value in after.items() if is_personal(key)}

@@ -24,8 +24,8 @@ Answer = Update | FedmtlError
 
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
-    # A stack knows the task's loss alone, and starts its optimizers anew.
-    is_alone = any(job.settings.get(name) for name in ("keep_optimizer", "smart", "distillation"))
+    # A stack knows the task's loss alone, starts its optimizers anew, and moves every weight.
+    is_alone = any(job.settings.get(name) for name in ("keep_optimizer", "smart", "distillation", "pruning"))
     learns_weights = job.settings.get("loss_weighting", "fixed") != "fixed"
     if job.kind != "train" or is_alone or learns_weights:
         return None

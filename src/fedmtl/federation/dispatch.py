@@ -67,6 +67,7 @@ class Dispatch:
             settings,
             fixed,
             self._strategy.codecs,
+            {key: state.pruned[key] for key in weights if key in state.pruned} if kind == "train" else {},
         )
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:

@@ -34,7 +34,8 @@ class Codecs:
 class Job:
     """One piece of work for one client; `settings` are plain values, `plan` says which value serves which task.
 
-    `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`.
+    `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`. `pruned` is
+    true where a weight is to stay zero.
     """
 
     kind: Literal["train", "evaluate"]
@@ -49,6 +50,7 @@ class Job:
     settings: Mapping[str, Any]
     fixed: Mapping[str, str] = field(default_factory=dict)
     codecs: Codecs = Codecs()
+    pruned: Mapping[Key, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,10 @@ class LayerDecision:
 
 @dataclass(frozen=True)
 class State:
-    """Everything a resume needs; seeds are derived, clients keep their own."""
+    """Everything a resume needs; seeds are derived, clients keep their own.
+
+    `pruned` is true where a weight stays zero.
+    """
 
     round: int
     weights: Weights
@@ -166,6 +171,7 @@ class State:
     accepted: Mapping[ClientId, int] = field(default_factory=dict)
     best_overall: tuple[int, float] | None = None
     sharing: Mapping[str, LayerTrack] = field(default_factory=dict)
+    pruned: Mapping[Key, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fedmtl.federation.messages import (
     State,
     Update,
 )
+from fedmtl.federation.pruning import prune
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.task_weighting import progress_factors, weighted
@@ -52,11 +53,11 @@ def rounds(
 ) -> Iterator[Round]:
     """Yield round 0, the start, then every round after it; a resumed state goes on where it was.
 
-    `refine` goes over what every round came to before it is evaluated.
+    `refine` goes over what every round came to before it is pruned and evaluated.
     """
     dispatch = Dispatch(strategy)
     if state.round == 0 and not state.progress:
-        turn = _evaluated(Round(0, state, (), (), None), strategy, evaluate)
+        turn = _evaluated(Round(0, _pruned(state, strategy), (), (), None), strategy, evaluate)
         state = turn.state
         yield turn
     while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
@@ -64,10 +65,15 @@ def rounds(
         if refine is not None:
             refined, refinement = refine(turn.state)
             turn = replace(turn, state=refined, refinement=refinement)
+        turn = replace(turn, state=_pruned(turn.state, strategy))
         if strategy.is_evaluated(turn.number):
             turn = _evaluated(turn, strategy, evaluate)
         state = turn.state
         yield turn
+
+
+def _pruned(state: State, strategy: Strategy) -> State:
+    return state if strategy.pruning is None else prune(state, strategy.pruning, strategy.prunable)
 
 
 def all_stopped(state: State, strategy: Strategy) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedmtl.config import AdaptiveSharingConfig, EvaluationConfig, FederationConfig
+from fedmtl.config import AdaptiveSharingConfig, EvaluationConfig, FederationConfig, PruningConfig
 from fedmtl.federation.messages import ClientId, ClientInfo, Codecs
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.task import Task
@@ -22,6 +22,7 @@ class Strategy:
     `known` are digests of fixed values that every client's model starts with, so that they need not travel.
     `task_weights` count in the mean, those of the settings in the loss; `weight_in` says which of them follow progress.
     `movable` are the layers that adaptive sharing may move, with their parameters' names, from the bottom to the top.
+    `prunable` are the names of the weight matrices that `pruning` may make sparse.
     """
 
     tasks: Mapping[str, Task]
@@ -38,6 +39,8 @@ class Strategy:
     weight_in: Literal["averaging", "loss"] = "averaging"
     adaptive: AdaptiveSharingConfig | None = None
     movable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pruning: PruningConfig | None = None
+    prunable: frozenset[str] = frozenset()
 
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds

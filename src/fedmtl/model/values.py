@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedmtl.model.keys import Weights, layer_of
+from torch import nn
+
+from fedmtl.model.keys import ADAPTERS, Weights, layer_of
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan
 
@@ -40,6 +42,15 @@ def layer_counts(model: MultiTaskModel, plan: SharingPlan) -> list[dict[str, Any
             entry["level"].append(plan.level(name))
         entry["parameters"] += getattr(module, leaf).numel()
     return [{**entry, "level": ", ".join(entry["level"])} for entry in layers.values()]
+
+
+def linear_weights(model: MultiTaskModel) -> list[str]:
+    """Names of the weight matrices of the encoder's and the heads' linear layers, in model order."""
+    return [
+        name
+        for name, (module, leaf) in model.canonical().items()
+        if isinstance(module, nn.Linear) and leaf == "weight" and not name.startswith(ADAPTERS)
+    ]
 
 
 def count_parameters(weights: Weights) -> int:

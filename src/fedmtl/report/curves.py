@@ -7,6 +7,7 @@ from .contents import section
 from .formats import number, score
 from .line_chart import Line, Mark, line_chart
 from .markup import Html, tag
+from .pruning import sparsity
 from .record import Run
 from .results import task_name
 from .scales import Frame, padded
@@ -25,7 +26,7 @@ def curves(run: Run) -> Html:
     panels = [_panel(run, task) for task in run.tasks]
     if len(panels) > 1:
         panels.insert(0, _averages(run))
-    panels.append(task_weights(run))
+    panels += [task_weights(run), sparsity(run)]
     words = (
         "The strong line is the main metric, the light ones are other metrics on the same scale; the ring is "
         "the best round. Below, the loss in training (strong) and validation (light). Each panel has its own "

@@ -28,6 +28,7 @@ class Run:
     distillations: tuple[Event, ...] = ()
     weights: dict[int, Event] = field(default_factory=dict)
     decisions: dict[int, Event] = field(default_factory=dict)
+    pruned: dict[int, Event] = field(default_factory=dict)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -70,4 +71,5 @@ def gather(events: Sequence[Event], name: str) -> Run:
         distillations=tuple(kinds["distillation"]),
         weights={event["round"]: event for event in kinds["task_weights"]},
         decisions={event["round"]: event for event in kinds["sharing"]},
+        pruned={event["round"]: event for event in kinds["pruning"]},
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.keys import Key
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.batches import Shard, training_batches
 from fedmtl.training.learning_rate import rate_factor
@@ -56,13 +57,14 @@ def train(
     seed: int,
     device: torch.device,
     kept: Slots | None = None,
+    pruned: Mapping[Key, Tensor] | None = None,
 ) -> Trained:
     """Train the bound values in place; what happens follows from the arguments alone.
 
-    Dropout draws from torch's global generator, which is seeded here.
+    Dropout draws from torch's global generator, which is seeded here. Where `pruned` is true a weight is zero.
     """
     torch.manual_seed(derive_seed(seed, "dropout"))
-    optimizer = FlatOptimizer(bound, settings)
+    optimizer = FlatOptimizer(bound, settings, pruned)
     if kept:
         optimizer.restore(kept)
     objective = Objective(bound, shards, device, settings, seed)

@@ -16,6 +16,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.model.flat import undecayed
 from fedmtl.model.keys import HEADS, Key
 from fedmtl.training.pcgrad import conflicts, project
+from fedmtl.training.pruned_places import PrunedPlaces
 from fedmtl.training.settings import LocalSettings
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
@@ -44,12 +45,15 @@ class FlatOptimizer:
     """AdamW or SGD over a bound model's trainable values.
 
     A value that a task's loss does not reach is not stepped with that task, and neither decays nor ages: which ones
-    those are shows in the first backward pass of each task.
+    those are shows in the first backward pass of each task. What is `pruned` is zero from here on, as its gradient is.
     """
 
-    def __init__(self, bound: BoundModel, settings: LocalSettings) -> None:
+    def __init__(self, bound: BoundModel, settings: LocalSettings, pruned: Mapping[Key, Tensor] | None = None) -> None:
         self._bound, self._settings = bound, settings
         flat = bound.flat
+        self._pruned = PrunedPlaces(bound, pruned) if pruned else None
+        if self._pruned is not None:
+            self._pruned.clear(flat.values)
         names = SLOTS[settings.optimizer]
         kept = names if settings.optimizer == "adamw" or settings.momentum else ()
         self._gradients = self._buffer("gradients")
@@ -89,6 +93,11 @@ class FlatOptimizer:
 
     def backward(self, task: str, loss: Tensor) -> None:
         """Put the loss's gradients into the buffer."""
+        self._differentiate(task, loss)
+        if self._pruned is not None:
+            self._pruned.clear(self._gradients)
+
+    def _differentiate(self, task: str, loss: Tensor) -> None:
         if task in self._used:
             for part in self._added[task]:
                 part.zero_()
@@ -143,6 +152,9 @@ class FlatOptimizer:
         clip([run.gradients for run in own], self._settings.max_grad_norm)
         for (_, factor), group in groupby(own, key=lambda run: (run.decay, run.factor)):
             self._move(list(group), rate * factor)
+        # Moments of before a weight was pruned would move it: its gradient alone being zero is not enough.
+        if self._pruned is not None:
+            self._pruned.clear(self._bound.flat.values)
 
     def _move(self, runs: Sequence[Run], rate: float) -> None:
         settings = self._settings

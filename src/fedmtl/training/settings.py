@@ -39,6 +39,8 @@ class LocalSettings:
     distillation: Mapping[str, Any] | None = None
     # Layers of which a client with several tasks tells the inner products of its tasks' gradients.
     measured_layers: tuple[str, ...] = ()
+    # Whether weights are pruned in this run; which ones, a job says.
+    pruning: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,6 +87,7 @@ def local_settings(
         loss_weighting=training.loss_weighting,
         smart=None if training.smart is None else training.smart.model_dump(),
         distillation=_taught(training, list(weights)),
+        pruning=training.pruning is not None,
     )
 
 

@@ -30,7 +30,14 @@ from fedmtl.federation.wire.quantize import (
     to_int8,
 )
 
-DTYPES = {"f4": torch.float32, "f8": torch.float64, "f2": torch.float16, "i8": torch.int64, "i4": torch.int32}
+DTYPES = {
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "f2": torch.float16,
+    "i8": torch.int64,
+    "i4": torch.int32,
+    "u1": torch.uint8,
+}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 ITEM_SIZES = {code: int(code[1]) for code in DTYPES}
 FP16_HEAD = struct.Struct("<ixxxx")

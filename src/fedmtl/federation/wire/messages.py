@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Update
@@ -31,6 +32,8 @@ from fedmtl.model.plan import SharingPlan
 ROWS = Key("", "rows")
 # Not in the header, which is deflated: equal runs have messages of equal size.
 SECONDS = Key("", "seconds")
+# In front of the scope of a weight, for which of its entries stay zero.
+PRUNED = "pruned/"
 MOST_EXAMPLES = 1 << 53
 MOST_TASKS = 1000
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -52,13 +55,15 @@ def encode_job(job: Job, max_bytes: int = MAX_BYTES, memory: Memory = fresh_memo
         "codecs": asdict(job.codecs),
     }
     weights = encode_tensors(job.weights, lambda key: "fp32" if key.scope == "fixed" else job.codecs.down)
-    return pack(header, CodedTensors({**_rows(job.rows), **weights.coded}), max_bytes, memory)
+    tensors = {**_rows(job.rows), **_bits(job.pruned), **weights.coded}
+    return pack(header, CodedTensors(tensors), max_bytes, memory)
 
 
 def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
     header, tensors = read_frame(data, max_bytes)
     coded = dict(tensors.coded)
     rows = _take_rows(coded)
+    bits = {key: coded.pop(key) for key in list(coded) if key.scope.startswith(PRUNED)}
     try:
         _expect(header, "job")
         return Job(
@@ -74,6 +79,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
             header["settings"],
             header["fixed"],
             Codecs(**{field.name: header["codecs"][field.name] for field in fields(Codecs)}),
+            _from_bits(bits, coded),
         )
     except BROKEN as error:
         raise WireError(f"a job's header is not whole: {brief(error)}") from error
@@ -146,6 +152,26 @@ def _take_rows(coded: dict[Key, Coded]) -> np.ndarray | None:
     if rows is not None and rows.codec != "rows":
         raise WireError("the token rows are not a list of rows")
     return None if rows is None else decode(rows).numpy()
+
+
+def _bits(pruned: Mapping[Key, Tensor]) -> dict[Key, Coded]:
+    """Whether each weight is pruned, eight to a byte; under a lossy codec a zero alone would not tell."""
+    return {
+        Key(PRUNED + key.scope, key.name): encode(torch.from_numpy(np.packbits(mask.numpy())), "fp32")
+        for key, mask in pruned.items()
+    }
+
+
+def _from_bits(bits: Mapping[Key, Coded], weights: Mapping[Key, Coded]) -> dict[Key, Tensor]:
+    pruned = {}
+    for own, coded in bits.items():
+        key = Key(own.scope.removeprefix(PRUNED), own.name)
+        weight, packed = weights[key], decode(coded)
+        if packed.dtype != torch.uint8 or packed.numel() != -(-weight.size // 8):
+            raise ValueError(f"{own.name}: pruned places that do not fit the weight")
+        flat = np.unpackbits(packed.numpy(), count=weight.size).astype(bool)
+        pruned[key] = torch.from_numpy(flat).view(weight.shape)
+    return pruned
 
 
 def _words(values: Any) -> tuple[str, ...]:
