@@ -136,6 +136,8 @@ def distill(
     from fedmtl.report.page import write_report
 
     config = load_config(found.config, set_ or [])
+    if not any(setting.startswith("output=") for setting in set_ or []):
+        config = config.model_copy(update={"output": str(found.path.parent)})
     with make_listener() as listener:
         made = distill(found, config, settings, name or _name(found.name, student), listener, resume=resume)
     write_report(made.run.path)
