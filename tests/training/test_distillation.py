@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedmtl.training.distillation import (
+    attention_loss,
     hidden_loss,
     outputs_loss,
     relation_loss,
@@ -163,3 +164,18 @@ def test_the_gradient_keeps_its_size_as_the_temperature_grows():
 
 def test_scores_are_compared_by_the_squared_difference_at_any_temperature():
     assert outputs_loss(MSE, torch.tensor([[0.5], [1.0]]), torch.tensor([[0.0], [0.75]]), 7.0).item() == 0.15625
+
+
+def test_attention_scores_are_compared_over_pairs_of_real_positions():
+    # One text of two positions, padded to three; one head. Of the four real pairs one differs by 2: 4 / 4 = 1.
+    teacher = torch.zeros(1, 1, 3, 3)
+    student = torch.zeros(1, 1, 3, 3)
+    student[0, 0, 0, 1] = 2.0
+    student[0, 0, 2, :] = student[0, 0, :, 2] = 50.0
+    mask = torch.tensor([[True, True, False]])
+    assert attention_loss(teacher, student, mask).item() == 1.0
+    # A mask's score on either side says nothing.
+    teacher[0, 0, 1, 1] = -1e4
+    student[0, 0, 1, 0] = -1e2
+    assert attention_loss(teacher, student, mask).item() == 1.0
+    assert attention_loss(student, student.clone(), mask).item() == 0.0

@@ -15,6 +15,7 @@ from fedmtl.cli.certs import certs, enroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
 from fedmtl.cli.config import config
+from fedmtl.cli.distill import distill
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.predict import predict
@@ -50,6 +51,7 @@ for command in (
     client,
     enroll,
     status,
+    distill,
     prune,
 ):
     app.command()(command)

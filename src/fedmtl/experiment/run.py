@@ -111,6 +111,8 @@ def resume_run(
     open_carrier: OpenCarrier = open_engine,
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
+    if any(event["event"] == "distill" for event in read_events(run)):
+        raise FedmtlError(f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`")
     config = load_config(run.config)
     prepared = prepare(config, observe)
     state = load_checkpoint(run.checkpoints) or prepared.state

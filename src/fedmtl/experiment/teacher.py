@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import weights_sha256
 from fedmtl.model.multitask import num_outputs
-from fedmtl.model.saved import SavedModel, load_model
+from fedmtl.model.saved import SavedModel, load_model, model_digest
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.teacher_outputs import save_outputs
@@ -89,7 +87,7 @@ def open_teacher(
     taught = tuple(name for name in tasks if told.tasks is None or name in told.tasks)
     for name in taught:
         _check(tasks[name], saved, given)
-    return Teacher(saved, _digest(folder, saved), taught, token_cache(config.data), torch.device(device), observe)
+    return Teacher(saved, model_digest(folder, saved), taught, token_cache(config.data), torch.device(device), observe)
 
 
 def in_form_of(student: Task, teacher: Task, outputs: np.ndarray) -> np.ndarray:
@@ -131,8 +129,3 @@ def _check(task: Task, saved: SavedModel, given: Path) -> None:
 
 def _words(value: Any) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def _digest(folder: Path, saved: SavedModel) -> str:
-    told = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
-    return hashlib.sha256(weights_sha256(saved.weights).encode() + told).hexdigest()[:16]

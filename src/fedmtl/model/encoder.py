@@ -131,9 +131,9 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
     shape = RANDOM_NAME.fullmatch(config.server_model)
     if shape:
         layers, hidden = int(shape[1]), int(shape[2])
-        architecture = _with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
+        architecture = with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
         return AutoModel.from_config(architecture, dtype=torch.float32), []
-    architecture = _with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
+    architecture = with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
     if config.initial == "random":
         # The files may be in half precision; a random start is not.
         return AutoModel.from_config(architecture, dtype=torch.float32), []
@@ -172,7 +172,8 @@ def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) ->
     )
 
 
-def _with_dropout(architecture: Any, config: ModelConfig) -> Any:
+def with_dropout(architecture: Any, config: ModelConfig) -> Any:
+    """The architecture with the config's dropout in it, where the config names one."""
     if config.encoder_dropout is not None:
         for name in DROPOUTS:
             if hasattr(architecture, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
-from fedmtl.model.keys import LOG_VARIANCE, Weights
+from fedmtl.model.keys import LOG_VARIANCE, Weights, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
@@ -84,6 +85,12 @@ def load_model(folder: Path) -> SavedModel:
         weights,
         record["max_length"],
     )
+
+
+def model_digest(folder: Path, saved: SavedModel) -> str:
+    """Names what the model in a folder answers: its values, its tasks and the encoder's config."""
+    told = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
+    return hashlib.sha256(weights_sha256(saved.weights).encode() + told).hexdigest()[:16]
 
 
 def _task(values: dict[str, Any]) -> Task:

@@ -3,7 +3,7 @@
 Each takes tensors and a mask of what is real, and knows nothing of where they come from. What is padded is in no
 sum and no count, so padding changes no loss. The teacher's side gets no gradient.
 
-* hidden states: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
+* hidden states and attention scores: TinyBERT (Jiao et al. 2020). Its code also averages over padding; we do not.
 * relations: MiniLMv2 (Wang et al. 2021).
 * outputs: soft targets (Hinton et al. 2015).
 * similarity: relations between the sentences of a batch (Park et al. 2019), here of cosines.
@@ -19,12 +19,23 @@ from fedmtl.tasks.task import Task
 
 # Of a balanced similarity: cosines up to .2, .4, .6, .8 and above.
 LEVELS = 5
+# TinyBERT's bound: a score this low is a mask's, and says nothing.
+MASKED_SCORE = -1e2
 
 
 def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of states [batch, position, width] over the real positions."""
     errors = (student.float() - teacher.detach().float()).square().mean(-1)
     return _mean(errors, mask)
+
+
+def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of raw scores [batch, head, position, position] over pairs of real positions.
+
+    Scores of -100 and less count as 0, as a mask's do in TinyBERT's code.
+    """
+    target, own = (torch.where(part <= MASKED_SCORE, 0.0, part) for part in (teacher.detach().float(), student.float()))
+    return _mean((own - target).square().mean(1), mask[:, :, None] & mask[:, None, :])
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int) -> Tensor:

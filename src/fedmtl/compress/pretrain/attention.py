@@ -24,7 +24,7 @@ class AttentionTap:
 
     def __init__(self, model: Any, layer: int) -> None:
         self.kept: list[Tensor | None] = [None, None, None]
-        for position, module in enumerate(_projections(model, layer)):
+        for position, module in enumerate(projections(model, layer)):
             module.register_forward_hook(self._keeper(position))
 
     def take(self) -> tuple[Tensor, ...]:
@@ -47,13 +47,14 @@ def relation_heads(first_width: int, second_width: int, most: int) -> int:
     return max(number for number in range(1, most + 1) if common % number == 0)
 
 
-def _projections(model: Any, layer: int) -> list[nn.Module]:
+def projections(model: Any, layer: int) -> list[nn.Module]:
+    """The modules that give one layer's queries, keys and values."""
     num_layers = model.config.num_hidden_layers
     for names in NAMES:
         found = [[part for path, part in model.named_modules() if path.split(".")[-1] == name] for name in names]
         if all(len(parts) == num_layers for parts in found):
             return [parts[layer] for parts in found]
     raise ModelError(
-        f"--attention-loss: no queries, keys and values are found in each layer of {model.config.model_type}; "
+        f"attention loss: no queries, keys and values are found in each layer of {model.config.model_type}; "
         "leave that loss off"
     )

@@ -1,0 +1,186 @@
+"""Copies of examples with some words replaced: TinyBERT's data augmentation (Jiao et al. 2020, algorithm 1).
+
+Every word is replaced with probability p by one of its M candidates, N times an example. Of a pair one text is
+changed at a time, in turn, and the other stays as it is; TinyBERT's code goes on with the changed first text when it
+comes to the second. Copies that came out before are left out, so with p = 0 there are none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmtl.compress.augment.masked_words import MaskedWords, Place
+from fedmtl.compress.augment.settings import AugmentSettings
+from fedmtl.compress.augment.tables import file_digest, glove_neighbours, wordnet_synonyms
+from fedmtl.compress.augment.words import Word, find_words, replace_words
+from fedmtl.model.encoder_files import encoder_folder
+from fedmtl.runs import write_atomic
+from fedmtl.seeds import derive_seed
+from fedmtl.tasks.examples import Examples
+
+Say = Callable[[str], None]
+TABLES = {"glove": glove_neighbours, "wordnet": wordnet_synonyms}
+FORMAT = 1
+
+
+def augment(
+    settings: AugmentSettings,
+    examples: Mapping[str, Examples],
+    encoder: str,
+    cache: Path,
+    seed: int,
+    device: torch.device,
+    say: Say,
+) -> dict[str, Examples]:
+    """Every task's examples followed by their copies, which have the labels of what they are copies of.
+
+    What was made before of the same texts, files and settings is read from `cache`.
+    """
+    budgets = shares({name: settings.copies_of(name) * len(own) for name, own in examples.items()}, settings.most)
+    sources = [_named(source, encoder) for source in settings.sources]
+    found: dict[str, Examples] = {}
+    for name, own in examples.items():
+        wanted = _copies_each(len(own), budgets[name], derive_seed(seed, "augment", name, "which"))
+        path = cache / f"{_digest(settings, own, sources, wanted, seed, name)}.json"
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            say(f"{name}: augmenting {len(own):,} examples, at most {int(wanted.sum()):,} copies")
+            kept = _make(settings, own, sources, wanted, derive_seed(seed, "augment", name), device, say, name)
+            write_atomic(path, json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        say(f"{name}: {len(kept['rows']):,} copies of {len(own):,} examples")
+        rows = np.asarray(kept["rows"], dtype=np.int64)
+        found[name] = Examples(
+            tuple([*given, *added] for given, added in zip(own.texts, kept["texts"], strict=True)),
+            np.concatenate([own.labels, own.labels[rows]]),
+        )
+    return found
+
+
+def shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
+    """What each task gets of `most` copies: all it wants where that is little, the same for those that want more."""
+    left, given = most, dict.fromkeys(wanted, 0)
+    waiting = sorted(wanted, key=lambda name: wanted[name])
+    while waiting:
+        name = waiting.pop(0)
+        given[name] = min(wanted[name], left // (len(waiting) + 1))
+        left -= given[name]
+    return given
+
+
+def make_copies(
+    texts: tuple[str, ...],
+    candidates: Sequence[Sequence[tuple[Word, tuple[str, ...]]]],
+    count: int,
+    p: float,
+    seed: int,
+) -> list[tuple[str, ...]]:
+    """At most `count` different copies of one example, none the example itself; one text is changed in each."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    sides = [side for side, own in enumerate(candidates) if own]
+    seen = {texts}
+    copies: list[tuple[str, ...]] = []
+    for number in range(count if sides else 0):
+        side = sides[number % len(sides)]
+        own = candidates[side]
+        replaced = generator.random(len(own)) < p
+        chosen = generator.integers([len(others) for _, others in own])
+        words = [
+            others[pick] if is_new else None for (_, others), pick, is_new in zip(own, chosen, replaced, strict=True)
+        ]
+        changed = replace_words(texts[side], [word for word, _ in own], words)
+        copy = (*texts[:side], changed, *texts[side + 1 :])
+        if copy not in seen:
+            seen.add(copy)
+            copies.append(copy)
+    return copies
+
+
+def _make(
+    settings: AugmentSettings,
+    own: Examples,
+    sources: Sequence[tuple[str, str]],
+    wanted: np.ndarray,
+    seed: int,
+    device: torch.device,
+    say: Say,
+    name: str,
+) -> dict[str, list[object]]:
+    columns = [_column_candidates(settings, texts, sources, device, say, name) for texts in own.texts]
+    rows: list[object] = []
+    texts: list[list[str]] = [[] for _ in own.texts]
+    for row, (count, example) in enumerate(zip(wanted.tolist(), zip(*own.texts, strict=True), strict=True)):
+        own_candidates = [column[row] for column in columns]
+        for copy in make_copies(example, own_candidates, count, settings.probability, derive_seed(seed, row)):
+            rows.append(row)
+            for column, text in zip(texts, copy, strict=True):
+                column.append(text)
+    return {"rows": rows, "texts": list(texts)}
+
+
+def _column_candidates(
+    settings: AugmentSettings,
+    texts: Sequence[str],
+    sources: Sequence[tuple[str, str]],
+    device: torch.device,
+    say: Say,
+    name: str,
+) -> list[list[tuple[Word, tuple[str, ...]]]]:
+    """For every text its words that have candidates; the first source that has some for a word gives them."""
+    words = [find_words(text) for text in texts]
+    open_places: dict[Place, None] = {(row, word): None for row, own in enumerate(words) for word in own}
+    found: dict[Place, tuple[str, ...]] = {}
+    for kind, place in sources:
+        if kind == "mlm":
+            say(f"{name}: predicting {len(open_places):,} masked words")
+            new = MaskedWords(place, device).candidates(texts, list(open_places), settings.candidates, _quiet)
+        else:
+            table = TABLES[kind](Path(place), (word.lower for _, word in open_places), settings.candidates)
+            new = {at: table[at[1].lower] for at in open_places if at[1].lower in table}
+        found |= {at: others for at, others in new.items() if others}
+        open_places = {at: None for at in open_places if at not in found}
+    return [[(word, found[row, word]) for word in own if (row, word) in found] for row, own in enumerate(words)]
+
+
+def _quiet(done: int, total: int) -> None:
+    pass
+
+
+def _copies_each(num_examples: int, budget: int, seed: int) -> np.ndarray:
+    """The budget spread evenly; what does not divide goes to some drawn by the seed."""
+    counts = np.full(num_examples, budget // max(1, num_examples), dtype=np.int64)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_examples)
+    counts[order[: budget % max(1, num_examples)]] += 1
+    return counts
+
+
+def _named(source: str, encoder: str) -> tuple[str, str]:
+    kind, _, place = source.partition(":")
+    return kind, place or encoder
+
+
+def _digest(
+    settings: AugmentSettings,
+    own: Examples,
+    sources: Sequence[tuple[str, str]],
+    wanted: np.ndarray,
+    seed: int,
+    name: str,
+) -> str:
+    """Names what will come out: by the content of texts and files, never by their places."""
+    told = [FORMAT, settings.probability, settings.candidates, seed, name, [kind for kind, _ in sources]]
+    digest = hashlib.sha256(json.dumps(told).encode())
+    digest.update(wanted.astype("<i8").tobytes())
+    for texts in own.texts:
+        digest.update(json.dumps(texts).encode())
+    for kind, place in sources:
+        folder = encoder_folder(place)
+        files = sorted(folder.glob("*.safetensors")) if kind == "mlm" else [Path(place)]
+        digest.update("".join(map(file_digest, files)).encode() or place.encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""A finished run made into a smaller model with the same tasks."""

@@ -1,0 +1,129 @@
+"""The intermediate stage of task distillation: TinyBERT (Jiao et al. 2020), equations 7 to 9.
+
+The losses of all layers are added up, as in the paper. Where we differ: padding is in no mean; where the student has
+another number of heads its scores cannot be compared one by one, and relations between positions (MiniLMv2, Wang et
+al. 2021) are compared instead. Heads and pooler get no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedmtl.compress.distill.settings import DistillSettings
+from fedmtl.compress.distill.states import Attention, States, Watched
+from fedmtl.compress.pretrain.attention import relation_heads
+from fedmtl.errors import ConfigError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import Inputs
+from fedmtl.seeds import derive_seed
+from fedmtl.training.distillation import attention_loss, hidden_loss, relation_loss
+from fedmtl.training.layer_maps import LayerMap, attention_map, hidden_map
+
+
+class Projections(nn.Module):
+    """From the student's width into the teacher's: W_e for embeddings, W_h for all layers, or one for both.
+
+    With equal widths there is nothing to learn, and states are compared as they are.
+    """
+
+    def __init__(self, student_width: int, teacher_width: int, kind: str, seed: int) -> None:
+        super().__init__()
+        self.embedding: nn.Module = nn.Identity()
+        self.hidden: nn.Module = nn.Identity()
+        if student_width != teacher_width:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_seed(seed, "projections"))
+                self.hidden = nn.Linear(student_width, teacher_width, bias=False)
+                self.embedding = self.hidden if kind == "one" else nn.Linear(student_width, teacher_width, bias=False)
+
+    def forward(self, hidden: tuple[Tensor, ...]) -> Iterator[Tensor]:
+        """Every state in the teacher's width, embeddings first."""
+        yield self.embedding(hidden[0])
+        yield from map(self.hidden, hidden[1:])
+
+
+class Intermediate:
+    """The losses between a teacher's and a student's states; both read the same tokens."""
+
+    def __init__(self, teacher: BoundModel, student: BoundModel, settings: DistillSettings, seed: int) -> None:
+        self.teacher, self.student, self.weights = teacher, student, settings.weights
+        above, below = (bound.model.encoder.config for bound in (teacher, student))
+        layers = int(above.num_hidden_layers), int(below.num_hidden_layers)
+        self.hidden = hidden_map(*layers, settings.layer_map)
+        wanted = attention_layers(*layers, settings.layer_map) if self.weights.attention else ()
+        self.num_heads = int(above.num_attention_heads)
+        self.uses_scores = compares_scores(settings, self.num_heads, int(below.num_attention_heads))
+        self.relation_heads = relation_heads(above.hidden_size, below.hidden_size, self.num_heads)
+        self.projections = Projections(below.hidden_size, above.hidden_size, settings.projections, seed)
+        self._above = Watched(teacher.model, wanted)
+        self._below = Watched(student.model, range(len(wanted)))
+
+    def losses(self, task: str, inputs: Inputs) -> dict[str, Tensor]:
+        """Each loss before its weight; those of weight 0 are left out."""
+        with torch.no_grad():
+            self.teacher.use(task)
+            above = self._above.states(task, inputs)
+        self.student.use(task)
+        below = self._below.states(task, inputs)
+        return self.compare(above, below, inputs.mask.bool())
+
+    def compare(self, above: States, below: States, mask: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        projected = self.projections(below.hidden)
+        embedded = next(projected)
+        if self.weights.embedding:
+            found["embedding"] = hidden_loss(above.hidden[self.hidden[0]], embedded, mask)
+        if self.weights.attention:
+            found["attention"] = _total(
+                self._attention(*pair, mask) for pair in zip(above.attention, below.attention, strict=True)
+            )
+        if self.weights.hidden:
+            pairs = zip(self.hidden[1:], projected, strict=True)
+            found["hidden"] = _total(hidden_loss(above.hidden[number], own, mask) for number, own in pairs)
+        return found
+
+    def total(self, losses: dict[str, Tensor]) -> Tensor:
+        return _total(getattr(self.weights, name) * loss for name, loss in losses.items())
+
+    def close(self) -> None:
+        self._above.close()
+        self._below.close()
+
+    def _attention(self, above: Attention, below: Attention, mask: Tensor) -> Tensor:
+        if self.uses_scores:
+            return attention_loss(above.scores(self.num_heads), below.scores(self.num_heads), mask)
+        parts = ((above.queries, below.queries), (above.keys, below.keys), (above.values, below.values))
+        return _total(relation_loss(*pair, mask, self.relation_heads) for pair in parts) / len(parts)
+
+
+def compares_scores(settings: DistillSettings, teacher_heads: int, student_heads: int) -> bool:
+    """Whether attention scores are compared; relations otherwise, where the settings leave that open."""
+    if settings.attention == "scores" and teacher_heads != student_heads:
+        raise ConfigError(
+            f"--attention: scores need as many heads on both sides, the teacher has {teacher_heads} and the student "
+            f"{student_heads}; write --attention relations, or --weights attention=0"
+        )
+    return settings.attention != "relations" and teacher_heads == student_heads
+
+
+def attention_layers(num_teacher: int, num_student: int, layer_map: LayerMap) -> tuple[int, ...]:
+    """The teacher's layer for each of the student's; a list names hidden states, embeddings first."""
+    if isinstance(layer_map, str):
+        return attention_map(num_teacher, num_student, layer_map)
+    states = hidden_map(num_teacher, num_student, layer_map)
+    if 0 in states[1:]:
+        raise ConfigError(
+            f"--layer-map {','.join(map(str, states))}: embeddings (0) have no attention; give every layer of the"
+            " student one of the teacher's, from 1 on, or write --weights attention=0"
+        )
+    return tuple(state - 1 for state in states[1:])
+
+
+def _total(parts: Iterator[Tensor]) -> Tensor:
+    first, *others = parts
+    for part in others:
+        first = first + part
+    return first

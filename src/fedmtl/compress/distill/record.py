@@ -1,0 +1,118 @@
+"""What a distillation says of itself: the events of docs/run-folder.md, with a pass in a round's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+
+from fedmtl import __version__
+from fedmtl.compress.distill.loop import Passed
+from fedmtl.compress.distill.student import Student
+from fedmtl.config import Config
+from fedmtl.model.keys import HEADS, Weights, owner_task
+from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
+from fedmtl.tasks.load import TaskData
+from fedmtl.tasks.metrics import Sums, averages, evaluation_fields, score
+from fedmtl.tasks.task import Task
+
+Event = dict[str, Any]
+
+
+def start_event(config: Config, student: Student, data: Mapping[str, TaskData], device: str, num_rounds: int) -> Event:
+    return {
+        "event": "start",
+        "version": __version__,
+        "mode": "distilled",
+        "seed": config.seed,
+        "synthetic": any(part.synthetic for part in data.values()),
+        "encoder": student.encoder.name,
+        "tasks": {
+            name: {
+                "kind": task.kind,
+                "labels": list(task.labels),
+                "metric": task.metric,
+                "auxiliary": task.auxiliary,
+                "pair": task.pair if task.is_pair else None,
+                "pool": student.model.pools[name],
+                "score_range": list(task.score_range) if task.is_regression else None,
+            }
+            for name, task in student.model.tasks.items()
+        },
+        "device": device,
+        "workers": 0,
+        "num_rounds": num_rounds,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def data_event(part: TaskData, num_train: int, num_added: int, truncated: int) -> Event:
+    return {
+        "event": "data",
+        "task": part.task.name,
+        "source": part.origin,
+        "train": num_train,
+        "augmented": num_added,
+        "validation": len(part.validation),
+        "truncated": truncated,
+        "validation_cut": part.validation_cut,
+    }
+
+
+def plan_event(student: Student, weights: Weights) -> Event:
+    heads: dict[str, int] = {}
+    for name, (module, leaf) in student.model.canonical().items():
+        task = owner_task(name)
+        if task is not None and name.startswith(HEADS):
+            heads[task] = heads.get(task, 0) + getattr(module, leaf).numel()
+    return {
+        "event": "plan",
+        "rules": [list(rule) for rule in student.plan.rules],
+        "groups": {},
+        "scopes": scope_counts(weights),
+        "layers": layer_counts(student.model, student.plan),
+        "heads": heads,
+        "total": count_parameters(weights),
+        "trainable": count_trainable(weights),
+        "at_clients": 0,
+    }
+
+
+def evaluation_events(number: int, tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> list[Event]:
+    return [
+        {"event": "evaluation", "round": number, "task": name, **evaluation_fields(tasks[name], own)}
+        for name, own in sums.items()
+    ]
+
+
+def round_event(
+    number: int, stage: str, passed: Passed, tasks: Mapping[str, Task], sums: Mapping[str, Sums], seconds: float
+) -> Event:
+    """A pass; averages are there where it was scored."""
+    scores = {name: score(tasks[name], own) for name, own in sums.items()}
+    overall, classification = averages(list(tasks.values()), scores) if scores else (None, None)
+    averaged = {"overall": overall, "classification": classification} if scores else {}
+    return {
+        "event": "round",
+        "round": number,
+        "stage": stage,
+        "clients": 0,
+        "failures": 0,
+        "tasks": {},
+        "aggregated": [],
+        "losses": passed.losses,
+        "seen": passed.seen,
+        "samples": sum(passed.seen.values()),
+        **averaged,
+        "seconds": seconds,
+        "bytes_up": 0,
+        "bytes_down": 0,
+    }
+
+
+def main_metrics(tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> dict[str, float | None]:
+    """Each task's main metric."""
+    return {name: score(task, sums[name]).metrics[task.metric] for name, task in tasks.items()}

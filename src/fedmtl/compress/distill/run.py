@@ -1,0 +1,128 @@
+"""A whole task distillation: a finished run in, a smaller finished run out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedmtl.compress.augment.settings import check_augment
+from fedmtl.compress.distill.checkpoint import Position, load_position
+from fedmtl.compress.distill.lessons import Lessons, prepare_lessons
+from fedmtl.compress.distill.loop import Passed
+from fedmtl.compress.distill.record import data_event, main_metrics, plan_event, start_event
+from fedmtl.compress.distill.settings import DistillSettings, check_settings
+from fedmtl.compress.distill.student import Student, build_student
+from fedmtl.compress.distill.teaching import Teaching, evaluate, open_teaching
+from fedmtl.compress.distill.work import Listener, Work, encoder_place, pass_number
+from fedmtl.config import Config
+from fedmtl.config.file import dump_config
+from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.model.device import pick_device
+from fedmtl.model.values import initial_weights
+from fedmtl.runs import RunFolder, append_event, create_run, cut_back, read_events, write_atomic
+from fedmtl.tasks.load import TaskData, load_tasks
+from fedmtl.tasks.tokens import token_cache
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """The student's run, and every task's main metric of teacher and student on the validation examples."""
+
+    run: RunFolder
+    teacher: dict[str, float | None]
+    student: dict[str, float | None]
+
+
+def distill(
+    teacher: RunFolder,
+    config: Config,
+    settings: DistillSettings,
+    name: str,
+    listener: Listener,
+    *,
+    resume: bool = False,
+) -> Distilled:
+    """Do all of it; with `resume` from the last whole pass of the run of that name."""
+    check_settings(settings)
+    check_augment(settings.augment)
+    device = pick_device(config.compute.device, "compute.device")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    teaching = open_teaching(teacher.model, device)
+    data = load_tasks(config)
+    absent = [task for task in teaching.saved.tasks if task not in data]
+    if absent:
+        raise ConfigError(f"tasks.{absent[0]}: the teacher has it and the config has not; leave it in")
+    student = build_student(settings, teaching.saved, config.model, config.seed)
+    lessons = prepare_lessons(
+        teaching,
+        student,
+        data,
+        settings.augment,
+        config.model.server_model,
+        token_cache(config.data),
+        config.seed,
+        listener.say,
+    )
+    settings = _possible_stages(settings, lessons, student, listener)
+    run, position, fingerprint = _open_run(config, settings, teaching, name, resume)
+    work = Work(config, settings, teaching, student, lessons, run, fingerprint, listener)
+    if not position.stage:
+        _open_events(work, data, teacher)
+    weights = work.go(position)
+    known = next(event for event in read_events(run) if event["event"] == "distill")
+    return Distilled(run, known["teacher_metrics"], work.finish(weights))
+
+
+def _possible_stages(
+    settings: DistillSettings, lessons: Lessons, student: Student, listener: Listener
+) -> DistillSettings:
+    if lessons.same_tokens or "intermediate" not in settings.epochs:
+        return settings
+    reason = f"{student.encoder.name} cuts texts into other tokens than its teacher, whose states it cannot follow"
+    if settings.stages == "intermediate":
+        raise ConfigError(f"--stages intermediate: {reason}; write --stages prediction")
+    listener.say(f"{reason}: only the prediction stage is done")
+    return replace(settings, stages="prediction")
+
+
+def _open_run(
+    config: Config, settings: DistillSettings, teaching: Teaching, name: str, resume: bool
+) -> tuple[RunFolder, Position, str]:
+    training = config.training.model_dump(mode="json")
+    fingerprint = settings.fingerprint(teaching.digest, {**training, "seed": config.seed})
+    output = Path(config.output)
+    if not resume:
+        run = create_run(output, name)
+        own = config.model.model_copy(update={"server_model": str(encoder_place(run)), "lora": None, "adapters": None})
+        write_atomic(run.config, dump_config(config.model_copy(update={"model": own})).encode())
+        return run, Position(), fingerprint
+    run = RunFolder(output / name)
+    if not run.events.exists():
+        raise FedmtlError(f"--resume: there is no distillation {name} in {output}; start without --resume")
+    position = load_position(run, fingerprint)
+    if position.stage:
+        cut_back(run, pass_number(settings, position.stage, position.epoch))
+    else:
+        run.events.unlink()
+        run.results.unlink(missing_ok=True)
+    return run, position, fingerprint
+
+
+def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> None:
+    """What is known before the first pass, the teacher's scores and the student's before it learnt anything."""
+    weights = initial_weights(work.student.model, work.student.plan)
+    lessons, tasks = work.lessons, work.student.model.tasks
+    total = sum(work.settings.epochs.values())
+    above = main_metrics(tasks, evaluate(work.teaching.bound, lessons.taught_validation, work.device))
+    append_event(work.run, start_event(work.config, work.student, data, str(work.device), total))
+    for task in tasks:
+        numbers = lessons.given[task], lessons.added[task], lessons.truncated[task]
+        append_event(work.run, data_event(data[task], *numbers))
+    append_event(work.run, plan_event(work.student, weights))
+    told = {"teacher": teacher.name, "start": work.student.start, "settings": work.settings.to_json()}
+    append_event(work.run, {"event": "distill", **told, "teacher_metrics": above})
+    sums = evaluate(work.bind(weights), lessons.validation, work.device)
+    work.record(0, "start", Passed({}, {}), sums, 0.0)

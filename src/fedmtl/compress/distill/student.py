@@ -1,0 +1,111 @@
+"""The student: the teacher's tasks on a smaller encoder."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModel
+
+from fedmtl.compress.distill.intermediate import attention_layers
+from fedmtl.compress.distill.settings import DistillSettings
+from fedmtl.config import ModelConfig, SharingConfig
+from fedmtl.errors import ConfigError, ModelError
+from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_dropout
+from fedmtl.model.keys import owner_task
+from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
+from fedmtl.model.plan import SharingPlan, plan_from_config
+from fedmtl.model.saved import SavedModel
+from fedmtl.seeds import derive_seed
+
+SHAPE = re.compile(r"(\d+)x(\d+)")
+LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student before its training; all tasks share its encoder, each has its head. `start` says where it begins."""
+
+    encoder: Encoder
+    model: MultiTaskModel
+    plan: SharingPlan
+    start: str
+
+
+def build_student(settings: DistillSettings, teacher: SavedModel, config: ModelConfig, seed: int) -> Student:
+    """A student whose bits follow from the settings, the teacher and the seed."""
+    shape = SHAPE.fullmatch(settings.student)
+    plain = config.model_copy(update={"lora": None, "adapters": None, "max_length": teacher.max_length})
+    if shape is None:
+        if settings.start == "teacher":
+            raise ConfigError(
+                f"--start teacher: {settings.student} has weights of its own; leave it out, or give --student LxH"
+            )
+        encoder = _from_files(settings, plain, teacher, seed)
+    else:
+        encoder = _of_shape(int(shape[1]), int(shape[2]), teacher, plain, seed)
+    model = build_model(encoder, teacher.tasks, seed)
+    plan = plan_from_config(SharingConfig())
+    if shape is None:
+        return Student(encoder, model, plan, settings.start or "its files")
+    start = settings.start or ("teacher" if encoder.hidden_size == teacher.encoder.hidden_size else "random")
+    if start == "teacher":
+        _copy_layers(model, teacher, settings)
+    return Student(encoder, model, plan, start)
+
+
+def _from_files(settings: DistillSettings, config: ModelConfig, teacher: SavedModel, seed: int) -> Encoder:
+    named = config.model_copy(
+        update={"server_model": settings.student, "initial": "random" if settings.start == "random" else "pretrained"}
+    )
+    try:
+        return load_encoder(named, seed, wants_pooler(teacher.tasks))
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.server_model", "--student")) from error
+
+
+def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig, seed: int) -> Encoder:
+    """An encoder of the teacher's kind with fresh values; its heads are as many as the teacher's where that divides."""
+    above: Any = teacher.encoder.module.config
+    heads = int(above.num_attention_heads)
+    if width % heads:
+        heads = max(1, width // 64)
+    if layers < 1 or width < 1 or width % heads:
+        raise ConfigError(f"--student {layers}x{width}: cannot be built; take a width divisible by 64")
+    own = copy.deepcopy(above)
+    for name in ("intermediate_size", "hidden_dim"):
+        if hasattr(above, name):
+            setattr(own, name, getattr(above, name) * width // above.hidden_size)
+    own.num_hidden_layers, own.hidden_size, own.num_attention_heads = layers, width, heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "student"))
+        module = AutoModel.from_config(with_dropout(own, config), dtype=torch.float32)
+    return describe_encoder(module, teacher.encoder.tokenizer, f"{layers}x{width}", teacher.encoder.has_pooler)
+
+
+def _copy_layers(model: MultiTaskModel, teacher: SavedModel, settings: DistillSettings) -> None:
+    """Give the student the teacher's embeddings, mapped layers, pooler and heads."""
+    above = teacher.encoder.module.config
+    if model.encoder.config.hidden_size != above.hidden_size:
+        raise ConfigError(
+            f"--start teacher: the student is {model.encoder.config.hidden_size} wide and its teacher"
+            f" {above.hidden_size}; write --start random, or a student of the same width"
+        )
+    if teacher.model.lora is not None or teacher.model.adapters is not None:
+        raise ConfigError("--start teacher: the teacher has LoRA or adapters beside its layers; write --start random")
+    layers = attention_layers(above.num_hidden_layers, model.encoder.config.num_hidden_layers, settings.layer_map)
+    views = teacher.plan.keys(teacher.model.canonical(), list(teacher.tasks), "")
+    first = next(iter(teacher.tasks))
+    with torch.no_grad():
+        for name, (module, leaf) in model.canonical().items():
+            source = LAYER.sub(lambda found: f"{found[1]}{layers[int(found[2])]}{found[3]}", name, count=1)
+            task = owner_task(name)
+            if source not in views[first]:
+                # A head's name, or a layer that all layers share, as in ALBERT.
+                source = name
+            if task is None and len({view[source] for view in views.values()}) > 1:
+                raise ConfigError(f"--start teacher: the teacher's tasks do not share `{source}`; write --start random")
+            getattr(module, leaf).copy_(teacher.weights[views[task or first][source]])

@@ -1,0 +1,84 @@
+"""A finished model as teacher of all its tasks, and what it says of the training texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmtl.errors import ModelError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.saved import SavedModel, load_model, model_digest
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.examples import Examples
+from fedmtl.tasks.metrics import Sums, sum_predictions
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.teacher_outputs import save_outputs
+from fedmtl.tasks.tokens import open_tokens, tokenize
+from fedmtl.training.predict import predict
+
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """A teacher on its device, and the name of what it answers."""
+
+    saved: SavedModel
+    bound: BoundModel
+    digest: str
+    device: torch.device
+
+
+def open_teaching(folder: Path, device: torch.device) -> Teaching:
+    """The model of a finished run; values that stayed at clients are an error."""
+    saved = load_model(folder)
+    views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), "")
+    missing = [key for view in views.values() for key in view.values() if key not in saved.weights]
+    if missing:
+        raise ModelError(
+            f"{folder}: `{missing[0].name}` stayed at the clients, so there is no whole teacher;"
+            " distil a run that shares it"
+        )
+    saved.model.to(device)
+    bound = BoundModel(saved.model, saved.plan, list(saved.tasks), "", saved.weights, device=device, read=True)
+    saved.model.eval()
+    return Teaching(saved, bound, model_digest(folder, saved), device)
+
+
+def make_shard(task: Task, examples: Examples, tokenizer: Any, max_length: int, cache: Path) -> tuple[Shard, int]:
+    """The examples as tokens, and how many were cut."""
+    folder, truncated = tokenize(task, examples.texts, tokenizer, max_length, cache)
+    return Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64)), truncated
+
+
+def teach(teaching: Teaching, task: Task, examples: Examples, own: Shard, cache: Path) -> tuple[Shard, bool]:
+    """The student's shard with the teacher's outputs beside it, and whether both read the same tokens."""
+    saved = teaching.saved
+    read, _ = make_shard(task, examples, saved.encoder.tokenizer, saved.max_length, cache)
+    path = read.tokens.with_name(f"{read.tokens.name}-{teaching.digest}-{task.name}-distil.npy")
+    if not path.exists():
+        save_outputs(path, predict(teaching.bound, task.name, read, BATCH, teaching.device)[0])
+    return replace(own, teacher=path), _same_tokens(read.tokens, own.tokens)
+
+
+def evaluate(bound: BoundModel, shards: Mapping[str, Shard], device: torch.device) -> dict[str, Sums]:
+    """Every task's predictions on its validation examples, added up."""
+    found: dict[str, Sums] = {}
+    for name, shard in shards.items():
+        outputs, loss = predict(bound, name, shard, BATCH, device)
+        found[name] = sum_predictions(bound.model.tasks[name], outputs, shard.labels, loss, True)
+    return found
+
+
+def _same_tokens(first: Path, second: Path) -> bool:
+    if first == second:
+        return True
+    parts = zip(open_tokens(first).parts, open_tokens(second).parts, strict=True)
+    return all(
+        np.array_equal(above.offsets, below.offsets) and np.array_equal(above.ids, below.ids) for above, below in parts
+    )

@@ -1,0 +1,33 @@
+import json
+
+import numpy as np
+
+
+def test_a_students_answers_come_through_predict(cli, runs, tmp_path):
+    words = ["great", "good", "bad", "awful", "film"]
+    np.savez(tmp_path / "glove.npz", vectors=np.eye(5, 3, dtype=np.float16) + 1, words="\n".join(words))
+    made = cli(
+        "distill", "demo", "--student", "1x32", "--epochs-intermediate", "1", "--epochs-prediction", "1",
+        "--augment", f"glove:{tmp_path / 'glove.npz'}", "--copies", "1", "--name", "small",
+        "--set", f"data.cache={tmp_path / 'cache' / 'tokens'}",
+    )  # fmt: skip
+    assert made.code == 0, made.err
+    assert "retention" in made.out
+    assert (tmp_path / "cache" / "augmented").is_dir()
+    answer = cli("predict", "small", "a great film", "--json")
+    assert json.loads(answer.out)["predictions"][0]["task"] == "sentiment"
+    assert "sentiment" in cli("evaluate", "small").out
+    assert "distilled" in cli("compare", "demo", "small").out
+    assert (runs / "small" / "report.html").exists()
+
+
+def test_what_cannot_be_is_one_line(cli, runs):
+    for arguments, words in (
+        (("--student", "1x64", "--start", "teacher"), "write --start random"),
+        (("--student", "3x32"), "give the student at most 1"),
+        (("--student", "1x32", "--augment", "glove"), "glove:FILE"),
+    ):
+        refused = cli("distill", "demo", *arguments)
+        assert refused.code == 2
+        assert words in refused.error
+    assert not list(runs.glob("demo-*"))
