@@ -75,16 +75,6 @@ def test_what_is_fixed_in_a_layer_stays_when_the_rest_of_it_moves():
     assert {Key("task:a", "layer.2.b"), Key("task:b", "layer.2.b"), Key("fixed", "layer.2.w")} <= state.weights.keys()
 
 
-def test_what_was_pruned_stays_so_when_its_layer_moves():
-    mask = torch.tensor([True, False, True])
-    state, _ = after(replace(start(), pruned={Key("all", "layer.2.w"): mask}), *[everywhere(APART)] * 2)
-    assert state.pruned.keys() == {Key("task:a", "layer.2.w"), Key("task:b", "layer.2.w")}
-    assert all(torch.equal(own, mask) for own in state.pruned.values())
-    more = {**state.pruned, Key("task:b", "layer.2.w"): torch.tensor([True, True, False])}
-    state, _ = after(replace(state, pruned=more, sharing={}), *[everywhere(CLOSE)] * 2)
-    assert state.pruned[Key("all", "layer.2.w")].tolist() == [True, False, False]
-
-
 def test_layers_split_from_the_top_one_in_a_round_after_patience():
     state, decided = after(start(), everywhere(APART))
     assert levels(state) == ["all", "all", "all"]

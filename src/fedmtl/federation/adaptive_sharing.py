@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
 
-from torch import Tensor
-
 from fedmtl.config import AdaptiveSharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.agreement import Agreement, pair_name
 from fedmtl.federation.messages import LayerDecision, LayerTrack, State
-from fedmtl.model.keys import Key, Weights, layer_of, owner_task
+from fedmtl.model.keys import Weights, layer_of, owner_task
 from fedmtl.model.plan import SharingPlan, group_depth, move
 
 Layers = Mapping[str, tuple[str, ...]]
@@ -219,10 +217,4 @@ def _moved(state: State, layer: str, names: Sequence[str], level: str, tasks: Se
         weights=carry(state.weights, partial=False),
         # A value that nobody returned yet has no state to carry.
         server_optimizer={slot: carry(dict(own), partial=True) for slot, own in state.server_optimizer.items()},
-        # What several tasks come to share stays pruned where it was so for all of them.
-        pruned={key: mask == 1 for key, mask in carry(_as_numbers(state.pruned), partial=True).items()},
     )
-
-
-def _as_numbers(masks: Mapping[Key, Tensor]) -> Weights:
-    return {key: mask.float() for key, mask in masks.items()}
