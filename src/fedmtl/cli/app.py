@@ -19,6 +19,7 @@ from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
+from fedmtl.cli.quantize import quantize
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
 from fedmtl.cli.server import server
@@ -49,6 +50,7 @@ for command in (
     client,
     enroll,
     status,
+    quantize,
 ):
     app.command()(command)
 app.add_typer(study)
