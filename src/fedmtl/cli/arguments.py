@@ -18,7 +18,8 @@ def complete_run(incomplete: str) -> list[str]:
 
 Run = Annotated[str, typer.Argument(help="A run's name or folder.", autocompletion=complete_run)]
 Model = Annotated[
-    str, typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN")
+    str,
+    typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN"),
 ]
 Client = Annotated[str | None, typer.Option(help="With the values this client kept for itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")]

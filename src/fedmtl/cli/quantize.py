@@ -28,7 +28,9 @@ def quantize(
         SchemeName,
         typer.Option(help="dynamic: ranges of the text at hand; qdq, qoperator: ranges measured beforehand."),
     ] = SchemeName.dynamic,
-    out: Annotated[Path | None, typer.Option(help="The file to write; otherwise `model.SCHEME.onnx` beside it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; otherwise `model.SCHEME.onnx` beside it.")
+    ] = None,
     all_ops: Annotated[
         bool, typer.Option("--all-ops", help="Everything that can, not only linear layers and embeddings.")
     ] = False,

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from fedmtl.compress.onnx_file import FORMAT, FORMAT_KEY, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import HEADS, owner_task
+from fedmtl.model.keys import HEADS
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
@@ -190,12 +190,15 @@ def _tokenizer(saved: SavedModel) -> Tokenizer:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporter says of itself; what goes wrong is raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # The second one writes down where every symbol came from, if anybody listens, which takes longer than the export.
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.__trace")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

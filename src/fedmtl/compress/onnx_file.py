@@ -1,7 +1,8 @@
 """What is in an ONNX file of ours, and how it answers: by ONNX Runtime and `tokenizers`, without torch.
 
-Settings of ONNX Runtime: as many threads for one operator as are asked for, by default one per core; operators one after the
-other, since an encoder is a chain; all graph optimizations; and no spinning, so that waiting threads leave the cores to others.
+Settings of ONNX Runtime: as many threads for one operator as are asked for, by default one per core; operators one
+after the other, since an encoder is a chain; all graph optimizations; and no spinning, so that waiting threads leave
+the cores to others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Changes to an ONNX graph that leave its answers as they are and make 8 bits enough for it.
 
 Outliers: encoders have a few channels ten times as large as the others, and 8 bits over the whole range leave those
-others three or four. As in SmoothQuant (Xiao et al. 2022) such a channel is divided by a factor before a linear layer, and
-the layer's weights for it are multiplied by the same. We differ in the factor: channels beyond nine tenths of the
+others three or four. As in SmoothQuant (Xiao et al. 2022) such a channel is divided by a factor before a linear layer,
+and the layer's weights for it are multiplied by the same. We differ in the factor: channels beyond nine tenths of the
 others come down to there, and the rest stay as they are.
 
 Tables: an embedding table becomes 8 bits with a scale for every row, which rounding changes least.

@@ -2,7 +2,7 @@
 
 * `dynamic`: activations get their range from the batch at hand. A linear layer's answer is float again.
 * `qdq`: ranges are measured beforehand on texts; the file says where to round, ONNX Runtime chooses the operators.
-* `qoperator`: the same ranges, with the 8-bit operators in the file; they round their answers too, which costs agreement.
+* `qoperator`: the same ranges, with 8-bit operators in the file; they round their answers too, which costs agreement.
 
 Linear layers and embedding tables become 8 bits, unless `all_ops` asks for everything that can. Heads stay as they are:
 they are small, and nothing after them evens out an error.
@@ -107,7 +107,8 @@ def quantize_measured(
         source.stat().st_size,
         file.stat().st_size,
         length,
-        *seconds,
+        seconds[0],
+        seconds[1],
         {task: agreement(before, after, task, rest) for task, rest in asked.items() if rest},
         bool(given),
     )
@@ -138,7 +139,7 @@ def _quantized(model: Any, how: Quantization, given: Sequence[Feeds]) -> Any:
 def _quantize_static(
     ort: Any, before: Path, after: Path, how: Quantization, given: Sequence[Feeds], common: dict[str, Any]
 ) -> None:
-    class Texts(ort.CalibrationDataReader):  # type: ignore[misc, name-defined]
+    class Texts(ort.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.left = iter(given)
 
@@ -162,8 +163,10 @@ def _quantize_static(
 
 
 def _heads(graph: Any) -> list[str]:
-    """The nodes that are heads."""
-    return [node.name for node in graph.node if any(".heads." in given for given in node.input)]
+    """The nodes that are heads, under the names the quantizer sees."""
+    heads = [node.name for node in graph.node if any(".heads." in given for given in node.input)]
+    # It first makes a product and a sum of every Gemm.
+    return [name for head in heads for name in (head, f"{head}_MatMul")]
 
 
 def needs_reduced_range() -> bool:
@@ -176,7 +179,7 @@ def needs_reduced_range() -> bool:
 
 
 def median_times(models: Sequence[OnnxModel], length: int, runs: int = 30) -> list[float]:
-    """Median seconds of one row of that length with the first head; in turns, so that what else runs slows all alike."""
+    """Median seconds of one row of that length, first head; in turns, so that what else runs slows all alike."""
     times: list[list[float]] = [[] for _ in models]
     for turn in range(runs + 3):
         for model, taken in zip(models, times, strict=True):
