@@ -21,6 +21,7 @@ from fedmtl.cli.export import export
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.prune import prune
+from fedmtl.cli.quantize import quantize
 from fedmtl.cli.report import report
 from fedmtl.cli.run import run
 from fedmtl.cli.server import server
@@ -53,6 +54,7 @@ for command in (
     status,
     distill,
     prune,
+    quantize,
 ):
     app.command()(command)
 app.add_typer(study)

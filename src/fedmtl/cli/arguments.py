@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedmtl.errors import FedmtlError
+
 
 def complete_run(incomplete: str) -> list[str]:
     """The runs here whose name begins so; for the shell."""
@@ -15,6 +17,10 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 Run = Annotated[str, typer.Argument(help="A run's name or folder.", autocompletion=complete_run)]
+Model = Annotated[
+    str,
+    typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN"),
+]
 Client = Annotated[str | None, typer.Option(help="With the values this client kept for itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")]
 Settings = Annotated[
@@ -25,3 +31,12 @@ ConfigFile = Annotated[
     Path | None,
     typer.Argument(help="YAML file; without one, a demonstration on embedded data.", metavar="[CONFIG]"),
 ]
+
+
+def onnx_path(run: str, client: str | None = None) -> Path | None:
+    """The ONNX file that is named in place of a run; None where a run is."""
+    if not run.endswith(".onnx"):
+        return None
+    if client is not None:
+        raise FedmtlError(f"--client {client}: an ONNX file has one set of values; export it with --client")
+    return Path(run)

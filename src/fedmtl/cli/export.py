@@ -11,30 +11,61 @@ import typer
 from fedmtl.cli.arguments import Client, Run
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ModelError
-from fedmtl.runs import find_run
+from fedmtl.runs import RunFolder, find_run
 
 
 class Format(StrEnum):
     hf = "hf"
+    onnx = "onnx"
 
 
 def export(
     run: Run,
-    to: Annotated[Format, typer.Option(help="hf: one folder a task that plain transformers loads.")] = Format.hf,
-    out: Annotated[Path | None, typer.Option(help="Where to write; otherwise `export` in the run's folder.")] = None,
+    to: Annotated[
+        Format,
+        typer.Option(help="hf: one folder a task that plain transformers loads; onnx: one file with every head."),
+    ] = Format.hf,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder, or the ONNX file; otherwise `export`, `export/model.onnx` in the run's folder."),
+    ] = None,
     client: Client = None,
 ) -> None:
     """Write a finished run for other programs to load."""
     found = find_run(run)
+    if to is Format.onnx:
+        _write_onnx(found, out or onnx_in(found), client)
+    else:
+        _write_folders(found, out or found.path / "export", client)
+
+
+def onnx_in(run: RunFolder) -> Path:
+    """Where a run's ONNX file lies unless told otherwise."""
+    return run.path / "export" / "model.onnx"
+
+
+def _write_onnx(run: RunFolder, file: Path, client: str | None) -> None:
+    from fedmtl.compress.onnx_file import require
+
+    require("export --to onnx", "onnx", "onnxscript")
+    from fedmtl.compress.onnx_export import export_onnx
+    from fedmtl.experiment.inference import load_run
+
+    loaded = load_run(run, client)
+    export_onnx(loaded.saved, loaded.bound, file)
+    write(f"{file}: {', '.join(loaded.tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
+
+
+def _write_folders(run: RunFolder, folder: Path, client: str | None) -> None:
     from fedmtl.compress.export_hf import export_hf
     from fedmtl.experiment.inference import load_run
 
-    loaded = load_run(found, client)
-    written = export_hf(loaded.saved, loaded.bound, out or found.path / "export")
+    loaded = load_run(run, client)
+    written = export_hf(loaded.saved, loaded.bound, folder)
     for task, result in written.items():
         write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
     if not any(isinstance(result, Path) for result in written.values()):
         raise ModelError(
-            f"{found.name}: no task can be written for plain transformers;"
+            f"{run.name}: no task can be written for plain transformers;"
             " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
         )

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmtl.cli.arguments import Client, Run
+from fedmtl.cli.arguments import Client, Model, onnx_path
 from fedmtl.cli.tables import number
 from fedmtl.cli.terminal import write
 from fedmtl.errors import DataError
-from fedmtl.runs import find_run
+from fedmtl.runs import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from fedmtl.experiment.inference import Prediction
+    from fedmtl.experiment.answers import Prediction
 
 NOTHING = "predict: no text given; write it after the run's name, or give --file, or pipe lines in"
 Row = tuple[str, ...]
 
 
 def predict(
-    run: Run,
+    run: Model,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="One text, or two for the tasks on pairs; none reads lines from stdin."),
@@ -35,19 +35,33 @@ def predict(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
     """Answer with every head in one pass."""
-    found = find_run(run)
+    onnx = onnx_path(run, client)
+    found = None if onnx else find_run(run)
     rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
-    from fedmtl.experiment.inference import answerable, load_run, predict_texts
-
-    loaded = load_run(found, client)
-    names = answerable(loaded, len(rows[0]), task)
-    for row, answers in zip(rows, predict_texts(loaded, rows, names), strict=True):
+    answered = _ask_onnx(onnx, rows, task) if onnx else _ask_run(found, rows, task, client)
+    for row, answers in zip(rows, answered, strict=True):
         if json_:
             line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
         else:
             shown = list(map(_shown, answers))
             line = "\n".join(shown) if texts else "\t".join([*row, *shown])
         write(line)
+
+
+def _ask_run(run: RunFolder | None, rows: list[Row], task: str | None, client: str | None) -> list[list[Prediction]]:
+    from fedmtl.experiment.inference import answerable, load_run, predict_texts
+
+    assert run is not None
+    loaded = load_run(run, client)
+    return predict_texts(loaded, rows, answerable(loaded, len(rows[0]), task))
+
+
+def _ask_onnx(file: Path, rows: list[Row], task: str | None) -> list[list[Prediction]]:
+    from fedmtl.compress.onnx_file import open_onnx
+    from fedmtl.experiment.onnx_inference import answerable, predict_texts
+
+    model = open_onnx(file)
+    return predict_texts(model, rows, answerable(model, len(rows[0]), task))
 
 
 def _shown(answer: Prediction) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 
 from fedmtl.config.file import load_config
-from fedmtl.errors import DataError, FedmtlError
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client_state import load_state
 from fedmtl.model.binding import BoundModel
@@ -21,30 +21,14 @@ from fedmtl.model.keys import Weights
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.batches import Shard
-from fedmtl.tasks.examples import Examples, examples_from
+from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
-from fedmtl.tasks.sources import read_table
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
 from fedmtl.training.predict import predict
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One head's answer: a label with its probabilities, or a score."""
-
-    task: str
-    label: str | None
-    score: float | None
-    probabilities: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        if self.label is None:
-            return {"task": self.task, "score": self.score}
-        return {"task": self.task, "label": self.label, "probabilities": dict(self.probabilities)}
 
 
 @dataclass(frozen=True)
@@ -77,14 +61,7 @@ def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
     """Score one task on a labelled file that has the task's columns."""
     known = _task(loaded, task)
-    table = read_table(path)
-    absent = [name for name in (*known.text, known.label) if name not in table.columns]
-    if absent:
-        raise DataError(
-            f"{path}: has no column {absent[0]!r}; task {task} reads {', '.join(known.text)} and {known.label},"
-            f" the file has {', '.join(table.columns)}"
-        )
-    return _score(loaded, known, examples_from(table, known))
+    return _score(loaded, known, labelled_examples(known, path))
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
@@ -97,18 +74,9 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
     """The tasks that take this many texts, in the run's order."""
     if task is not None:
-        known = _task(loaded, task)
-        if len(known.text) != num_texts:
-            wanted = "one text" if len(known.text) == 1 else "two texts"
-            raise FedmtlError(f"task {task} takes {wanted} ({', '.join(known.text)}); {num_texts} given")
+        check_texts(_task(loaded, task), num_texts)
         return [task]
-    names = [name for name in loaded.tasks if len(loaded.saved.tasks[name].text) == num_texts]
-    if not names:
-        has, lacks = ("two texts", "one") if num_texts == 1 else ("one text", "two")
-        raise FedmtlError(
-            f"{loaded.run.name} has no task on {lacks}; those it has ({', '.join(loaded.tasks)}) take {has}"
-        )
-    return names
+    return tasks_on(loaded.run.name, {name: loaded.saved.tasks[name] for name in loaded.tasks}, num_texts)
 
 
 @torch.inference_mode()
@@ -125,7 +93,7 @@ def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Seq
                 model = loaded.bound.use(task)
                 outputs = model.head(task, model.pool(task, *encoded)).numpy()
                 answers[task] = np.concatenate([answers[task], outputs]) if start else outputs
-    return [[_prediction(loaded.saved.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+    return [[to_prediction(loaded.saved.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
 
 
 def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
@@ -152,17 +120,6 @@ def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
         return_tensors="pt",
     )
     return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
-
-
-def _prediction(task: Task, outputs: np.ndarray) -> Prediction:
-    if task.is_regression:
-        low, high = task.score_range
-        return Prediction(task.name, None, low + (high - low) * float(outputs[0]), {})
-    logits = [0.0, float(outputs[0])] if task.outputs == 1 else [float(value) for value in outputs]
-    top = max(logits)
-    exponents = [math.exp(value - top) for value in logits]
-    shares = {label: value / sum(exponents) for label, value in zip(task.labels, exponents, strict=True)}
-    return Prediction(task.name, max(shares, key=lambda label: shares[label]), None, shares)
 
 
 def _score(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:

@@ -63,7 +63,7 @@ def tokenize(
 ) -> tuple[Path, int]:
     """Tokenize unless the cache has it; the folder, and how many examples were truncated."""
     _check_room(task, tokenizer, max_length)
-    texts = tuple(_mend_surrogates(column) for column in texts)
+    texts = tuple(mend_surrogates(column) for column in texts)
     folder = cache / _digest(task, texts, tokenizer, max_length)
     meta = _read_meta(folder)
     if meta is None:
@@ -126,7 +126,7 @@ def _check_room(task: Task, tokenizer: Any, max_length: int) -> None:
         raise ConfigError(f"model.max_length: {max_length} leaves {task.name} no room for text; write {least} or more")
 
 
-def _mend_surrogates(texts: list[str]) -> list[str]:
+def mend_surrogates(texts: list[str]) -> list[str]:
     """Halves of characters, which JSON can hold and UTF-8 cannot: pairs joined, single ones become U+FFFD."""
     try:
         "".join(texts).encode()

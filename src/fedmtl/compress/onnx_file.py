@@ -1,0 +1,146 @@
+"""What is in an ONNX file of ours, and how it answers: by ONNX Runtime and `tokenizers`, without torch.
+
+Settings of ONNX Runtime: as many threads for one operator as are asked for, by default one per core; operators one
+after the other, since an encoder is a chain; all graph optimizations; and no spinning, so that waiting threads leave
+the cores to others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmtl.errors import ModelError
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import mend_surrogates
+
+FORMAT = 1
+FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+BATCH = 32
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An open file: its tasks, its tokenizer, and the session that computes."""
+
+    path: Path
+    tasks: dict[str, Task]
+    max_length: int
+    inputs: tuple[str, ...]
+    tokenizer: Any
+    session: Any
+
+
+def output_name(task: str) -> str:
+    """The graph's output of a task; no value inside a graph is called so, whatever the task's name."""
+    return f"heads.{task}"
+
+
+def require(what: str, *packages: str) -> None:
+    """Raise one line where a package of the `onnx` extra is missing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"{what}: needs {package}, which is not installed; `pip install fedmtl[onnx]`")
+
+
+def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
+    """The model in a file that `export_onnx` or `quantize` wrote."""
+    require(str(path), "onnxruntime")
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; write it with `fedmtl export RUN --to onnx`")
+    from tokenizers import Tokenizer
+
+    session = open_session(path, threads)
+    metadata = session.get_modelmeta().custom_metadata_map
+    found = metadata.get(FORMAT_KEY)
+    if found != str(FORMAT):
+        which = "is not a file of fedmtl" if found is None else f"has format {found}, this version reads {FORMAT}"
+        raise ModelError(f"{path}: {which}; write it anew with `fedmtl export RUN --to onnx`")
+    record = json.loads(metadata[MODEL_KEY])
+    tasks = {name: _task(values) for name, values in record["tasks"].items()}
+    inputs = tuple(given.name for given in session.get_inputs())
+    tokenizer = Tokenizer.from_str(metadata[TOKENIZER_KEY])
+    return OnnxModel(path, tasks, record["max_length"], inputs, tokenizer, session)
+
+
+def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU, with the settings this file names."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its kinds are not public
+        first = str(error).strip().splitlines()[0][:160]
+        where = model if isinstance(model, Path) else "the graph"
+        raise ModelError(f"{where}: ONNX Runtime cannot load it; write it anew. [{first}]") from error
+
+
+def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """The rows' tokens as this task's call takes them: for a dual pair, all first texts, then all second."""
+    columns = [mend_surrogates(list(column)) for column in zip(*rows, strict=True)]
+    # One list of texts, or of pairs.
+    texts: list[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    encoded = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
+    offered = {
+        "input_ids": [row.ids for row in encoded],
+        "attention_mask": [row.attention_mask for row in encoded],
+        "token_type_ids": [row.type_ids for row in encoded],
+    }
+    return {name: np.asarray(offered[name], dtype=np.int64) for name in model.inputs}
+
+
+def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: int = BATCH) -> dict[str, np.ndarray]:
+    """What each task's head says of every row, in the rows' order; tasks that encode alike share a pass."""
+    answers: dict[str, list[Any]] = {task: [None] * len(rows) for task in tasks}
+    for group in _alike(model, tasks):
+        for places in _batches(rows, batch):
+            given = feeds(model, model.tasks[group[0]], [rows[place] for place in places])
+            for task, outputs in zip(group, run(model, group, given), strict=True):
+                for place, output in zip(places, outputs, strict=True):
+                    answers[task][place] = output
+    return {task: np.stack(outputs) if outputs else np.zeros((0, 1), np.float32) for task, outputs in answers.items()}
+
+
+def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The named heads' outputs; nothing else of the graph is computed."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = True
+    outputs: list[np.ndarray] = model.session.run([output_name(task) for task in tasks], given, options)
+    return outputs
+
+
+def _alike(model: OnnxModel, tasks: Sequence[str]) -> list[list[str]]:
+    dual = [task for task in tasks if model.tasks[task].is_dual]
+    return [group for group in ([task for task in tasks if task not in dual], dual) if group]
+
+
+def _batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
+    """Places of rows of similar length."""
+    order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _task(values: dict[str, Any]) -> Task:
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Task(**given)

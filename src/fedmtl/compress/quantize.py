@@ -1,0 +1,219 @@
+"""An ONNX file of ours in INT8: weights in 8 bits with signs and a scale a channel, activations in 8 bits without.
+
+* `dynamic`: activations get their range from the batch at hand. A linear layer's answer is float again.
+* `qdq`: ranges are measured beforehand on texts; the file says where to round, ONNX Runtime chooses the operators.
+* `qoperator`: the same ranges, with 8-bit operators in the file; they round their answers too, which costs agreement.
+
+Linear layers and embedding tables become 8 bits, unless `all_ops` asks for everything that can. Heads stay as they are:
+they are small, and nothing after them evens out an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedmtl.compress.onnx_file import OnnxModel, Row, feeds, open_onnx, require, run
+from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables
+from fedmtl.errors import ModelError
+from fedmtl.runs import write_atomic
+
+QUANTIZED_KEY = "fedmtl.quantized"
+LINEAR = ("MatMul", "Gemm")
+# Of the text that is timed.
+LENGTH = 128
+
+Scheme = Literal["dynamic", "qdq", "qoperator"]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a file is made small; `reduce_range` keeps weights to 7 bits for CPUs whose 8-bit sums would overflow."""
+
+    scheme: Scheme = "dynamic"
+    all_ops: bool = False
+    reduce_range: bool = False
+
+
+def quantize(source: Path, file: Path, how: Quantization, given: Sequence[Feeds]) -> None:
+    """Write the model of `source` in INT8; `given` are batches of usual text, which only `dynamic` may do without."""
+    require("quantize", "onnx", "onnxruntime")
+    import onnx
+
+    model = onnx.load(source)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if QUANTIZED_KEY in metadata:
+        raise ModelError(f"{source}: is quantized already; give the file that `fedmtl export --to onnx` wrote")
+    if not given and how.scheme != "dynamic":
+        raise ModelError(f"quantize --scheme {how.scheme}: ranges are measured on text; give some with --texts")
+    # The quantizer trusts these, and the exporter's do not name the new values.
+    del model.graph.value_info[:]
+    if given:
+        damp_outliers(model, largest_inputs(model, given))
+    quantize_tables(model)
+    small = _quantized(model, how, given)
+    del small.metadata_props[:]
+    onnx.helper.set_model_props(small, {**metadata, QUANTIZED_KEY: json.dumps(asdict(how))})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, small.SerializeToString())
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What became of a file: sizes, median times of one text, and for each classification how often labels agree."""
+
+    source: Path
+    file: Path
+    bytes_before: int
+    bytes_after: int
+    length: int
+    seconds_before: float
+    seconds_after: float
+    agreement: dict[str, float]
+    is_damped: bool
+
+
+def quantize_measured(
+    source: Path,
+    file: Path,
+    how: Quantization,
+    rows_of: Callable[[OnnxModel], Mapping[str, Sequence[Row]]],
+    threads: int | None = None,
+) -> Quantized:
+    """Quantize and measure: half of each task's rows give the ranges, the others are asked of both files."""
+    before = open_onnx(source, threads)
+    batches = {
+        task: [feeds(before, before.tasks[task], [row]) for row in rows] for task, rows in rows_of(before).items()
+    }
+    given = [batch for task in batches.values() for batch in task[::2]]
+    quantize(source, file, how, given)
+    after = open_onnx(file, threads)
+    length = min(before.max_length, LENGTH)
+    seconds = median_times([before, after], length)
+    asked = {task: rest[1::2] for task, rest in batches.items() if not before.tasks[task].is_regression}
+    return Quantized(
+        source,
+        file,
+        source.stat().st_size,
+        file.stat().st_size,
+        length,
+        seconds[0],
+        seconds[1],
+        {task: agreement(before, after, task, rest) for task, rest in asked.items() if rest},
+        bool(given),
+    )
+
+
+def _quantized(model: Any, how: Quantization, given: Sequence[Feeds]) -> Any:
+    import onnx
+    from onnxruntime import quantization as ort
+
+    common: dict[str, Any] = {
+        "op_types_to_quantize": None if how.all_ops else list(LINEAR),
+        "nodes_to_exclude": _heads(model.graph),
+        "per_channel": True,
+        "reduce_range": how.reduce_range,
+        "weight_type": ort.QuantType.QInt8,
+    }
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        before, after = Path(folder) / "before.onnx", Path(folder) / "after.onnx"
+        onnx.save(model, before)
+        if how.scheme == "dynamic":
+            options = {"MatMulConstBOnly": not how.all_ops}
+            ort.quantize_dynamic(before, after, extra_options=options, **common)
+        else:
+            _quantize_static(ort, before, after, how, given, common)
+        return onnx.load(after)
+
+
+def _quantize_static(
+    ort: Any, before: Path, after: Path, how: Quantization, given: Sequence[Feeds], common: dict[str, Any]
+) -> None:
+    class Texts(ort.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(given)
+
+        def get_next(self) -> Feeds | None:
+            return next(self.left, None)
+
+    options: dict[str, Any] = {"MatMulConstBOnly": not how.all_ops}
+    if how.scheme == "qdq" and not how.all_ops:
+        # What a linear layer gives is added to and normalized in float: rounding it would only cost.
+        options["OpTypesToExcludeOutputQuantization"] = list(LINEAR)
+    formats = {"qdq": ort.QuantFormat.QDQ, "qoperator": ort.QuantFormat.QOperator}
+    ort.quantize_static(
+        before,
+        after,
+        Texts(),
+        quant_format=formats[how.scheme],
+        activation_type=ort.QuantType.QUInt8,
+        extra_options=options,
+        **common,
+    )
+
+
+def _heads(graph: Any) -> list[str]:
+    """The nodes that are heads, under the names the quantizer sees."""
+    heads = [node.name for node in graph.node if any(".heads." in given for given in node.input)]
+    # It first makes a product and a sum of every Gemm.
+    return [name for head in heads for name in (head, f"{head}_MatMul")]
+
+
+def needs_reduced_range() -> bool:
+    """Whether this CPU adds products of 8 bits in 16, which overflow; those with VNNI, and ARM's, do not."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx2" in flags and "vnni" not in flags
+
+
+def median_times(models: Sequence[OnnxModel], length: int, runs: int = 30) -> list[float]:
+    """Median seconds of one row of that length, first head; in turns, so that what else runs slows all alike."""
+    times: list[list[float]] = [[] for _ in models]
+    for turn in range(runs + 3):
+        for model, taken in zip(models, times, strict=True):
+            seconds = _time(model, length)
+            if turn >= 3:
+                taken.append(seconds)
+    return [statistics.median(taken) for taken in times]
+
+
+def _time(model: OnnxModel, length: int) -> float:
+    ones = np.ones((1, length), dtype=np.int64)
+    given = {name: np.zeros_like(ones) if name == "token_type_ids" else ones for name in model.inputs}
+    start = time.perf_counter()
+    run(model, [next(iter(model.tasks))], given)
+    return time.perf_counter() - start
+
+
+def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Feeds]) -> float:
+    """The share of rows, one a batch, to which both give the same label."""
+    same = [_label(run(first, [task], feeds)[0]) == _label(run(second, [task], feeds)[0]) for feeds in given]
+    return sum(same) / len(same)
+
+
+def _label(outputs: np.ndarray) -> int:
+    row = outputs[0]
+    return int(row[0] > 0) if len(row) == 1 else int(row.argmax())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the quantizer's advice to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

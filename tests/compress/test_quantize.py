@@ -1,0 +1,93 @@
+"""INT8 files: small, near the float file, and refused where they make no sense."""
+
+import json
+
+import numpy as np
+import pytest
+
+from compress.test_onnx_export import TASKS, make_saved
+from fedmtl.compress.onnx_export import export_onnx
+from fedmtl.compress.onnx_file import compute, feeds, open_onnx, open_session
+from fedmtl.compress.onnx_rewrites import damp_outliers, damping, largest_inputs, linear_layers
+from fedmtl.compress.quantize import QUANTIZED_KEY, Quantization, needs_reduced_range, quantize, quantize_measured
+from fedmtl.errors import ModelError
+from model.tiny import SINGLES, WORDS, write_encoder
+
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+SCHEMES = ("dynamic", "qdq", "qoperator")
+
+
+@pytest.fixture(scope="module")
+def float_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quantize")
+    saved = make_saved(write_encoder("bert", folder / "encoder"), TASKS[:1])
+    return export_onnx(saved, saved.bind(), folder / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    generator = np.random.default_rng(0)
+    return [(" ".join(generator.choice(WORDS, size=generator.integers(2, 12))),) for _ in range(40)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_int8_file_is_small_and_near_the_float_file(float_file, texts, tmp_path, scheme):
+    made = quantize_measured(
+        float_file, tmp_path / "int8.onnx", Quantization(scheme), lambda model: {"single": texts}, threads=1
+    )
+    assert made.agreement["single"] >= 0.9
+    assert made.is_damped
+    assert min(made.seconds_before, made.seconds_after) > 0
+    before, after = open_onnx(float_file, 1), open_onnx(made.file, 1)
+    exact, rounded = (compute(model, ["single"], texts, batch=1)["single"] for model in (before, after))
+    # A step of 8 bits is 1/255 of a range; errors of two layers stay within a tenth of the spread.
+    assert 0 < np.sqrt(np.mean((exact - rounded) ** 2)) < 0.1 * exact.std()
+    assert after.tasks == before.tasks
+    model = onnx.load(made.file)
+    weights = [value for value in model.graph.initializer if len(value.dims) == 2 and np.prod(value.dims) >= 32 * 32]
+    assert {value.data_type for value in weights} == {onnx.TensorProto.INT8}
+
+
+def test_heads_stay_in_float(float_file, texts, tmp_path):
+    quantize(float_file, tmp_path / "int8.onnx", Quantization(), [])
+    heads = [value for value in onnx.load(tmp_path / "int8.onnx").graph.initializer if ".heads." in value.name]
+    assert {value.data_type for value in heads} == {onnx.TensorProto.FLOAT}
+
+
+def test_damping_brings_an_outlier_down_and_changes_no_answer(float_file):
+    # Nine tenths of the way through eleven channels lies the tenth, 10; 20 is twice as much.
+    assert damping(np.array([*range(1, 11), 20.0])).tolist() == [1.0] * 10 + [2.0]
+    model = onnx.load(float_file)
+    opened = open_onnx(float_file, 1)
+    given = [feeds(opened, opened.tasks["single"], SINGLES)]
+    largest = largest_inputs(model, given)
+    assert set(largest) == set(linear_layers(model.graph))
+    damp_outliers(model, largest)
+    after = largest_inputs(model, given)
+    for name, values in largest.items():
+        limit = np.quantile(values, 0.9)
+        np.testing.assert_allclose(after[f"{name}.damped"], np.minimum(values, limit), rtol=1e-5)
+        assert values.max() > limit
+    outputs = open_session(model.SerializeToString(), 1).run(None, given[0])[0]
+    np.testing.assert_allclose(outputs, opened.session.run(None, given[0])[0], rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_quantized(float_file, tmp_path):
+    with pytest.raises(ModelError, match="quantize --scheme qdq: ranges are measured on text; give some with --texts"):
+        quantize(float_file, tmp_path / "a.onnx", Quantization("qdq"), [])
+    quantize(float_file, tmp_path / "a.onnx", Quantization(), [])
+    with pytest.raises(ModelError, match="is quantized already"):
+        quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", Quantization(), [])
+    props = {entry.key: entry.value for entry in onnx.load(tmp_path / "a.onnx").metadata_props}
+    assert json.loads(props[QUANTIZED_KEY]) == {"scheme": "dynamic", "all_ops": False, "reduce_range": False}
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"), [("fma avx2", True), ("avx2 avx512_vnni", False), ("avx2 avx_vnni", False), ("asimd", False)]
+)
+def test_a_cpu_that_would_overflow_gets_seven_bits(monkeypatch, flags, needed):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"flags : {flags}\n")
+    assert needs_reduced_range() is needed
