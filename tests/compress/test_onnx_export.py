@@ -4,44 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+from compress.onnx_models import TASKS, make_saved
 from fedmtl.compress.onnx_export import export_onnx
 from fedmtl.compress.onnx_file import FORMAT_KEY, compute, open_onnx, output_name
-from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
-from fedmtl.model.encoder import load_encoder
 from fedmtl.model.keys import Key
-from fedmtl.model.multitask import build_model, wants_pooler
 from fedmtl.model.plan import SharingPlan
-from fedmtl.model.saved import SavedModel
-from fedmtl.model.values import initial_weights
 from model.tiny import LENGTH, PAIRS, SINGLES, encode, make_task, write_encoder
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
-PLAN = SharingPlan((("heads.*", "task"), ("adapters.*", "task"), ("*", "all")))
-TASKS = [
-    make_task("single", pool="cls"),
-    make_task("cross", pool="mean", text=("a", "b"), labels=("x", "y", "z")),
-    make_task("dual", pool="mean", text=("a", "b"), pair="dual", outputs=1),
-    make_task("score", pool="cls", text=("a", "b"), pair="dual", kind="regression", score_range=(1.0, 5.0)),
-]
 # Of one, two and four rows, with and without padding.
 ROWS = (PAIRS[:1], PAIRS[2:], PAIRS, [PAIRS[1]] * 2)
-
-
-def make_saved(folder, tasks=TASKS, plan=PLAN, **keys):
-    """A model whose values all differ from where they started."""
-    by_name = {task.name: task for task in tasks}
-    config = ModelConfig(server_model=str(folder), max_length=LENGTH, **keys)
-    encoder = load_encoder(config, 0, wants_pooler(by_name))
-    model = build_model(encoder, by_name, 0, config)
-    weights = initial_weights(model, plan)
-    generator = torch.Generator().manual_seed(1)
-    for key in weights:
-        weights[key] = weights[key] + 0.1 * torch.randn(weights[key].shape, generator=generator)
-    return SavedModel(model, encoder, by_name, plan, weights, LENGTH)
 
 
 @torch.inference_mode()
@@ -57,13 +33,6 @@ def check_equal(saved, file):
             found = compute(model, [task.name], rows)[task.name]
             np.testing.assert_allclose(found, ours(saved, task, rows), rtol=0, atol=1e-4)
     return model
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bert")
-    saved = make_saved(write_encoder("bert", folder / "encoder"))
-    return saved, export_onnx(saved, saved.bind(), folder / "made" / "model.onnx")
 
 
 def test_the_graph_gives_our_outputs_for_any_rows_and_length(exported):
@@ -99,7 +68,7 @@ def test_the_file_alone_has_the_tasks_and_the_tokenizer(exported):
 @pytest.mark.parametrize(
     ("kind", "pool"),
     [
-        ("roberta", "pooler"),
+        pytest.param("roberta", "pooler", marks=pytest.mark.slow),
         pytest.param("modernbert", "mean", marks=pytest.mark.slow),
         pytest.param("distilbert", "cls", marks=pytest.mark.slow),
         pytest.param("mpnet", "mean", marks=pytest.mark.slow),

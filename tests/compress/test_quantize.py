@@ -5,13 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from compress.test_onnx_export import TASKS, make_saved
-from fedmtl.compress.onnx_export import export_onnx
 from fedmtl.compress.onnx_file import compute, feeds, open_onnx, open_session
 from fedmtl.compress.onnx_rewrites import damp_outliers, damping, largest_inputs, linear_layers
 from fedmtl.compress.quantize import QUANTIZED_KEY, Quantization, needs_reduced_range, quantize, quantize_measured
 from fedmtl.errors import ModelError
-from model.tiny import SINGLES, WORDS, write_encoder
+from model.tiny import SINGLES, WORDS
 
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -20,11 +18,9 @@ pytest.importorskip("onnxscript")
 SCHEMES = ("dynamic", "qdq", "qoperator")
 
 
-@pytest.fixture(scope="module")
-def float_file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("quantize")
-    saved = make_saved(write_encoder("bert", folder / "encoder"), TASKS[:1])
-    return export_onnx(saved, saved.bind(), folder / "model.onnx")
+@pytest.fixture
+def float_file(exported):
+    return exported[1]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@
 * `qoperator`: the same ranges, with 8-bit operators in the file; they round their answers too, which costs agreement.
 
 Linear layers and embedding tables become 8 bits, unless `all_ops` asks for everything that can. Heads stay as they are:
-they are small, and nothing after them evens out an error.
+there is nothing to gain.
 """
 
 from __future__ import annotations
