@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fedmtl.cli.arguments import Run, Settings
-from fedmtl.cli.distill_progress import make_listener, retention_table
+from fedmtl.cli.distill_progress import Listener, retention_table
+from fedmtl.cli.stages import make_stages
 from fedmtl.cli.terminal import show, write
 from fedmtl.compress.augment.settings import AugmentSettings, parse_copies
 from fedmtl.compress.distill.settings import DistillSettings, parse_weights
@@ -138,7 +139,8 @@ def distill(
     config = load_config(found.config, set_ or [])
     if not any(setting.startswith("output=") for setting in set_ or []):
         config = config.model_copy(update={"output": str(found.path.parent)})
-    with make_listener() as listener:
+    with make_stages() as shown:
+        listener = Listener(shown)
         made = distill(found, config, settings, name or _name(found.name, student), listener, resume=resume)
     write_report(made.run.path)
     show(retention_table(made.teacher, made.student))

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.pretrain_progress import make_listener
+from fedmtl.cli.pretrain_progress import Listener
+from fedmtl.cli.stages import make_stages
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
 from fedmtl.errors import ConfigError
 from fedmtl.training.layer_maps import parse_layer_map
@@ -176,7 +177,8 @@ def pretrain(
     from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
 
     command = shlex.join(["fedmtl", *sys.argv[1:]])
-    with make_listener() as listener:
+    with make_stages() as stages:
+        listener = Listener(stages)
         pretrain(
             settings,
             Place(out, work or out.with_name(f"{out.name}.work"), report),

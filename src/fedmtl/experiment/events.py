@@ -16,7 +16,7 @@ from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, S
 from fedmtl.model.keys import HEADS, owner_task
 from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, task_fields
 from fedmtl.training.smart import step_passes
 
 Event = dict[str, Any]
@@ -33,18 +33,7 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         "seed": config.seed,
         "synthetic": any(part.synthetic for part in prepared.data.values()),
         "encoder": config.model.server_model,
-        "tasks": {
-            name: {
-                "kind": task.kind,
-                "labels": list(task.labels),
-                "metric": task.metric,
-                "auxiliary": task.auxiliary,
-                "pair": task.pair if task.is_pair else None,
-                "pool": prepared.model.pools[name],
-                "score_range": list(task.score_range) if task.is_regression else None,
-            }
-            for name, task in prepared.tasks.items()
-        },
+        "tasks": {name: task_fields(task, prepared.model.pools[name]) for name, task in prepared.tasks.items()},
         "device": prepared.compute.device,
         "workers": prepared.compute.workers,
         "stack": prepared.compute.stack,

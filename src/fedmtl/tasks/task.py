@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,16 @@ class Task:
     @property
     def is_regression(self) -> bool:
         return self.kind == "regression"
+
+
+def task_fields(task: Task, pool: str) -> dict[str, Any]:
+    """What a run tells of a task when it starts; `pool` is how the model pools for it."""
+    return {
+        "kind": task.kind,
+        "labels": list(task.labels),
+        "metric": task.metric,
+        "auxiliary": task.auxiliary,
+        "pair": task.pair if task.is_pair else None,
+        "pool": pool,
+        "score_range": list(task.score_range) if task.is_regression else None,
+    }

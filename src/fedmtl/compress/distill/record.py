@@ -16,7 +16,7 @@ from fedmtl.model.keys import HEADS, Weights, owner_task
 from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import Sums, averages, evaluation_fields, score
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, task_fields
 
 Event = dict[str, Any]
 
@@ -29,18 +29,7 @@ def start_event(config: Config, student: Student, data: Mapping[str, TaskData], 
         "seed": config.seed,
         "synthetic": any(part.synthetic for part in data.values()),
         "encoder": student.encoder.name,
-        "tasks": {
-            name: {
-                "kind": task.kind,
-                "labels": list(task.labels),
-                "metric": task.metric,
-                "auxiliary": task.auxiliary,
-                "pair": task.pair if task.is_pair else None,
-                "pool": student.model.pools[name],
-                "score_range": list(task.score_range) if task.is_regression else None,
-            }
-            for name, task in student.model.tasks.items()
-        },
+        "tasks": {name: task_fields(task, student.model.pools[name]) for name, task in student.model.tasks.items()},
         "device": device,
         "workers": 0,
         "num_rounds": num_rounds,
