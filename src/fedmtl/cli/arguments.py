@@ -27,6 +27,14 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Replace one setting, such as training.num_rounds=5.", metavar="KEY=VALUE"),
 ]
+LayerMap = Annotated[
+    str,
+    typer.Option(
+        "--layer-map",
+        help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6.",
+        metavar="MAP",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Argument(help="YAML file; without one, a demonstration on embedded data.", metavar="[CONFIG]"),

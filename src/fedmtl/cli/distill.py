@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.arguments import Run, Settings
+from fedmtl.cli.arguments import LayerMap, Run, Settings
 from fedmtl.cli.distill_progress import Listener, retention_table
 from fedmtl.cli.stages import make_stages
 from fedmtl.cli.terminal import show, write
@@ -28,14 +28,7 @@ def distill(
             "--student", help="tiny, a folder, or LxH: layers and width of the teacher's kind.", metavar="STUDENT"
         ),
     ],
-    layer_map: Annotated[
-        str,
-        typer.Option(
-            "--layer-map",
-            help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6.",
-            metavar="MAP",
-        ),
-    ] = "uniform",
+    layer_map: LayerMap = "uniform",
     start: Annotated[
         str | None,
         typer.Option(

@@ -34,7 +34,9 @@ def export(
     """Write a finished run for other programs to load."""
     found = find_run(run)
     if to is Format.onnx:
-        _write_onnx(found, out or onnx_in(found), client)
+        file = out or onnx_in(found)
+        tasks = write_onnx(found, file, client)
+        write(f"{file}: {', '.join(tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
     else:
         _write_folders(found, out or found.path / "export", client)
 
@@ -44,7 +46,8 @@ def onnx_in(run: RunFolder) -> Path:
     return run.path / "export" / "model.onnx"
 
 
-def _write_onnx(run: RunFolder, file: Path, client: str | None) -> None:
+def write_onnx(run: RunFolder, file: Path, client: str | None = None) -> tuple[str, ...]:
+    """Write the file, and give the tasks it answers."""
     from fedmtl.compress.onnx_file import require
 
     require("export --to onnx", "onnx", "onnxscript")
@@ -53,7 +56,7 @@ def _write_onnx(run: RunFolder, file: Path, client: str | None) -> None:
 
     loaded = load_run(run, client)
     export_onnx(loaded.saved, loaded.bound, file)
-    write(f"{file}: {', '.join(loaded.tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
+    return tuple(loaded.tasks)
 
 
 def _write_folders(run: RunFolder, folder: Path, client: str | None) -> None:

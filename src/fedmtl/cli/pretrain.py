@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedmtl.cli.arguments import LayerMap
 from fedmtl.cli.pretrain_progress import Listener
 from fedmtl.cli.stages import make_stages
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
@@ -58,14 +59,7 @@ def pretrain(
         float, typer.Option("--learning-rate", help="Highest step size; it rises, then falls in a cosine.", metavar="X")
     ] = DEFAULTS.learning_rate,
     seed: Annotated[int, typer.Option("--seed", help="All randomness derives from it.", metavar="N")] = DEFAULTS.seed,
-    layer_map: Annotated[
-        str,
-        typer.Option(
-            "--layer-map",
-            help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6.",
-            metavar="MAP",
-        ),
-    ] = "uniform",
+    layer_map: LayerMap = "uniform",
     hidden_loss: Annotated[
         bool, typer.Option("--hidden-loss/--no-hidden-loss", help="Learn the hidden states of words.")
     ] = True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl.cli.arguments import Model, onnx_path
+from fedmtl.cli.export import onnx_in, write_onnx
 from fedmtl.cli.terminal import write
 from fedmtl.runs import find_run
 
@@ -61,13 +62,10 @@ def quantize(
 
 
 def _exported(run: str) -> Path:
-    from fedmtl.cli.export import onnx_in
-    from fedmtl.compress.onnx_export import export_onnx
-    from fedmtl.experiment.inference import load_run
-
     found = find_run(run)
-    loaded = load_run(found)
-    return export_onnx(loaded.saved, loaded.bound, onnx_in(found))
+    file = onnx_in(found)
+    write_onnx(found, file)
+    return file
 
 
 def _tell(made: Quantized) -> None:

@@ -1,32 +1,34 @@
 """Every setting of a run: its shape and default (schema), its file, and what may not stand together."""
 
-from fedmtl.config.schema import (
+from fedmtl.config.kinds import Section
+from fedmtl.config.methods import (
     AdaptersConfig,
     AdaptiveSharingConfig,
+    DistillationConfig,
+    LoraConfig,
+    PruningConfig,
+    SmartConfig,
+    TaskWeightingConfig,
+)
+from fedmtl.config.schema import (
     CheckpointConfig,
     ClientConfig,
     ComputeConfig,
     Config,
     DataConfig,
-    DistillationConfig,
     EvaluationConfig,
     FederationConfig,
     Level,
-    LoraConfig,
     Metric,
     Mode,
     ModelConfig,
     Pair,
     PartitionConfig,
     Pool,
-    PruningConfig,
-    Section,
     ServerOptimizerConfig,
     SharingConfig,
-    SmartConfig,
     SourceConfig,
     TaskConfig,
-    TaskWeightingConfig,
     TrainingConfig,
     WireConfig,
 )

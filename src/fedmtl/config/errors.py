@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedmtl.config.schema import Config, Section
+from fedmtl.config.kinds import Section
+from fedmtl.config.schema import Config
 from fedmtl.errors import ConfigError
 
 _KINDS = {

@@ -8,7 +8,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from fedmtl.config.kinds import (
+    AsNumber,
+    Count,
+    Decay,
+    Empty,
+    Fraction,
+    Name,
+    NonNegative,
+    Number,
+    OneOrSeveral,
+    Positive,
+    Section,
+    Whole,
+)
+from fedmtl.config.methods import (
+    AdaptersConfig,
+    AdaptiveSharingConfig,
+    DistillationConfig,
+    LoraConfig,
+    PruningConfig,
+    SmartConfig,
+    TaskWeightingConfig,
+)
 
 Mode = Literal["federated", "federated_single_task", "centralized", "centralized_single_task", "local"]
 Level = Literal["all", "group", "task", "client", "fixed"]
@@ -16,104 +40,6 @@ Pool = Literal["auto", "pooler", "cls", "mean"]
 Pair = Literal["cross", "dual"]
 TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
 Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
-
-
-def _number(value: Any) -> Any:
-    # PyYAML follows YAML 1.1, where `2e-5` is a string; everybody who writes it means a number.
-    if isinstance(value, bool):
-        raise ValueError("a number, not true or false")
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _whole(value: Any) -> Any:
-    number = _number(value)
-    # Text goes to pydantic as it is where it can: a float would round a long seed.
-    return int(number) if isinstance(number, float) and number.is_integer() and not _digits(value) else value
-
-
-def _digits(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lstrip("+-").isdigit()
-
-
-def _columns(value: Any) -> Any:
-    # `text: message` says as much as `text: [message]`.
-    return [value] if isinstance(value, str) else value
-
-
-def _section(value: Any) -> Any:
-    # `sst2:` with nothing behind it is null in YAML and means that every default holds.
-    return {} if value is None else value
-
-
-# The validators come last, so that the JSON schema shows the bounds.
-_AsNumber = BeforeValidator(_number)
-_AsWhole = BeforeValidator(_whole)
-Number = Annotated[float, Field(allow_inf_nan=False), _AsNumber]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _AsNumber]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _AsNumber]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _AsNumber]
-Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), _AsNumber]
-Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _AsNumber]
-Whole = Annotated[int, Field(ge=0), _AsWhole]
-Count = Annotated[int, Field(ge=1), _AsWhole]
-Name = Annotated[str, Field(coerce_numbers_to_str=True)]
-Empty = BeforeValidator(_section)
-
-
-class Section(BaseModel):
-    """A part of the config: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_defaults(cls, value: Any) -> Any:
-        return _section(value)
-
-
-class LoraConfig(Section):
-    rank: Count = Field(8, description="Rows of A and columns of B, the two matrices added to a layer.")
-    alpha: Positive = Field(
-        16.0, description="B A counts alpha / rank times; a report that multiplies by alpha means alpha * rank here."
-    )
-    targets: list[str] = Field(
-        default_factory=lambda: ["query", "key", "value", "intermediate", "output"],
-        description="The encoder's linear layers that get it, by their path inside a layer or its end.",
-        min_length=1,
-    )
-    dropout: Decay = Field(0.0, description="Dropout in front of A.")
-    mode: Literal["adapters", "last_linear", "full_model"] = Field(
-        "adapters",
-        description="What trains besides: the heads (adapters); nothing, heads get LoRA too (last_linear); all that"
-        " got no LoRA, and heads get it too (full_model).",
-    )
-    train: Literal["both", "b"] = Field(
-        "both", description="A and B, or B alone: A is then the same everywhere, and the mean of the clients exact."
-    )
-
-
-class AdaptersConfig(Section):
-    kind: Literal["low_rank", "pals", "mixed"] = Field(
-        "pals",
-        description="What a task adds to a layer: two projections (low_rank), attention between them (pals), or pals"
-        " with shared projections in the first half of the layers and low_rank in the second (mixed).",
-    )
-    size: Count | None = Field(
-        None, description="Width between the projections; empty is 100 for low_rank and 204 for pals."
-    )
-    heads: Count = Field(12, description="Attention heads of pals; they divide the size.")
-    share: Literal["none", "projections", "all"] = Field(
-        "none", description="What a task's layers have in common: nothing, the two projections, or the attention too."
-    )
-    wiring: Literal["parallel", "alternative"] = Field(
-        "parallel", description="Beside the whole layer (parallel), or beside its self-attention (alternative)."
-    )
-    tasks: list[Name] | None = Field(None, description="The tasks that have them; empty is all.", min_length=1)
 
 
 class ModelConfig(Section):
@@ -179,7 +105,7 @@ class TaskConfig(Section):
 
     kind: Literal["classification", "regression"] | None = Field(None, description="What the head predicts.")
     source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
-    text: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
+    text: Annotated[list[str] | None, OneOrSeveral] = Field(
         None, description="One or two text columns.", min_length=1, max_length=2
     )
     label: str | None = Field(None, description="The column with the label or the score.")
@@ -236,7 +162,7 @@ class DataConfig(Section):
         "auto", description="Where built-in tasks come from; auto is data.root if given, else the hub."
     )
     cache: str | None = Field(None, description="Folder for tokenized texts; empty is the user's cache folder.")
-    validation_fraction: Annotated[float, Field(gt=0, lt=1), _AsNumber] = Field(
+    validation_fraction: Annotated[float, Field(gt=0, lt=1), AsNumber] = Field(
         0.1, description="Share of train that becomes validation for a task without a validation file."
     )
 
@@ -253,31 +179,6 @@ class PartitionConfig(Section):
     min_examples: Count = Field(1, description="Fewer examples than this at a client is an error.")
 
 
-class AdaptiveSharingConfig(Section):
-    """Layers that split where tasks pull apart, and merge where they agree."""
-
-    layers: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
-        None,
-        description="Patterns of the layers that may move, such as [encoder.layer.*, pooler]; empty is the encoder's"
-        " numbered layers.",
-        min_length=1,
-    )
-    levels: list[str] | None = Field(
-        None,
-        description="Levels a layer may take, of all, group, group.N and task; empty is all of them.",
-        min_length=2,
-    )
-    split_below: Cosine = Field(
-        -0.1, description="Two tasks disagree in a layer where the smoothed cosine of their updates is below this."
-    )
-    merge_above: Cosine = Field(0.1, description="Two tasks agree where it is above this; more than split_below.")
-    patience: Count = Field(3, description="Rounds in a row that call for a move before the layer moves.")
-    warmup_rounds: Whole = Field(1, description="First rounds, in which agreement is measured and no layer moves.")
-    smoothing: Decay = Field(
-        0.5, description="How much of the agreement of earlier rounds stays in its moving mean; 0 is the last round's."
-    )
-
-
 class SharingConfig(Section):
     rules: list[dict[str, str]] = Field(
         default_factory=lambda: [{"heads.*": "task"}, {"*": "all"}],
@@ -292,86 +193,6 @@ class SharingConfig(Section):
     )
     adaptive: AdaptiveSharingConfig | None = Field(
         None, description="Let layers change their level while the federation runs; empty is a plan that stays."
-    )
-
-
-class SmartConfig(Section):
-    """Smoothness against small changes of the embeddings (SMART). Empty is off."""
-
-    weight: NonNegative = Field(1e-3, description="What the divergence is multiplied by before it joins the loss.")
-    radius: Positive = Field(
-        1e-2, description="How far noise on an example's word embeddings may go, measured by `norm`."
-    )
-    norm: Literal["inf", "2"] = Field(
-        "inf", description="inf bounds every entry of the noise; 2 bounds its length over all tokens of an example."
-    )
-    steps: Whole = Field(1, description="Ascent steps that look for the noise; each is a pass forward and back.")
-    step_size: Positive | None = Field(
-        None, description="Length of an ascent step, by `norm`; empty is a hundred times the radius, as in the paper."
-    )
-    noise: NonNegative | None = Field(
-        None, description="Standard deviation of the noise the ascent starts from; empty is the radius."
-    )
-    bregman: NonNegative = Field(
-        0.0, description="Bregman proximal mu: how hard the outputs are held near those of the averaged weights."
-    )
-    momentum: Fraction = Field(0.99, description="With `bregman`: how much of the averaged weights a step keeps.")
-    perturb: Literal["one", "both"] = Field(
-        "one",
-        description="Noise on the compared outputs only (one), or a random one on the embeddings that the task's loss"
-        " is computed from as well (both).",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _norm_as_text(cls, value: Any) -> Any:
-        # YAML reads `norm: 2` as a number and `.inf` as another.
-        if isinstance(value, dict) and value.get("norm") in (2, float("inf")):
-            return {**value, "norm": "2" if value["norm"] == 2 else "inf"}
-        return value
-
-
-class DistillationConfig(Section):
-    """A finished model as teacher while the federation trains (knowledge distillation). Empty is off."""
-
-    teacher: str = Field(description="Folder of a finished run, or its model/; it has to answer the same tasks.")
-    weight: Fraction = Field(0.5, description="The teacher's share of a client's loss; the rest is the task's own.")
-    temperature: Positive = Field(
-        2.0, description="What outputs are divided by before they are compared; larger is softer. Not for regressions."
-    )
-    where: Literal["clients", "server"] = Field(
-        "clients",
-        description="Clients learn what the teacher says of their own examples, or the server teaches the averaged"
-        " model on texts without labels after every round.",
-    )
-    tasks: list[Name] | None = Field(None, description="The tasks it teaches; empty is all.", min_length=1)
-    texts: list[str] = Field(
-        default_factory=list,
-        description="With `server`: files of texts, one a line (.txt, .txt.gz) or in the first column of a table; pairs"
-        " in tables with the task's columns, or of two columns.",
-    )
-    steps: Count = Field(100, description="With `server`: batches after every round, tasks in turn.")
-    learning_rate: Positive | None = Field(
-        None, description="With `server`: step size of those batches; empty is each task's own."
-    )
-
-
-class PruningConfig(Section):
-    """The smallest weights become zero, more of them with every round, and stay zero. Empty is off."""
-
-    amount: Decay = Field(0.2, description="The share of all weights of `layers` together that is zero at the end.")
-    rounds: Count = Field(6, description="Rounds over which that share is reached, some more after each of them.")
-    start_round: Whole = Field(
-        1, description="The first round after which weights are pruned; 0 begins before any training."
-    )
-    schedule: Literal["even", "cubic"] = Field(
-        "even", description="As many weights after every round (even), or most of them early (cubic)."
-    )
-    layers: Annotated[list[str] | None, BeforeValidator(_columns)] = Field(
-        None,
-        description="Patterns of the linear weight matrices, such as [encoder.layer.*.intermediate.*]; empty is all of"
-        " the encoder's and the heads'.",
-        min_length=1,
     )
 
 
@@ -448,19 +269,6 @@ class ServerOptimizerConfig(Section):
     tau: Positive = Field(1e-3, description="Adaptivity of fedadam and fedyogi: the denominator's floor.")
 
 
-class TaskWeightingConfig(Section):
-    kind: Literal["fixed", "progress"] = Field(
-        "fixed",
-        description="Tasks count as tasks.<name>.weight says (fixed), or more than that while their validation error"
-        " falls slower than other tasks' (progress).",
-    )
-    temperature: Positive = Field(2.0, description="With `progress`: how even the weights are; large is even.")
-    floor: Positive = Field(
-        0.05,
-        description="With `progress`: a validation error (1 minus the main metric) below this counts as this.",
-    )
-
-
 class FederationConfig(Section):
     clients_per_task: Count = Field(1, description="Clients made for each task where `clients` names none.")
     average: Literal["weighted", "uniform"] = Field(
@@ -489,7 +297,7 @@ class WireConfig(Section):
     up: Literal["fp32", "fp16", "int8", "topk"] = Field(
         "fp32", description="How updates travel to the server; topk sends only the largest entries."
     )
-    topk_share: Annotated[float, Field(gt=0, le=1), _AsNumber] = Field(
+    topk_share: Annotated[float, Field(gt=0, le=1), AsNumber] = Field(
         0.05, description="With `topk`: the share of a matrix's entries that is sent."
     )
     error_feedback: bool = Field(

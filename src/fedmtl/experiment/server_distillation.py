@@ -29,7 +29,7 @@ from fedmtl.tasks.sources import read_texts
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
 from fedmtl.training.local import train
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.settings import LocalSettings, with_one_loss
 
 TEXTS = "training.distillation.texts"
 
@@ -103,18 +103,11 @@ def _settings(told: DistillationConfig, settings: LocalSettings, shards: Mapping
     """The clients' settings for so many batches of the teacher's outputs alone."""
     rate = told.learning_rate
     return replace(
-        settings,
+        with_one_loss(settings, {"weight": 1.0, "temperature": told.temperature, "tasks": list(shards)}),
         steps=told.steps,
         learning_rates={name: rate or settings.learning_rates[name] for name in shards},
-        loss_weights=dict.fromkeys(shards, 1.0),
-        proximal=0.0,
         keep_optimizer=False,
         task_schedule="even",
-        gradients="sum",
-        loss_weighting="fixed",
-        measured_layers=(),
-        smart=None,
-        distillation={"weight": 1.0, "temperature": told.temperature, "tasks": list(shards)},
     )
 
 

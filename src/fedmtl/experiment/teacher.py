@@ -13,7 +13,7 @@ from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import num_outputs
-from fedmtl.model.saved import SavedModel, load_model, model_digest
+from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.teacher_outputs import save_outputs
@@ -77,12 +77,7 @@ def open_teacher(
     if told is None or told.where != where:
         return None
     given = Path(told.teacher)
-    folder = given if (given / "tasks.json").exists() else given / "model"
-    if not (folder / "tasks.json").exists():
-        raise ConfigError(
-            f"{TEACHER}: {given} holds no finished model on this machine;"
-            " name the folder of a run that ended, or its model/"
-        )
+    folder = model_folder(given, TEACHER)
     saved = load_model(folder)
     taught = tuple(name for name in tasks if told.tasks is None or name in told.tasks)
     for name in taught:
@@ -119,12 +114,9 @@ def _check(task: Task, saved: SavedModel, given: Path) -> None:
                 f"{TEACHER}: {name} has the {words} {_words(theirs)} in {given} and {_words(ours)} here;"
                 " both must have the same, in the same order"
             )
-    view = saved.plan.keys(saved.model.canonical(), [name], "")[name]
-    missing = [key for key in view.values() if key not in saved.weights]
-    if missing:
-        raise ConfigError(
-            f"{TEACHER}: in {given} `{missing[0].name}` stayed at the clients; take a model that is whole"
-        )
+    missing = saved.missing([name])
+    if missing is not None:
+        raise ConfigError(f"{TEACHER}: in {given} `{missing}` stayed at the clients; take a model that is whole")
 
 
 def _words(value: Any) -> str:

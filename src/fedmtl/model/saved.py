@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from fedmtl.config import ModelConfig
-from fedmtl.errors import ModelError
+from fedmtl.errors import ConfigError, ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
 from fedmtl.model.keys import LOG_VARIANCE, Weights, weights_sha256
@@ -43,6 +43,11 @@ class SavedModel:
         weights = {**self.weights, **(own or {})}
         return BoundModel(self.model, self.plan, list(tasks or self.tasks), client, weights)
 
+    def missing(self, tasks: Sequence[str]) -> str | None:
+        """The name of a value that these tasks need and that stayed at the clients."""
+        views = self.plan.keys(self.model.canonical(), tasks, "")
+        return next((key.name for view in views.values() for key in view.values() if key not in self.weights), None)
+
 
 def save_model(
     folder: Path,
@@ -65,6 +70,17 @@ def save_model(
         "tasks": {name: asdict(task) for name, task in tasks.items()},
     }
     write_atomic(folder / "tasks.json", json.dumps(record, indent=1).encode())
+
+
+def model_folder(given: Path, setting: str) -> Path:
+    """The folder of a finished model: the one given, or that of a run; `setting` is named where there is none."""
+    for folder in (given, given / "model"):
+        if (folder / "tasks.json").exists():
+            return folder
+    raise ConfigError(
+        f"{setting}: {given} holds no finished model on this machine;"
+        " name the folder of a run that ended, or its model/"
+    )
 
 
 def load_model(folder: Path) -> SavedModel:

@@ -11,21 +11,11 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.keys import Weights, owner_task
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan, move
+from fedmtl.model.saved import model_folder
 from fedmtl.model.tensor_files import load_tensors
 from fedmtl.tasks.task import Task
 
 START = "model.start_from"
-
-
-def model_folder(given: Path, setting: str = START) -> Path:
-    """The folder of a finished model: the one given, or that of a run; `setting` is named where there is none."""
-    for folder in (given, given / "model"):
-        if (folder / "tasks.json").exists():
-            return folder
-    raise ConfigError(
-        f"{setting}: {given} holds no finished model on this machine;"
-        " name the folder of a run that ended, or its model/"
-    )
 
 
 def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model: MultiTaskModel) -> Weights:
@@ -37,7 +27,7 @@ def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model:
     if config.start_from is None:
         return fresh
     given = Path(config.start_from)
-    folder = model_folder(given)
+    folder = model_folder(given, START)
     record = json.loads((folder / "tasks.json").read_text())
     tasks = model.tasks
     _check_tasks(given, record["tasks"], tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedmtl.config import TrainingConfig
@@ -88,6 +88,21 @@ def local_settings(
         smart=None if training.smart is None else training.smart.model_dump(),
         distillation=_taught(training, list(weights)),
         pruning=training.pruning is not None,
+    )
+
+
+def with_one_loss(settings: LocalSettings, distillation: Mapping[str, Any] | None) -> LocalSettings:
+    """These settings for steps on one task's loss alone, or a teacher's, without all that a client may add to it."""
+    return replace(
+        settings,
+        loss_weights=dict.fromkeys(settings.loss_weights, 1.0),
+        proximal=0.0,
+        task_schedule="even" if settings.task_schedule == "joint" else settings.task_schedule,
+        gradients="sum",
+        loss_weighting="fixed",
+        measured_layers=(),
+        smart=None,
+        distillation=distillation,
     )
 
 

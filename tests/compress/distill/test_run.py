@@ -25,6 +25,15 @@ class Silent:
         self.updates.append(update)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Of the module, as its teacher is: with several threads, sums come out in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -64,8 +73,7 @@ def test_leaves_a_finished_run_of_both_stages(teacher):
     assert summary.weights_sha256 == digest(made.run)
     assert summary.tasks["sentiment"].final["accuracy"] == made.student["sentiment"]
     above = summarize(read_events(teacher), "teacher")
-    # A teacher of a few steps says much the same of all pairs, so that roundings show in its correlation.
-    assert made.teacher["similarity"] == pytest.approx(above.tasks["similarity"].final["pearson"], abs=1e-2)
+    assert made.teacher["similarity"] == pytest.approx(above.tasks["similarity"].final["pearson"], abs=1e-4)
     assert summary.parameters < above.parameters
 
 

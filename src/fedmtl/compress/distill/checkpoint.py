@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from fedmtl.compress.distill.loop import SEPARATOR, Slots
+from fedmtl.compress.distill.loop import Slots
 from fedmtl.errors import FedmtlError
 from fedmtl.model.keys import Key, Weights
+from fedmtl.model.tensor_files import SEPARATOR
 from fedmtl.runs import RunFolder, write_atomic
 
 

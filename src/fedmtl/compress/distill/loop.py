@@ -16,6 +16,7 @@ from fedmtl.compress.distill.intermediate import Intermediate
 from fedmtl.errors import CannotContinue
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.keys import Key
+from fedmtl.model.tensor_files import SEPARATOR
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.batches import Shard, collate
 from fedmtl.training.learning_rate import rate_factor
@@ -26,7 +27,6 @@ from fedmtl.training.settings import LocalSettings
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50
-SEPARATOR = "|"
 
 Slots = dict[str, Any]
 

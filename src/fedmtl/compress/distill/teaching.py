@@ -37,12 +37,10 @@ class Teaching:
 def open_teaching(folder: Path, device: torch.device) -> Teaching:
     """The model of a finished run; values that stayed at clients are an error."""
     saved = load_model(folder)
-    views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), "")
-    missing = [key for view in views.values() for key in view.values() if key not in saved.weights]
-    if missing:
+    missing = saved.missing(list(saved.tasks))
+    if missing is not None:
         raise ModelError(
-            f"{folder}: `{missing[0].name}` stayed at the clients, so there is no whole teacher;"
-            " distil a run that shares it"
+            f"{folder}: `{missing}` stayed at the clients, so there is no whole teacher; distil a run that shares it"
         )
     saved.model.to(device)
     bound = BoundModel(saved.model, saved.plan, list(saved.tasks), "", saved.weights, device=device, read=True)

@@ -33,7 +33,7 @@ from fedmtl.model.saved import save_model
 from fedmtl.model.values import initial_weights
 from fedmtl.runs import RunFolder, append_event, append_results, read_events, write_atomic
 from fedmtl.tasks.metrics import Sums
-from fedmtl.training.settings import LocalSettings, local_settings
+from fedmtl.training.settings import LocalSettings, local_settings, with_one_loss
 
 WARMUP = 0.1
 
@@ -165,19 +165,12 @@ def stage_settings(config: Config, settings: DistillSettings, stage: str, tasks:
         "weight": 1.0 - settings.weights.gold, "temperature": settings.temperature, "tasks": tasks
     }  # fmt: skip
     return replace(
-        base,
+        with_one_loss(base, told if stage == "prediction" else None),
         num_rounds=epochs,
         epochs=1,
         steps=None,
         schedule="linear",
         warmup_rounds=WARMUP * epochs,
-        proximal=0.0,
-        # A step is one task's batch here.
-        task_schedule="even" if base.task_schedule == "joint" else base.task_schedule,
-        gradients="sum",
-        loss_weighting="fixed",
-        smart=None,
-        distillation=told if stage == "prediction" else None,
     )
 
 

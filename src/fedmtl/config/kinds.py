@@ -1,0 +1,66 @@
+"""What a setting may hold: numbers as people write them in YAML, and sections that refuse what they do not know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _number(value: Any) -> Any:
+    # PyYAML follows YAML 1.1, where `2e-5` is a string; everybody who writes it means a number.
+    if isinstance(value, bool):
+        raise ValueError("a number, not true or false")
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    # Text goes to pydantic as it is where it can: a float would round a long seed.
+    return int(number) if isinstance(number, float) and number.is_integer() and not _digits(value) else value
+
+
+def _digits(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lstrip("+-").isdigit()
+
+
+def _several(value: Any) -> Any:
+    # `text: message` says as much as `text: [message]`.
+    return [value] if isinstance(value, str) else value
+
+
+def _section(value: Any) -> Any:
+    # `sst2:` with nothing behind it is null in YAML and means that every default holds.
+    return {} if value is None else value
+
+
+# The validators come last, so that the JSON schema shows the bounds.
+AsNumber = BeforeValidator(_number)
+AsWhole = BeforeValidator(_whole)
+Number = Annotated[float, Field(allow_inf_nan=False), AsNumber]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), AsNumber]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), AsNumber]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), AsNumber]
+Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), AsNumber]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), AsNumber]
+Whole = Annotated[int, Field(ge=0), AsWhole]
+Count = Annotated[int, Field(ge=1), AsWhole]
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+Empty = BeforeValidator(_section)
+OneOrSeveral = BeforeValidator(_several)
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_defaults(cls, value: Any) -> Any:
+        return _section(value)
