@@ -1,9 +1,10 @@
+import multiprocessing
 import signal
 import time
 
 from fedmtl.config.file import config_from
 from fedmtl.runs import RunFolder
-from fedmtl.study.cell_process import CellWork, end_cell, last_word, load_once, start_cell
+from fedmtl.study.cell_process import CellProcess, CellWork, end_cells, last_word, load_once, start_cell
 from study.small_cells import settings
 
 
@@ -23,7 +24,7 @@ def test_a_cell_ends_with_the_study_that_began_it(tmp_path):
     cell.line.close()
     cell.process.join(30)
     assert cell.process.exitcode == -signal.SIGKILL
-    end_cell(cell)
+    end_cells([cell])
 
 
 def test_the_last_line_of_a_log_is_the_reason(tmp_path):
@@ -31,3 +32,28 @@ def test_the_last_line_of_a_log_is_the_reason(tmp_path):
     assert last_word(log) == ""
     log.write_text("Traceback ...\nerror: tasks.x: no such file\n\n")
     assert last_word(log) == "tasks.x: no such file"
+
+
+class Slow:
+    """A process that is still saving when it is waited for, and done when it has been."""
+
+    def __init__(self, told):
+        self.told, self.is_there = told, True
+
+    def is_alive(self):
+        return self.is_there
+
+    def terminate(self):
+        self.told.append("terminate")
+
+    def join(self, seconds=None):
+        self.told.append("join")
+        self.is_there = False
+
+
+def test_all_cells_are_asked_to_end_once_before_any_is_waited_for():
+    told = []
+    lines = [multiprocessing.Pipe(duplex=False)[0] for _ in range(2)]
+    end_cells(CellProcess(Slow(told), line) for line in lines)
+    assert told == ["terminate", "terminate", "join", "join"]
+    assert all(line.closed for line in lines)

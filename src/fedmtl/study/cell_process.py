@@ -61,16 +61,21 @@ def start_cell(work: CellWork) -> CellProcess:
     return CellProcess(process, ours)
 
 
-def end_cell(cell: CellProcess) -> None:
-    """Let a process save its last whole round and end; one that does not is killed."""
-    process = cell.process
-    if process.is_alive():
-        process.terminate()
-    process.join(FAREWELL_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    cell.line.close()
+def end_cells(cells: Iterable[CellProcess]) -> None:
+    """Let processes save their last whole round and end, all at the same time; one that does not is killed.
+
+    Each is asked once: a second signal would end a run that is still saving.
+    """
+    asked = list(cells)
+    for cell in asked:
+        if cell.process.is_alive():
+            cell.process.terminate()
+    for cell in asked:
+        cell.process.join(FAREWELL_SECONDS)
+        if cell.process.is_alive():
+            cell.process.kill()
+            cell.process.join()
+        cell.line.close()
 
 
 def run_cell(work: CellWork, line: Connection) -> None:

@@ -18,7 +18,7 @@ from fedmtl.engines.num_workers import GPU
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.runs import RunFolder
-from fedmtl.study.cell_process import CellProcess, CellWork, end_cell, last_word, load_once, start_cell
+from fedmtl.study.cell_process import CellProcess, CellWork, end_cells, last_word, load_once, start_cell
 from fedmtl.study.folder import StudyFolder, find_difference, is_done
 from fedmtl.study.pace import Paced, seconds_left
 from fedmtl.study.record import Keep, settle
@@ -183,7 +183,7 @@ class _Grid:
 
     def _close(self, one: _Open) -> None:
         name = one.ready.cell.name
-        end_cell(one.cell)
+        end_cells([one.cell])
         seconds = time.monotonic() - one.started
         run = self.folder.cell(name)
         if one.process.exitcode == 0 and is_done(run):
@@ -214,11 +214,7 @@ def _ending_all(open_cells: Mapping[str, _Open]) -> Iterator[None]:
     except _Stop as stop:
         raise GridInterrupted(stop.number) from None
     finally:
-        for one in open_cells.values():
-            if one.process.is_alive():
-                one.process.terminate()
-        for one in open_cells.values():
-            end_cell(one.cell)
+        end_cells(one.cell for one in open_cells.values())
 
 
 def _shared_machine(config: Config) -> Config:
