@@ -26,6 +26,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.kept_heads import has_fewer_heads
 from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import MultiTaskModel
@@ -54,6 +55,8 @@ def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, P
 def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path) -> Path:
     kind = saved.encoder.module.config.model_type
     pool = saved.model.pools[task.name]
+    if has_fewer_heads(saved.encoder.module.config):
+        raise ModelError("attention heads were removed, which plain transformers cannot load; write `--to onnx`")
     if task.is_dual:
         raise ModelError("pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
     if pool == "mean":
