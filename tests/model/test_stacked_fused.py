@@ -64,7 +64,9 @@ class Values:
         return (len(names) * out, into) if is_matrix else (len(names) * out,)
 
 
-def run(kind: str, pool: str, dropout: float = 0.0, seed: int = 5, heads: int = 2) -> dict[tuple[str, ...], torch.Tensor]:
+def run(
+    kind: str, pool: str, dropout: float = 0.0, seed: int = 5, heads: int = 2
+) -> dict[tuple[str, ...], torch.Tensor]:
     """The vectors and all gradients: by the kernels (`fused`), by torch in their dtype (`plain`), or exactly."""
     from fedmtl.model.stacked_fused import FusedOps
 

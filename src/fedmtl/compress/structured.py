@@ -2,7 +2,7 @@
 
 Neurons go by the product of what leads in and what leads out, |W_in| |W_out|, as many in every layer, since a config
 has one `intermediate_size`. That needs no text, which a server does not have. Layers go from the top (Sajjad et al.
-2020, On the Effect of Dropping Layers of Pre-trained Transformer Models). Heads go as `cut_heads` says. Without neurons or
+2020, On the Effect of Dropping Layers of Pre-trained Transformer Models), heads as `cut_heads` says. Without neurons or
 layers it stays a plain BERT, only smaller; one with fewer heads is loaded by `model/kept_heads.py`.
 """
 

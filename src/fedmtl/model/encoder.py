@@ -162,12 +162,12 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
 
 
 def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
-    """The module of a BERT with fewer heads, which from_pretrained does not load, and the names it had no weights of."""
+    """A BERT with fewer heads, which from_pretrained does not load, and the names of weights its file did not have."""
     values = load_bert_values(encoder_folder(name), architecture)
     if values is None:
         raise ModelError(
-            f"model.server_model: {name} says `{KEPT}: {num_heads(architecture)}`, but its model.safetensors is not such"
-            " a BERT; name the folder that `fedmtl prune --heads` wrote"
+            f"model.server_model: {name} says `{KEPT}: {num_heads(architecture)}`, but its model.safetensors is not"
+            " such a BERT; name the folder that `fedmtl prune --heads` wrote"
         )
     module = build_encoder(architecture)
     missing = module.load_state_dict(values.state_dict(), strict=False).missing_keys

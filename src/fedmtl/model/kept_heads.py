@@ -19,7 +19,7 @@ KEPT = "attention_heads_kept"
 
 def num_heads(config: Any) -> int:
     """How many heads every layer has."""
-    return int(getattr(config, KEPT, config.num_attention_heads))
+    return int(getattr(config, KEPT) if has_fewer_heads(config) else config.num_attention_heads)
 
 
 def head_size(config: Any) -> int:
@@ -32,7 +32,8 @@ def attention_width(config: Any) -> int:
 
 
 def has_fewer_heads(config: Any) -> bool:
-    return config.model_type == "bert" and hasattr(config, KEPT) and num_heads(config) < config.num_attention_heads
+    kept = getattr(config, KEPT, None)
+    return config.model_type == "bert" and kept is not None and 0 < kept < config.num_attention_heads
 
 
 def keep_heads(config: Any, count: int) -> None:
