@@ -1,9 +1,9 @@
 """Which attention heads of a BERT matter least, and what is left in a layer without them.
 
-A head reads a mean of the hidden states through W_v and writes it through W_o; queries and keys only say which mean. So
-heads go by |W_o W_v|, the Frobenius norm of the whole map (the OV circuit of Elhage et al. 2021, A Mathematical Framework
-for Transformer Circuits), as many in every layer. Like magnitude pruning it needs no text, which a server does not have;
-with text, the gradients of Michel et al. 2019, Are Sixteen Heads Really Better than One?, would say more.
+A head reads a mean of the hidden states through W_v and writes it through W_o; queries and keys only say which mean.
+So heads go by |W_o W_v|, the Frobenius norm of the whole map (the OV circuit of Elhage et al. 2021, A Mathematical
+Framework for Transformer Circuits), as many in every layer. Like magnitude pruning this needs no text, which a server
+does not have; with text, the gradients of Michel et al. 2019, Are Sixteen Heads Really Better than One?, say more.
 
 The shares of a mean add up to 1, so the value's bias comes out as the constant W_o b_v. A head that goes leaves it in
 the bias of the output: with |W_o W_v| = 0, answers stay what they were.

@@ -43,6 +43,11 @@ Values = Mapping[str, Tensor]
 
 def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
     """Write every task that can be; the folder of each, or the reason why it has none."""
+    if has_fewer_heads(saved.encoder.module.config):
+        raise ModelError(
+            f"{saved.encoder.name}: heads were removed from its attention, which plain transformers cannot load;"
+            " write `--to onnx`"
+        )
     written: dict[str, Path | str] = {}
     for name, task in saved.tasks.items():
         try:
@@ -55,8 +60,6 @@ def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, P
 def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path) -> Path:
     kind = saved.encoder.module.config.model_type
     pool = saved.model.pools[task.name]
-    if has_fewer_heads(saved.encoder.module.config):
-        raise ModelError("attention heads were removed, which plain transformers cannot load; write `--to onnx`")
     if task.is_dual:
         raise ModelError("pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
     if pool == "mean":

@@ -53,8 +53,11 @@ def cut(saved: SavedModel, ffn: float, layers: int, heads: float = 0.0) -> Saved
     if config.intermediate_size < 1:
         raise ModelError(f"--ffn: found {ffn:g}, which leaves no neuron; write a smaller share")
     num_heads = layout.num_heads - round(heads * layout.num_heads)
-    if num_heads < 1:
-        raise ModelError(f"--heads: found {heads:g}, which leaves none of {layout.num_heads}; write a smaller share")
+    if num_heads < 1 or (heads and num_heads == layout.num_heads):
+        raise ModelError(
+            f"--heads: found {heads:g}, which {'takes' if num_heads else 'leaves'} none of {layout.num_heads} heads;"
+            f" write a {'larger' if num_heads else 'smaller'} share"
+        )
     keep_heads(config, num_heads)
     weights: Weights = {key: value for key, value in saved.weights.items() if not LAYER.fullmatch(key.name)}
     for number in range(config.num_hidden_layers):

@@ -1,9 +1,9 @@
 """BERT encoders with fewer attention heads than their width holds.
 
-A BertConfig gives every head hidden_size / num_attention_heads columns. Here that goes on saying how large a head is, and
-one key more, KEPT, how many are there, the same number in every layer. Queries, keys and values are then narrower than
-the hidden states. transformers' BertModel computes such layers, since it counts heads by their size, but does not build
-them: plain `from_pretrained` stops at their shapes.
+A BertConfig gives every head hidden_size / num_attention_heads columns. Here that goes on saying how large a head is,
+and one key more, KEPT, how many are there, the same number in every layer. Queries, keys and values are then narrower
+than the hidden states. transformers' BertModel computes such layers, since it counts heads by their size, but does not
+build them: plain `from_pretrained` stops at their shapes.
 """
 
 from __future__ import annotations
