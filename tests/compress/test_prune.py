@@ -3,12 +3,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmtl.compress.distill.run import distill
+from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.prune import Wanted, prune_run
+from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.inference import load_run
-from fedmtl.experiment.run import start_run
+from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.model.keys import Key, weights_sha256
 from fedmtl.model.saved import load_model
 from fedmtl.runs import read_events
+from small_config import SMALL
 
 
 @pytest.fixture
@@ -46,6 +51,53 @@ def test_a_cut_run_has_a_smaller_encoder_and_trains(finished):
     assert any(not torch.equal(value, loaded.saved.weights[key]) for key, value in start.items())
 
 
+@pytest.fixture(scope="module")
+def fewer_heads(tmp_path_factory):
+    """Of two clients; the prepared run, and the finished one."""
+    told = (
+        "model.server_model=random-2x128", "training.num_rounds=1",
+        "tasks={sentiment: {train_samples: 24, val_samples: 12}}", f"output={tmp_path_factory.mktemp('runs')}",
+    )  # fmt: skip
+    first = start_run(load_config(None, [*SMALL, *told]), "first")
+    pruned = prune_run(first, Wanted(heads=0.5, ffn=0.5, amount=0.2), 2, ["checkpoint.every=1"])
+    return pruned, start_run(pruned.config, "second")
+
+
+def test_a_run_with_fewer_heads_federates(fewer_heads):
+    pruned, run = fewer_heads
+    # One of two heads, 64 wide, and 256 of 512 neurons, in each of two layers: 64 * (3 * 129 + 128) + 256 * 257.
+    assert pruned.parameters[0] - pruned.parameters[1] == 2 * (64 * (3 * 129 + 128) + 256 * 257)
+    [*_, last] = [event for event in read_events(run) if event["event"] == "round"]
+    assert last["clients"] == 2
+    trained, start = load_model(run.model), load_model(Path(pruned.config.model.start_from))
+    assert trained.model.layout.num_heads == 1
+    query = Key("all", "encoder.layer.0.attention.self.query.weight")
+    assert not torch.equal(start.weights[query], trained.weights[query])
+
+
+def test_a_run_with_fewer_heads_resumes_to_the_same_bits(fewer_heads):
+    _, run = fewer_heads
+    expected = weights_sha256(load_model(run.model).weights)
+    for path in (*run.checkpoints.glob("round-0002*"), *run.model.iterdir()):
+        path.unlink()
+    assert weights_sha256(load_model(resume_run(run).model).weights) == expected
+
+
+def test_a_run_with_fewer_heads_teaches_a_student_of_as_many(fewer_heads):
+    _, run = fewer_heads
+    settings = DistillSettings(student="1x128", epochs_intermediate=1, epochs_prediction=1, attention="scores")
+    student = load_model(distill(run, load_config(run.config), settings, "student", Silent()).run.model)
+    assert (student.model.layout.num_heads, student.model.layout.head_size) == (1, 64)
+
+
+class Silent:
+    def say(self, line):
+        pass
+
+    def update(self, update):
+        pass
+
+
 def test_no_epochs_only_prune_and_score(finished):
     run = start_run(prune_run(finished, Wanted(amount=0.5, ffn=0.25), 0).config, "second")
     events = read_events(run)
@@ -57,7 +109,7 @@ def test_no_epochs_only_prune_and_score(finished):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [(Wanted(), "prune: nothing to take out"), (Wanted(ffn=1.0), "--ffn: found 1, it must be"),
-     (Wanted(amount=-0.1), "--amount: found -0.1, it must be")],
+     (Wanted(amount=-0.1), "--amount: found -0.1, it must be"), (Wanted(heads=1.0), "--heads: found 1, it must be")],
 )  # fmt: skip
 def test_what_cannot_be_pruned_is_told(finished, wanted, words):
     with pytest.raises(ConfigError, match=words):

@@ -2,12 +2,13 @@ import copy
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig
 
 from fedmtl.model.bert_layout import bert_layout
 from fedmtl.model.dropout_masks import no_masks
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.fast_bert import pooled_vectors
+from fedmtl.model.kept_heads import build_encoder, keep_heads
 from fedmtl.model.multitask import build_model
 from fedmtl.model.packing import Packed, pack
 from same_masks import Recorder, replayed
@@ -33,17 +34,17 @@ TASKS = {
 }
 
 
-def build(kind, pool, dtype, *, dropout=0.0, layers=3, plain=False):
+def build(kind, pool, dtype, *, dropout=0.0, layers=3, plain=False, kept=4):
     """A model with weights of ordinary size everywhere, and a batch with padding in it."""
     tokenizer = make_tokenizer("bert")
     torch.manual_seed(1)
-    module = BertModel(
-        BertConfig(
-            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
-            intermediate_size=48, max_position_embeddings=40, hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout, pad_token_id=tokenizer.pad_token_id, attn_implementation="eager",
-        )
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=40, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout, pad_token_id=tokenizer.pad_token_id, attn_implementation="eager",
     )  # fmt: skip
+    keep_heads(config, kept)
+    module = build_encoder(config)
     for parameter in module.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     task, rows = TASKS[kind]
@@ -109,6 +110,17 @@ def test_with_the_same_dropout_masks_they_are_the_same(kind, pool):
         *(f"{n}.{site}" for n in range(3) for site in ("attention", "attention.output", "output")),
     ]
     assert (model(kind, inputs) - calm).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("pool", POOLS)
+def test_with_fewer_heads_they_are_those_of_the_module(pool, kept):
+    model, inputs = build("cross", pool, torch.float64, dropout=0.2, kept=kept)
+    assert (model.layout.num_heads, model.layout.head_size) == (kept, 8)
+    assert_same(model, inputs, "cross", atol=1e-12)
+    model.zero_grad()
+    recorder = model.train().draw_masks = Recorder()
+    assert_same(model, inputs, "cross", atol=1e-12, masks=recorder)
 
 
 def test_one_layer_is_enough():

@@ -16,7 +16,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs a GPU or TRITON_INTERPRET=1")
 
-CLIENTS, SEQUENCES, PLACES, WIDTH, HEADS, LAYERS = 3, 4, 40, 24, 2, 2
+CLIENTS, SEQUENCES, PLACES, WIDTH, SIZE, LAYERS = 3, 4, 40, 24, 12, 2
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
 
 
@@ -36,8 +36,8 @@ def make_batch() -> StackedBatch:
 class Values:
     """Random values of every name, rounded as the kernels see them, side by side where several are asked for."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.generator, self.dtype = torch.Generator().manual_seed(2), dtype
+    def __init__(self, dtype: torch.dtype, heads: int = 2) -> None:
+        self.generator, self.dtype, self.narrow = torch.Generator().manual_seed(2), dtype, heads * SIZE
         self.known: dict[tuple[str, ...], Leaf] = {}
 
     def __call__(self, names: tuple[str, ...]) -> Leaf:
@@ -56,17 +56,23 @@ class Values:
             return (20 if "position" in names[0] else 2, WIDTH)
         out = 2 * WIDTH if "intermediate" in names[0] else WIDTH
         into = 2 * WIDTH if ".output.dense" in names[0] and "attention" not in names[0] else WIDTH
+        if ".self." in names[0]:
+            out = self.narrow
+        if ".attention.output.dense.weight" in names[0]:
+            into = self.narrow
         is_matrix = names[0].endswith("weight") and "LayerNorm" not in names[0]
         return (len(names) * out, into) if is_matrix else (len(names) * out,)
 
 
-def run(kind: str, pool: str, dropout: float = 0.0, seed: int = 5) -> dict[tuple[str, ...], torch.Tensor]:
+def run(
+    kind: str, pool: str, dropout: float = 0.0, seed: int = 5, heads: int = 2
+) -> dict[tuple[str, ...], torch.Tensor]:
     """The vectors and all gradients: by the kernels (`fused`), by torch in their dtype (`plain`), or exactly."""
     from fedmtl.model.stacked_fused import FusedOps
 
     dtype = torch.float32 if kind == "exact" else DTYPE
-    layout = BertLayout(LAYERS, HEADS, 1e-12, dropout, dropout)
-    batch, values = make_batch(), Values(dtype)
+    layout = BertLayout(LAYERS, heads, SIZE, 1e-12, dropout, dropout)
+    batch, values = make_batch(), Values(dtype, heads)
     generator = torch.Generator().manual_seed(3)
     words = torch.randn(CLIENTS, PLACES, WIDTH, generator=generator).to(DEVICE, DTYPE).to(dtype).requires_grad_(True)
     weights = torch.randn(CLIENTS, SEQUENCES, WIDTH, generator=generator).to(DEVICE, DTYPE).to(dtype)
@@ -88,9 +94,11 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found - exact).norm() / exact.norm().clamp(min=1e-3))
 
 
+@pytest.mark.parametrize("heads", [2, 1])
 @pytest.mark.parametrize("pool", ["pooler", "cls", "mean"])
-def test_the_kernels_are_as_exact_as_torch(pool):
-    exact, plain, fused = (run(kind, pool) for kind in ("exact", "plain", "fused"))
+def test_the_kernels_are_as_exact_as_torch(pool, heads):
+    """Two heads are as wide as the hidden states; one is a head that was left of them."""
+    exact, plain, fused = (run(kind, pool, heads=heads) for kind in ("exact", "plain", "fused"))
     for names, value in exact.items():
         # A key's bias has no gradient but rounding.
         if "key.bias" not in names[0]:
@@ -110,7 +118,7 @@ def test_gradients_with_dropout_are_those_of_the_same_masks(pool, monkeypatch):
     """Moving the words a little changes the sum as their gradient says, only if both ways draw the same masks."""
     from fedmtl.model.stacked_fused import FusedOps
 
-    layout = BertLayout(LAYERS, HEADS, 1e-12, 0.3, 0.3)
+    layout = BertLayout(LAYERS, 2, SIZE, 1e-12, 0.3, 0.3)
     batch, values = make_batch(), Values(torch.float32)
     generator = torch.Generator().manual_seed(4)
     words = torch.randn(CLIENTS, PLACES, WIDTH, generator=generator).requires_grad_(True)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig
 
 from fedmtl.config import TrainingConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
+from fedmtl.model.kept_heads import build_encoder, keep_heads
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.plan import SharingPlan
@@ -51,22 +52,21 @@ DUAL = make_task("dual", kind="regression", labels=(), text=("a", "b"), pair="du
 
 
 def small_model(
-    *tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.float64, log_variances: bool = False
+    *tasks: Task, dropout: float = 0.0, dtype: torch.dtype = torch.float64, log_variances: bool = False, heads: int = 2
 ) -> MultiTaskModel:
     torch.manual_seed(7)
-    module = BertModel(
-        BertConfig(
-            vocab_size=len(TOKENIZER),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
+    config = BertConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
-    encoder = describe_encoder(module, TOKENIZER, "small", has_pooler=True)
+    keep_heads(config, heads)
+    encoder = describe_encoder(build_encoder(config), TOKENIZER, "small", has_pooler=True)
     return build_model(encoder, {task.name: task for task in tasks}, seed=3, log_variances=log_variances).to(dtype)
 
 

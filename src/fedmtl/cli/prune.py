@@ -16,6 +16,7 @@ def prune(
     run: Run,
     amount: Annotated[float, typer.Option(help="Share of the linear weights that become zero, the smallest.")] = 0.0,
     ffn: Annotated[float, typer.Option(help="Share of each layer's feed-forward neurons to remove.")] = 0.0,
+    heads: Annotated[float, typer.Option(help="Share of each layer's attention heads to remove.")] = 0.0,
     layers: Annotated[int, typer.Option(help="Layers to remove from the top.", min=0)] = 0,
     epochs: Annotated[int, typer.Option(help="Epochs to train, one a round; 0 only prunes and scores.", min=0)] = 6,
     out: Annotated[str | None, typer.Option(help="The new run's name; otherwise this one's with -pruned.")] = None,
@@ -28,7 +29,7 @@ def prune(
         from fedmtl.compress.prune import Wanted, prune_run
         from fedmtl.experiment.run import start_run
 
-        pruned = prune_run(found, Wanted(amount, ffn, layers), epochs, set or [])
+        pruned = prune_run(found, Wanted(amount, ffn, layers, heads), epochs, set or [])
         before, after = pruned.parameters
         display.say(f"{found.name}: {before:,} parameters" + (f", {after:,} after the cut" if after < before else ""))
         done = start_run(pruned.config, out or f"{found.name}-pruned", display)

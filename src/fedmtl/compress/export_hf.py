@@ -26,6 +26,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.kept_heads import has_fewer_heads
 from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import MultiTaskModel
@@ -42,6 +43,11 @@ Values = Mapping[str, Tensor]
 
 def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
     """Write every task that can be; the folder of each, or the reason why it has none."""
+    if has_fewer_heads(saved.encoder.module.config):
+        raise ModelError(
+            f"{saved.encoder.name}: heads were removed from its attention, which plain transformers cannot load;"
+            " write `--to onnx`"
+        )
     written: dict[str, Path | str] = {}
     for name, task in saved.tasks.items():
         try:

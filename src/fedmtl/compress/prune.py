@@ -16,15 +16,16 @@ from fedmtl.runs import RunFolder
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to take out: a share of the single weights, of each layer's feed-forward neurons, and whole layers."""
+    """What to take out: a share of the single weights, of each layer's neurons and heads, and whole layers."""
 
     amount: float = 0.0
     ffn: float = 0.0
     layers: int = 0
+    heads: float = 0.0
 
     @property
     def cuts(self) -> bool:
-        return bool(self.ffn or self.layers)
+        return bool(self.ffn or self.layers or self.heads)
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Pruned:
 def prune_run(run: RunFolder, wanted: Wanted, epochs: int, overrides: Sequence[str] = ()) -> Pruned:
     """Prepare a run of so many epochs that starts with the pruned model of another; a cut model is written into it."""
     if not wanted.amount and not wanted.cuts:
-        raise ConfigError("prune: nothing to take out; write --amount 0.2, --ffn 0.25 or --layers 2")
-    for name in ("amount", "ffn"):
+        raise ConfigError("prune: nothing to take out; write --amount 0.2, --heads 0.5, --ffn 0.25 or --layers 2")
+    for name in ("amount", "ffn", "heads"):
         if not 0 <= getattr(wanted, name) < 1:
             raise ConfigError(f"--{name}: found {getattr(wanted, name):g}, it must be at least 0 and less than 1")
     saved = load_model(run.model)
@@ -47,8 +48,9 @@ def prune_run(run: RunFolder, wanted: Wanted, epochs: int, overrides: Sequence[s
     if not wanted.cuts:
         config = _config(run, wanted, epochs, overrides, None, saved)
         return Pruned(config, (size, size))
-    smaller = cut(saved, wanted.ffn, wanted.layers)
-    folder = run.path / "cut" / f"ffn{wanted.ffn:g}-layers{wanted.layers}"
+    smaller = cut(saved, wanted.ffn, wanted.layers, wanted.heads)
+    name = f"ffn{wanted.ffn:g}-layers{wanted.layers}" + (f"-heads{wanted.heads:g}" if wanted.heads else "")
+    folder = run.path / "cut" / name
     config = _config(run, wanted, epochs, overrides, write_cut(smaller, folder.absolute()), smaller)
     return Pruned(config, (size, count_parameters(smaller.weights)))
 

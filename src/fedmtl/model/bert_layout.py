@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedmtl.model.bert_values import BertValues
+from fedmtl.model.kept_heads import head_size, num_heads
 
 # Imported by whoever built a BertModel; where it is not, there is none.
 CODE = "transformers.models.bert.modeling_bert"
@@ -21,13 +22,19 @@ LAYER_PARTS = (
 
 @dataclass(frozen=True)
 class BertLayout:
-    """What the computation needs to know besides the values."""
+    """What the computation needs to know besides the values; heads may be fewer than the hidden states hold."""
 
     num_layers: int
     num_heads: int
+    head_size: int
     epsilon: float
     hidden_dropout: float
     attention_dropout: float
+
+    @property
+    def attention_width(self) -> int:
+        """How wide queries, keys and values are."""
+        return self.num_heads * self.head_size
 
 
 def is_computed(config: Any) -> bool:
@@ -47,7 +54,8 @@ def bert_layout(module: nn.Module) -> BertLayout | None:
         return None
     return BertLayout(
         config.num_hidden_layers,
-        config.num_attention_heads,
+        num_heads(config),
+        head_size(config),
         config.layer_norm_eps,
         config.hidden_dropout_prob,
         config.attention_probs_dropout_prob,

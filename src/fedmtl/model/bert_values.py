@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedmtl.model.kept_heads import attention_width
+
 PREFIX = "bert."
 POOLER = "pooler."
 
@@ -61,10 +63,10 @@ def load_bert_values(folder: Path, config: Any) -> BertValues | None:
 
 
 def _layer(config: Any) -> nn.Module:
-    width, wide = config.hidden_size, config.intermediate_size
-    own = _group(query=nn.Linear(width, width), key=nn.Linear(width, width), value=nn.Linear(width, width))
+    width, wide, narrow = config.hidden_size, config.intermediate_size, attention_width(config)
+    own = _group(query=nn.Linear(width, narrow), key=nn.Linear(width, narrow), value=nn.Linear(width, narrow))
     return _group(
-        attention=_group(**{"self": own, "output": _group(dense=nn.Linear(width, width), LayerNorm=_norm(config))}),
+        attention=_group(**{"self": own, "output": _group(dense=nn.Linear(narrow, width), LayerNorm=_norm(config))}),
         intermediate=_group(dense=nn.Linear(width, wide)),
         output=_group(dense=nn.Linear(wide, width), LayerNorm=_norm(config)),
     )

@@ -18,6 +18,7 @@ from fedmtl.errors import ModelError
 from fedmtl.model.bert_layout import is_computed
 from fedmtl.model.bert_values import load_bert_values
 from fedmtl.model.encoder_files import SHIPPED, encoder_folder
+from fedmtl.model.kept_heads import KEPT, build_encoder, has_fewer_heads, num_heads
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
 
@@ -132,15 +133,17 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
     if shape:
         layers, hidden = int(shape[1]), int(shape[2])
         architecture = with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
-        return AutoModel.from_config(architecture, dtype=torch.float32), []
+        return build_encoder(architecture), []
     architecture = with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
     if config.initial == "random":
         # The files may be in half precision; a random start is not.
-        return AutoModel.from_config(architecture, dtype=torch.float32), []
+        return build_encoder(architecture), []
     if values_only and is_computed(architecture):
         values = load_bert_values(encoder_folder(config.server_model), architecture)
         if values is not None and (values.pooler is not None or not needs_pooler):
             return values, []
+    if has_fewer_heads(architecture):
+        return _fewer_heads(config.server_model, architecture)
     module, info = _reach(
         AutoModel.from_pretrained,
         config.server_model,
@@ -156,6 +159,19 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
             "is it the folder of another kind of model?"
         )
     return module, missing
+
+
+def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
+    """A BERT with fewer heads, which from_pretrained does not load, and the names of weights its file did not have."""
+    values = load_bert_values(encoder_folder(name), architecture)
+    if values is None:
+        raise ModelError(
+            f"model.server_model: {name} says `{KEPT}: {num_heads(architecture)}`, but its model.safetensors is not"
+            " such a BERT; name the folder that `fedmtl prune --heads` wrote"
+        )
+    module = build_encoder(architecture)
+    missing = module.load_state_dict(values.state_dict(), strict=False).missing_keys
+    return module, [key for key in missing if "pooler" in key]
 
 
 def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:

@@ -94,8 +94,7 @@ def _first_position(
 ) -> Tensor:
     """One layer at the first position of every row; tokens in, rows out."""
     name = f"encoder.layer.{number}.attention.self"
-    rows, heads, width = batch.num_rows, layout.num_heads, hidden.shape[1]
-    size = width // heads
+    rows, heads, size, width = batch.num_rows, layout.num_heads, layout.head_size, hidden.shape[1]
     first = hidden.index_select(0, batch.firsts)
     query = _linear(values, f"{name}.query", first).view(rows, heads, size)
     key_weight = values[f"{name}.key.weight"].view(heads, size, width)
@@ -109,7 +108,7 @@ def _first_position(
     value_weight = values[f"{name}.value.weight"].view(heads, size, width)
     mixed = torch.bmm(torch.bmm(shares, padded).transpose(0, 1), value_weight.transpose(1, 2)).transpose(0, 1)
     mixed = mixed + shares.sum(-1, keepdim=True) * values[f"{name}.value.bias"].view(heads, size)
-    return _feed_forward(values, layout, masks, number, first, mixed.reshape(rows, width))
+    return _feed_forward(values, layout, masks, number, first, mixed.reshape(rows, -1))
 
 
 def _feed_forward(

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
+from fedmtl.model.kept_heads import build_encoder
 from fedmtl.model.keys import LOG_VARIANCE, Weights, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.plan import SharingPlan
@@ -87,7 +87,7 @@ def load_model(folder: Path) -> SavedModel:
     if not (folder / "tasks.json").exists():
         raise ModelError(f"{folder}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
     record = json.loads((folder / "tasks.json").read_text())
-    module = AutoModel.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    module = build_encoder(AutoConfig.from_pretrained(folder))
     encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
     tasks = {name: _task(values) for name, values in record["tasks"].items()}
     weights = load_tensors(folder / "weights.safetensors").get("weights", {})

@@ -29,18 +29,18 @@ class PlainOps:
         joined = self._linear(hidden, *(f"{layer}.{part}" for part in ("query", "key", "value")))
         query, key, value = (self._padded(part) for part in joined.chunk(3, -1))
         mixed = self._attend(query, key, value).transpose(1, 2).flatten(0, 1).flatten(1)
-        return mixed.index_select(0, self._places).view_as(hidden)
+        return mixed.index_select(0, self._places).view(*hidden.shape[:2], -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
         first = self._batch.global_starts().view(-1)
         return hidden.flatten(0, 1).index_select(0, first).view(len(hidden), -1, hidden.shape[-1])
 
     def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor) -> Tensor:
-        heads = self._layout.num_heads
-        query = self._linear(first, f"{layer}.query").reshape(-1, 1, heads, first.shape[-1] // heads).transpose(1, 2)
+        shape = (-1, 1, self._layout.num_heads, self._layout.head_size)
+        query = self._linear(first, f"{layer}.query").reshape(shape).transpose(1, 2)
         joined = self._linear(hidden, f"{layer}.key", f"{layer}.value")
         key, value = (self._padded(part) for part in joined.chunk(2, -1))
-        return self._attend(query, key, value).reshape(first.shape)
+        return self._attend(query, key, value).reshape(*first.shape[:2], -1)
 
     def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor) -> Tensor:
         return self._norm(norm, residual + self._dropped(self._linear(inputs, dense)))
@@ -69,10 +69,9 @@ class PlainOps:
         return F.scaled_dot_product_attention(query, key, value, bias, self._layout.attention_dropout)
 
     def _padded(self, tokens: Tensor) -> Tensor:
-        """(clients, places, width) -> (sequences, heads, width, size)."""
-        heads = self._layout.num_heads
+        """(clients, places, heads * size) -> (sequences, heads, width, size)."""
         picked = tokens.flatten(0, 1).index_select(0, self._sources)
-        return picked.view(-1, self._batch.width, heads, tokens.shape[-1] // heads).transpose(1, 2)
+        return picked.view(-1, self._batch.width, self._layout.num_heads, self._layout.head_size).transpose(1, 2)
 
     @cached_property
     def _real(self) -> Tensor:

@@ -93,7 +93,17 @@ def stacked(model, clients, settings, stacks=None, round_number=2):
 @pytest.mark.parametrize("case", CASES)
 def test_a_stack_equals_its_clients_one_by_one(case, tmp_path):
     tasks, options = CASES[case]
-    model = small_model(*tasks)
+    check_equal(small_model(*tasks), tasks, options, tmp_path)
+
+
+@pytest.mark.parametrize("task", [SINGLE, CROSS, DUAL], ids=["pooler", "cls", "mean"])
+def test_a_stack_of_encoders_with_fewer_heads_does_too(task, tmp_path):
+    model = small_model(task, heads=1)
+    assert model.layout.attention_width == 16
+    check_equal(model, (task,), {}, tmp_path)
+
+
+def check_equal(model, tasks, options, tmp_path):
     settings = make_settings(*tasks, **options)
     clients = make_clients(model, tasks, tmp_path)
     expected = one_by_one(model, clients, settings)

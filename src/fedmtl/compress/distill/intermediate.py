@@ -17,6 +17,7 @@ from fedmtl.compress.distill.states import Attention, States, Watched
 from fedmtl.compress.pretrain.attention import relation_heads
 from fedmtl.errors import ConfigError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.kept_heads import attention_width, num_heads
 from fedmtl.model.multitask import Inputs
 from fedmtl.seeds import derive_seed
 from fedmtl.training.distillation import attention_loss, hidden_loss, relation_loss
@@ -54,9 +55,9 @@ class Intermediate:
         layers = int(above.num_hidden_layers), int(below.num_hidden_layers)
         self.hidden = hidden_map(*layers, settings.layer_map)
         wanted = attention_layers(*layers, settings.layer_map) if self.weights.attention else ()
-        self.num_heads = int(above.num_attention_heads)
-        self.uses_scores = compares_scores(settings, self.num_heads, int(below.num_attention_heads))
-        self.relation_heads = relation_heads(above.hidden_size, below.hidden_size, self.num_heads)
+        self.num_heads = num_heads(above)
+        self.uses_scores = compares_scores(settings, self.num_heads, num_heads(below))
+        self.relation_heads = relation_heads(attention_width(above), attention_width(below), self.num_heads)
         self.projections = Projections(below.hidden_size, above.hidden_size, settings.projections, seed)
         self._above = Watched(teacher.model, wanted)
         self._below = Watched(student.model, range(len(wanted)))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModel
 
 from fedmtl.compress.distill.intermediate import attention_layers
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config import ModelConfig, SharingConfig
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_dropout
+from fedmtl.model.kept_heads import KEPT, build_encoder
 from fedmtl.model.keys import owner_task
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.plan import SharingPlan, plan_from_config
@@ -80,9 +80,11 @@ def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig,
         if hasattr(above, name):
             setattr(own, name, getattr(above, name) * width // above.hidden_size)
     own.num_hidden_layers, own.hidden_size, own.num_attention_heads = layers, width, heads
+    if heads != above.num_attention_heads and hasattr(own, KEPT):
+        delattr(own, KEPT)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "student"))
-        module = AutoModel.from_config(with_dropout(own, config), dtype=torch.float32)
+        module = build_encoder(with_dropout(own, config))
     return describe_encoder(module, teacher.encoder.tokenizer, f"{layers}x{width}", teacher.encoder.has_pooler)
 
 

@@ -103,9 +103,7 @@ def _forward(run: Pass, pool: str) -> _Trace:
 
 def _attention_kernels(run: Pass) -> Kernels | None:
     """They take heads of whole vectors."""
-    width = run.values["embeddings.LayerNorm.weight"].shape[0]
-    size = width // run.layout.num_heads
-    return run.kernels if run.kernels and size % (run.kernels.block // 2) == 0 else None
+    return run.kernels if run.kernels and run.layout.head_size % (run.kernels.block // 2) == 0 else None
 
 
 def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:

@@ -39,7 +39,7 @@ def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
 def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
     name = f"encoder.layer.{number}"
-    rows, width = gradient.shape
+    rows = len(gradient)
     by_sum, by_outer = run.norm_backward(fed.last, gradient, "by_last")
     run.linear_gradients(f"{name}.output.dense", fed.inner, by_outer)
     by_inner = run.take("by_inner", *fed.inner.shape)
@@ -49,7 +49,7 @@ def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) ->
     run.by_inputs(run.values[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
     by_sum, by_added = run.norm_backward(fed.middle, by_sum, "by_middle")
     run.linear_gradients(f"{name}.attention.output.dense", fed.mixed, by_added)
-    by_mixed = run.take("by_mixed", rows + 1, width)
+    by_mixed = run.take("by_mixed", rows + 1, run.layout.attention_width)
     run.by_inputs(run.values[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
     by_mixed[rows:].zero_()
     return by_sum, by_mixed

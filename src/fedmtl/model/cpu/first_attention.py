@@ -23,8 +23,7 @@ class Seen:
 
 def attend(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Seen]:
     """The mixed values of the rows."""
-    rows, heads, width = run.batch.num_rows, run.layout.num_heads, hidden.shape[1]
-    size = width // heads
+    rows, heads, size, width = run.batch.num_rows, run.layout.num_heads, run.layout.head_size, hidden.shape[1]
     by_head = query.view(rows, heads, size)
     seen = torch.bmm(by_head.transpose(0, 1), _cut(run, f"{name}.key.weight")).transpose(0, 1).contiguous()
     # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
@@ -39,15 +38,14 @@ def attend(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: Tensor | N
     means = torch.bmm(used, padded)
     mixed = torch.bmm(means.transpose(0, 1), _cut(run, f"{name}.value.weight").transpose(1, 2))
     mixed = mixed.transpose(0, 1) + used.sum(-1, keepdim=True) * run.values[f"{name}.value.bias"].view(heads, size)
-    return mixed.reshape(rows, width), Seen(seen, padded, shares, used, means)
+    return mixed.reshape(rows, -1), Seen(seen, padded, shares, used, means)
 
 
 def backward(
     run: Pass, name: str, hidden: Tensor, query: Tensor, mask: Tensor | None, of: Seen, gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the hidden states and of the queries."""
-    heads, width = run.layout.num_heads, hidden.shape[1]
-    size = width // heads
+    heads, size, width = run.layout.num_heads, run.layout.head_size, hidden.shape[1]
     gradient = gradient.view(len(gradient), heads, size)
     by_means, by_total = _value_backward(run, f"{name}.value", of, gradient)
     by_used = torch.bmm(by_means, of.padded.transpose(1, 2)).add_(by_total)

@@ -36,9 +36,9 @@ class First:
 def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
     """Tokens in, rows out."""
     name = f"encoder.layer.{number}.attention.self"
-    rows, heads, width = run.batch.num_rows, run.layout.num_heads, hidden.shape[1]
+    rows, heads = run.batch.num_rows, run.layout.num_heads
     first = hidden.index_select(0, run.batch.firsts)
-    query = run.linear_by_name(f"{name}.query", first, run.kept(number, "query", rows, width))
+    query = run.linear_by_name(f"{name}.query", first, run.kept(number, "query", rows, run.layout.attention_width))
     mask = run.masks(f"{number}.attention", (rows, heads, run.batch.width), run.layout.attention_dropout)
     attend = first_attention.attend_by_kernels if _has_kernels(run, hidden) else first_attention.attend
     mixed, attended = attend(run, name, hidden, query, mask)
@@ -57,9 +57,11 @@ def first_backward(run: Pass, of: First, gradient: Tensor) -> Tensor:
 
 
 def _has_kernels(run: Pass, hidden: Tensor) -> bool:
+    """They take heads of whole vectors, which together are as wide as the hidden states."""
     width = hidden.shape[1]
     return (
         run.kernels is not None
         and run.kernels.fits(width)
-        and width // run.layout.num_heads % (run.kernels.block // 2) == 0
+        and width == run.layout.attention_width
+        and run.layout.head_size % (run.kernels.block // 2) == 0
     )

@@ -32,12 +32,12 @@ class Layer:
 
 def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) -> Layer:
     """Tokens in, tokens out."""
-    width = hidden.shape[1]
+    width, narrow = hidden.shape[1], run.layout.attention_width
     names = [f"encoder.layer.{number}.attention.self.{part}" for part in PARTS]
-    weight = run.kept(number, "joint_weight", 3 * width, width)
+    weight = run.kept(number, "joint_weight", 3 * narrow, width)
     torch.cat([run.values[f"{name}.weight"] for name in names], out=weight)
     bias = torch.cat([run.values[f"{name}.bias"] for name in names])
-    joint = run.linear(weight, bias, hidden, run.kept(number, "joint", len(hidden), 3 * width))
+    joint = run.linear(weight, bias, hidden, run.kept(number, "joint", len(hidden), 3 * narrow))
     shape = (run.batch.num_rows * attention.num_heads, attention.width, attention.width)
     mask = run.masks(f"{number}.attention", shape, run.layout.attention_dropout)
     mixed, attended = attention.forward(joint, mask, run.take, partial(run.kept, number))
