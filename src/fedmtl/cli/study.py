@@ -47,6 +47,12 @@ def wire(
     show(_table(last_points(points)), [f"{folder / 'wire.csv'} and {folder / 'wire.html'}"])
 
 
+Rows = Annotated[
+    str,
+    typer.Option("--rows", help="Only setups whose names fit, such as 'joint*,epoch'.", metavar="PATTERNS"),
+]
+
+
 class Kept(Enum):
     """What of a finished cell's folder stays."""
 
@@ -70,6 +76,7 @@ def multitask(
         str,
         typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*,joint'; others get the first."),
     ] = "*",
+    rows: Rows = "*",
     epochs: Annotated[
         int | None, typer.Option(help="Rounds of a run: 100, with --quick 2.", min=1, metavar="N")
     ] = None,
@@ -104,6 +111,7 @@ def multitask(
         tables=_whole_numbers(tables, "--tables"),
         seeds=_whole_numbers(seeds, "--seeds"),
         seed_rows=seed_rows,
+        rows=rows,
         epochs=epochs or (2 if quick else 100),
         steps=steps or (18 if quick else 30_000),
         batch_size=batch_size or (8 if quick else 16),
