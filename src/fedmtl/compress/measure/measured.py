@@ -1,0 +1,133 @@
+"""The nouns of a measurement, and what a score is worth beside a teacher's and beside the commonest class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fedmtl.tasks.metrics import Scores
+
+# Two passes over the same text differ by less.
+SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a model is timed with: examples a pass, tokens a text, and every number of threads in turn."""
+
+    batch: int = 1
+    length: int = 128
+    threads: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model that can be measured: a run's folder as fedmtl computes it, or an ONNX file."""
+
+    name: str
+    path: Path
+    form: Literal["fedmtl", "onnx"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a pass with so many threads, and examples a second over all passes."""
+
+    threads: int
+    median: float
+    p95: float
+    per_second: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a variant costs and, unless scores were left out, what it is worth.
+
+    `main` names every task's main metric, `floors` what always saying the commonest class scores in it. What an older
+    file does not tell (`parameters`) or a system does not (`peak_bytes`) is None.
+    """
+
+    variant: Variant
+    bytes: int
+    compressed_bytes: int
+    parameters: int | None
+    flops: int
+    peak_bytes: int | None
+    timings: tuple[Timing, ...]
+    scores: dict[str, Scores] | None
+    main: dict[str, str] = field(default_factory=dict)
+    floors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def main_scores(self) -> dict[str, float | None]:
+        """Every task's main metric."""
+        return {task: own.metrics[self.main[task]] for task, own in (self.scores or {}).items()}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Whom retention is measured against: each task's main metric."""
+
+    name: str
+    scores: Mapping[str, float | None]
+
+
+def retention(score: float | None, teacher: float | None) -> float | None:
+    """The share of the teacher's score that is left; None where the teacher's is not above 0."""
+    return None if score is None or teacher is None or teacher <= 0 else score / teacher
+
+
+def retentions(measured: Measured, teacher: Teacher) -> dict[str, float | None]:
+    """Every task's retention."""
+    return {task: retention(score, teacher.scores.get(task)) for task, score in measured.main_scores.items()}
+
+
+def mean(values: Mapping[str, float | None]) -> float | None:
+    """The mean over tasks; None where one is undefined, as tasks left out would make another mean."""
+    known = [value for value in values.values() if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def remarks(measured: Sequence[Measured], teacher: Teacher | None) -> list[str]:
+    """What the numbers alone would hide, a line each."""
+    lines = [line for one in measured for line in _at_the_floor(one)]
+    for task in dict.fromkeys(task for one in measured for task in one.floors):
+        counts = {one.scores[task].examples for one in measured if one.scores and task in one.scores}
+        if len(counts) > 1:
+            lines.append(f"{task}: scored on different data ({' and '.join(map(str, sorted(counts)))} examples)")
+        if teacher is not None and task in teacher.scores:
+            lines += _of_teacher(task, measured, teacher)
+    return lines
+
+
+def _at_the_floor(measured: Measured) -> list[str]:
+    lines = []
+    for task, score in measured.main_scores.items():
+        floor, metric = measured.floors[task], measured.main[task]
+        which = "the mean's" if metric not in ("accuracy", "f1", "matthews") else "the majority class's"
+        if score is None:
+            lines.append(f"{measured.variant.name}: {task} has no {metric}: {_why(measured, task)}")
+        elif score <= floor + SAME:
+            how = "equals" if score >= floor - SAME else "is below"
+            lines.append(f"{measured.variant.name}: {task} {metric} {score:.3f} {how} {which} {floor:.3f}")
+    return lines
+
+
+def _why(measured: Measured, task: str) -> str:
+    scores = (measured.scores or {})[task]
+    return scores.undefined.get(measured.main[task], "undefined")
+
+
+def _of_teacher(task: str, measured: Sequence[Measured], teacher: Teacher) -> list[str]:
+    score, floor = teacher.scores[task], next(one.floors[task] for one in measured if task in one.floors)
+    if score is None or score <= 0:
+        return [f"{task}: {teacher.name} scores nothing above 0, so there is no retention"]
+    above = [one.variant.name for one in measured if (retentions(one, teacher).get(task) or 0) > 1 + SAME]
+    if score <= floor + SAME and above:
+        return [
+            f"{task}: a retention above 1 ({', '.join(above)}) says little: {teacher.name} is at the majority class"
+        ]
+    return []
