@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmtl.compress.measure.latency import made_up_ids
 from fedmtl.errors import ModelError
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import mend_surrogates
@@ -110,6 +111,13 @@ def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.nda
         "token_type_ids": [row.type_ids for row in encoded],
     }
     return {name: np.asarray(offered[name], dtype=np.int64) for name in model.inputs}
+
+
+def made_up_feeds(model: OnnxModel, rows: int, length: int) -> dict[str, np.ndarray]:
+    """Rows of so many tokens without padding, from all over the vocabulary."""
+    ids = made_up_ids(rows, length, model.tokenizer.get_vocab_size())
+    offered = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    return {name: offered[name] for name in model.inputs}
 
 
 def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: int = BATCH) -> dict[str, np.ndarray]:

@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedmtl.compress.measure.latency import made_up_ids, time_block
 from fedmtl.compress.measure.measured import Load, Variant
 from fedmtl.config.file import load_config
@@ -56,7 +58,7 @@ class Measuring:
     pipe: Connection
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer to `open`, `time`, `peak`, `facts` or `score`; its error, if that is what comes back."""
+        """The answer to `open`, `time`, `peak`, `clock`, `facts` or `score`; its error, if that is what comes back."""
         try:
             self.pipe.send((what, arguments))
             error, answer = self.pipe.recv()
@@ -100,6 +102,7 @@ def _serve(variant: Variant, load: Load, pipe: Connection) -> None:
         "open": open_with,
         "time": lambda passes: time_block(opened[0].make_pass, passes),
         "peak": peak_bytes,
+        "clock": core_clock,
         "facts": lambda: (opened[0].parameters, opened[0].flops()),
         "score": lambda: opened[0].score(),
     }
@@ -130,6 +133,15 @@ def peak_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if sys.platform == "darwin" else None
 
 
+def core_clock() -> tuple[int, int] | None:
+    """Nanoseconds that this process had a core, and that it stood in line for one; None where nobody counts them."""
+    try:
+        had, waited, _ = map(int, Path("/proc/self/schedstat").read_text().split())
+    except (OSError, ValueError):
+        return None
+    return had, waited
+
+
 def timed_task(tasks: dict[str, Task]) -> Task:
     """The first that reads one sequence, so that models with the same tasks are timed alike; otherwise the first."""
     return next((task for task in tasks.values() if not task.is_dual), next(iter(tasks.values())))
@@ -148,6 +160,8 @@ def _open(variant: Variant, load: Load, threads: int | None) -> Opened:
 
 
 def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
+    # As for ONNX Runtime: threads that spin take the cores from each other, a hundredfold on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 
     from fedmtl.compress.measure.flops import torch_flops
@@ -183,19 +197,15 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
 
 
 def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:
-    import numpy as np
-
     from fedmtl.compress.measure.flops import onnx_flops
-    from fedmtl.compress.onnx_file import open_onnx, output_name, run
+    from fedmtl.compress.onnx_file import made_up_feeds, open_onnx, output_name, run
     from fedmtl.experiment.onnx_inference import run_of, score_examples
 
     model = open_onnx(variant.path, threads)
     task = timed_task(model.tasks)
 
     def feeds(batch: int) -> dict[str, np.ndarray]:
-        ids = made_up_ids(batch * (1 + task.is_dual), load.length, model.tokenizer.get_vocab_size())
-        offered = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        return {name: offered[name] for name in model.inputs}
+        return made_up_feeds(model, batch * (1 + task.is_dual), load.length)
 
     whole = feeds(load.batch)
     return Opened(

@@ -14,7 +14,7 @@ import numpy as np
 from fedmtl.compress.measure.measured import Timing
 
 BLOCK = 10
-# The same everywhere; any prime spreads ids over a vocabulary.
+# Any prime spreads ids over a vocabulary.
 STRIDE = 7919
 
 # Makes a number of passes, and gives the seconds of each.
@@ -43,10 +43,10 @@ def in_turns(blocks: Sequence[Block], repeats: int, block: int = BLOCK) -> Itera
         yield taken
 
 
-def timing(threads: int, seconds: Sequence[float], batch: int) -> Timing:
+def timing(threads: int, seconds: Sequence[float], batch: int, waiting: float | None = None) -> Timing:
     """What these passes of `batch` examples come to."""
     median, p95 = (float(np.quantile(seconds, share)) for share in (0.5, 0.95))
-    return Timing(threads, median, p95, batch * len(seconds) / sum(seconds))
+    return Timing(threads, median, p95, batch * len(seconds) / sum(seconds), waiting)
 
 
 def made_up_ids(rows: int, length: int, vocabulary: int) -> np.ndarray:

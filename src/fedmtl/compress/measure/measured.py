@@ -12,6 +12,8 @@ from fedmtl.tasks.metrics import Scores
 
 # Two passes over the same text differ by less.
 SAME = 1e-9
+# From here on a machine is busy: passes that are longer than a turn at the core are slowed more than short ones.
+BUSY = 0.05
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a pass with so many threads, and examples a second over all passes."""
+    """Seconds of a pass with so many threads, and examples a second over all passes.
+
+    `waiting` is the share of the time that the process wanted a core and others had it; None where nobody counts it.
+    """
 
     threads: int
     median: float
     p95: float
     per_second: float
+    waiting: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,41 +99,50 @@ def mean(values: Mapping[str, float | None]) -> float | None:
 
 def remarks(measured: Sequence[Measured], teacher: Teacher | None) -> list[str]:
     """What the numbers alone would hide, a line each."""
-    lines = [line for one in measured for line in _at_the_floor(one)]
+    lines: list[str] = []
     for task in dict.fromkeys(task for one in measured for task in one.floors):
-        counts = {one.scores[task].examples for one in measured if one.scores and task in one.scores}
+        scored = [one for one in measured if one.scores and task in one.scores]
+        lines += _undefined(task, scored) + _at_the_floor(task, scored)
+        counts = sorted({one.scores[task].examples for one in scored if one.scores})
         if len(counts) > 1:
-            lines.append(f"{task}: scored on different data ({' and '.join(map(str, sorted(counts)))} examples)")
+            lines.append(f"{task}: scored on different data ({' and '.join(map(str, counts))} examples)")
         if teacher is not None and task in teacher.scores:
-            lines += _of_teacher(task, measured, teacher)
-    return lines
+            lines += _of_teacher(task, scored, teacher)
+    return lines + _busy(measured)
 
 
-def _at_the_floor(measured: Measured) -> list[str]:
-    lines = []
-    for task, score in measured.main_scores.items():
-        floor, metric = measured.floors[task], measured.main[task]
-        which = "the mean's" if metric not in ("accuracy", "f1", "matthews") else "the majority class's"
-        if score is None:
-            lines.append(f"{measured.variant.name}: {task} has no {metric}: {_why(measured, task)}")
-        elif score <= floor + SAME:
+def _busy(measured: Sequence[Measured]) -> list[str]:
+    waits = [own.waiting for one in measured for own in one.timings if own.waiting is not None]
+    if not waits or max(waits) < BUSY:
+        return []
+    return [f"the machine was busy: up to {max(waits):.0%} of the time went into waiting for a core; measure again"]
+
+
+def _undefined(task: str, scored: Sequence[Measured]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for one in scored:
+        if one.scores and one.main_scores[task] is None:
+            reason = one.scores[task].undefined.get(one.main[task], "undefined")
+            reasons.setdefault(f"{task} has no {one.main[task]}, {reason}", []).append(one.variant.name)
+    return [f"{words}: {', '.join(names)}" for words, names in reasons.items()]
+
+
+def _at_the_floor(task: str, scored: Sequence[Measured]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for one in scored:
+        score, floor, metric = one.main_scores[task], one.floors[task], one.main[task]
+        if score is not None and score <= floor + SAME:
             how = "equals" if score >= floor - SAME else "is below"
-            lines.append(f"{measured.variant.name}: {task} {metric} {score:.3f} {how} {which} {floor:.3f}")
-    return lines
+            whose = "that of the majority class" if metric in ("accuracy", "f1", "matthews") else "that of the mean"
+            found.setdefault(f"{task} {metric} {how} {whose}, {floor:.3f}", []).append(one.variant.name)
+    return [f"{words}: {', '.join(names)}" for words, names in found.items()]
 
 
-def _why(measured: Measured, task: str) -> str:
-    scores = (measured.scores or {})[task]
-    return scores.undefined.get(measured.main[task], "undefined")
-
-
-def _of_teacher(task: str, measured: Sequence[Measured], teacher: Teacher) -> list[str]:
-    score, floor = teacher.scores[task], next(one.floors[task] for one in measured if task in one.floors)
+def _of_teacher(task: str, scored: Sequence[Measured], teacher: Teacher) -> list[str]:
+    score, floor = teacher.scores[task], scored[0].floors[task]
     if score is None or score <= 0:
-        return [f"{task}: {teacher.name} scores nothing above 0, so there is no retention"]
-    above = [one.variant.name for one in measured if (retentions(one, teacher).get(task) or 0) > 1 + SAME]
-    if score <= floor + SAME and above:
-        return [
-            f"{task}: a retention above 1 ({', '.join(above)}) says little: {teacher.name} is at the majority class"
-        ]
-    return []
+        return [f"{task}: {teacher.name} has no score above 0, so there is no retention"]
+    above = [one.variant.name for one in scored if (retentions(one, teacher)[task] or 0) > 1 + SAME]
+    if score > floor + SAME or not above:
+        return []
+    return [f"{task}: {teacher.name} is at the majority class, so retention above 1 says little: {', '.join(above)}"]
