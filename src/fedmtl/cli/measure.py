@@ -29,9 +29,9 @@ def measure(
     ],
     batch: Annotated[int, typer.Option(min=1, help="Examples in a pass.")] = DEFAULTS.batch,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = DEFAULTS.length,
-    threads: Annotated[
-        str, typer.Option(help="Numbers of threads, each timed by itself.", metavar="N,...")
-    ] = ",".join(map(str, DEFAULTS.threads)),
+    threads: Annotated[str, typer.Option(help="Numbers of threads, each timed by itself.", metavar="N,...")] = ",".join(
+        map(str, DEFAULTS.threads)
+    ),
     repeats: Annotated[int, typer.Option(min=1, help="Passes that are timed, for each number of threads.")] = 100,
     no_scores: Annotated[bool, typer.Option("--no-scores", help="Size and time only: no data is read.")] = False,
     teacher: Annotated[

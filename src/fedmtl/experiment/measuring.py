@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from fedmtl.runs import RunFolder
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, constant_score
 from fedmtl.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fedmtl.experiment.inference import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ def _serve(variant: Variant, load: Load, pipe: Connection) -> None:
         "facts": lambda: (opened[0].parameters, opened[0].flops()),
         "score": lambda: opened[0].score(),
     }
+    reply: tuple[FedmtlError | None, Any]
     with suppress(EOFError, OSError):
         while True:
             what, arguments = pipe.recv()
@@ -165,15 +170,15 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
     import torch
 
     from fedmtl.compress.measure.flops import torch_flops
-    from fedmtl.experiment.inference import load_run, score_examples
+    from fedmtl.experiment.inference import score_examples
     from fedmtl.model.encoder import most_positions
     from fedmtl.model.multitask import Inputs
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    loaded = load_run(RunFolder(variant.path))
+    loaded = _load(variant.path)
     limit = most_positions(loaded.saved.encoder.module)
     if limit is not None and load.length > limit:
-        raise ModelError(f"--length: found {load.length}, but {variant.name} has {limit} positions; give {limit} or less")
+        raise ModelError(f"--length {load.length}: {variant.name} has {limit} positions; give {limit} or less")
     tasks = {name: loaded.saved.tasks[name] for name in loaded.tasks}
     task = timed_task(tasks)
     vocabulary = min(len(loaded.saved.encoder.tokenizer), loaded.saved.model.vocabulary_size)
@@ -194,6 +199,14 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
         lambda: torch_flops(model, task.name, inputs(1)),
         lambda: _score(RunFolder(variant.path), tasks, lambda task, examples: score_examples(loaded, task, examples)),
     )
+
+
+@cache
+def _load(path: Path) -> LoadedRun:
+    """Loaded once: threads are torch's, not the model's."""
+    from fedmtl.experiment.inference import load_run
+
+    return load_run(RunFolder(path))
 
 
 def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:

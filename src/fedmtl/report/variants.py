@@ -19,8 +19,8 @@ GUIDE = (
     "Size is what has to be shipped: a run's model folder, or the ONNX file; compressed is zlib at level 6.",
     "Operations are those of matrix products for one example, a multiplication and an addition counted as two; a pooler"
     " is in them where a head reads it.",
-    "Times are of a pass with made-up tokens without padding, on the CPU, for the first task that reads one sequence; all"
-    " variants in turns. Tokenizing is not in them.",
+    "Times are of a pass with made-up tokens without padding, on the CPU, for the first task that reads one sequence;"
+    " all variants in turns. Tokenizing is not in them.",
     "Memory is the most that the process had in use while it loaded and was timed, Python and libraries with it.",
 )
 
@@ -79,9 +79,7 @@ def _record(one: Measured, place: int, load: Load, teacher: Teacher | None) -> d
     return record
 
 
-def _page(
-    measured: Sequence[Measured], load: Load, teacher: Teacher | None, machine: str, picture: Html
-) -> str:
+def _page(measured: Sequence[Measured], load: Load, teacher: Teacher | None, machine: str, picture: Html) -> str:
     title = f"{measured[0].variant.name}: size, latency, accuracy"
     parts = [tag("h1", "What each variant costs and is worth"), tag("p", f"Measured on {machine}.", class_="guide")]
     if picture:

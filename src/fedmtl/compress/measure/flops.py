@@ -77,4 +77,4 @@ def _is_product(event: Mapping[str, Any]) -> bool:
 
 def _product(args: Mapping[str, Any]) -> int:
     first, output = (next(iter(args[key][0].values())) for key in ("input_type_shape", "output_type_shape"))
-    return 2 * math.prod(output) * int(first[-1])
+    return 2 * int(math.prod(output)) * int(first[-1])
