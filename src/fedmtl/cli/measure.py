@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedmtl.cli.arguments import complete_run
-from fedmtl.cli.measure_tables import costs_table, scores_table, times_table
 from fedmtl.cli.stages import make_stages
 from fedmtl.cli.terminal import show, write
 from fedmtl.compress.measure.measured import Load, Variant, remarks
@@ -48,6 +47,7 @@ def measure(
 ) -> None:
     """Measure on this machine's CPU what models cost (size, work, time, memory) and what they score."""
     load = Load(batch, length, _threads(threads))
+    from fedmtl.cli.measure_tables import costs_table, scores_table, times_table
     from fedmtl.compress.measure.machine import machine
     from fedmtl.experiment.measure import measure, teacher_of, variants_of
     from fedmtl.report.variants import write_measures

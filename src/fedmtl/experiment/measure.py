@@ -124,24 +124,15 @@ def _time(
         for place, one in enumerate(measuring):
             watch(stage, 0, f"opening {one.variant.name} ({place + 1} of {len(measuring)})")
             one.ask("open", threads)
-        clocks = [one.ask("clock") for one in measuring]
         seconds: list[list[float]] = []
         for seconds in in_turns([partial(one.ask, "time") for one in measuring], repeats):
             watch(stage, len(seconds[0]) / repeats, f"{len(seconds[0])} of {repeats} passes each")
-        waits = [_waiting(before, one.ask("clock")) for before, one in zip(clocks, measuring, strict=True)]
         timings = [
-            (*before, timing(threads, own, load.batch, waiting))
-            for before, own, waiting in zip(timings, seconds, waits, strict=True)
+            (*before, timing(threads, own, load.batch, one.ask("waiting")))
+            for before, own, one in zip(timings, seconds, measuring, strict=True)
         ]
         peaks = peaks or [one.ask("peak") for one in measuring]
     return timings, peaks
-
-
-def _waiting(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    if before is None or after is None or before == after:
-        return None
-    had, waited = (late - early for early, late in zip(before, after, strict=True))
-    return waited / (had + waited)
 
 
 def _gather(

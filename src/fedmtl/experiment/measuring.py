@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -62,7 +62,7 @@ class Measuring:
     pipe: Connection
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """The answer to `open`, `time`, `peak`, `clock`, `facts` or `score`; its error, if that is what comes back."""
+        """The answer to `open`, `time`, `peak`, `waiting`, `facts` or `score`; its error, if that comes back."""
         try:
             self.pipe.send((what, arguments))
             error, answer = self.pipe.recv()
@@ -97,16 +97,27 @@ def _serve(variant: Variant, load: Load, pipe: Connection) -> None:
     """Answer until the other end closes; an interrupt is for who asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened: list[Opened] = []
+    turns: list[tuple[int, int]] = []
 
     def open_with(threads: int | None) -> None:
         opened.clear()
+        turns.clear()
         opened.append(_open(variant, load, threads))
+
+    def time_passes(passes: int) -> list[float]:
+        # Within a block: a process that is woken for it waits for a core first, which no pass has to.
+        before = core_clock()
+        seconds = time_block(opened[0].make_pass, passes)
+        after = core_clock()
+        if before and after:
+            turns.append((after[0] - before[0], after[1] - before[1]))
+        return seconds
 
     answers: dict[str, Callable[..., Any]] = {
         "open": open_with,
-        "time": lambda passes: time_block(opened[0].make_pass, passes),
+        "time": time_passes,
         "peak": peak_bytes,
-        "clock": core_clock,
+        "waiting": lambda: waiting_share(turns),
         "facts": lambda: (opened[0].parameters, opened[0].flops()),
         "score": lambda: opened[0].score(),
     }
@@ -145,6 +156,12 @@ def core_clock() -> tuple[int, int] | None:
     except (OSError, ValueError):
         return None
     return had, waited
+
+
+def waiting_share(turns: Sequence[tuple[int, int]]) -> float | None:
+    """Of the time that a core was wanted, the share in line for it; None where nothing was counted."""
+    had, waited = (sum(turn[place] for turn in turns) for place in (0, 1))
+    return waited / (had + waited) if had + waited else None
 
 
 def timed_task(tasks: dict[str, Task]) -> Task:

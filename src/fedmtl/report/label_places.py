@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Of the style sheet's 11 pixels in a wide sans-serif.
-LETTER, HEIGHT = 6.2, 13.0
+LETTER, HEIGHT = 6.6, 13.0
 GAP = 4.0
 DISTANCES = (0.0, 10.0, 22.0, 36.0, 52.0, 70.0)
 ANGLES = (0, 180, 270, 90, 315, 45, 225, 135)

@@ -127,8 +127,13 @@ def _times(measured: Sequence[Measured], load: Load) -> Html:
         for one in measured
         for own in (one.timings[place],)
     ]
-    head = ("variant", "threads", "median", "95th percentile", "examples a second", "times as fast as the first")
-    return table(f"One pass of {load.batch} x {load.length} tokens", head, rows, class_="study")
+    head = ("variant", "threads", "median", "95th percentile", "examples a second", "times as fast")
+    return table(
+        f"One pass of {load.batch} x {load.length} tokens, and how many times as fast as the first",
+        head,
+        rows,
+        class_="study",
+    )
 
 
 def _costs(measured: Sequence[Measured]) -> Html:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from fedmtl.tasks.metrics import Scores
+if TYPE_CHECKING:
+    from fedmtl.tasks.metrics import Scores
 
 # Two passes over the same text differ by less.
 SAME = 1e-9
