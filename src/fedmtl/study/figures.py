@@ -108,6 +108,6 @@ def residuals(title: str, edges: Sequence[float], counts: Sequence[int]) -> Html
     return bar_chart(frame, bars, title=title, description=f"{count(sum(counts))} residuals.", axis=axis)
 
 
-def write_svg(path: Path, picture: Html) -> None:
-    """A picture as a file that needs nothing else."""
-    single_page.write_svg(path, picture, FIGURE_STYLE)
+def write_svg(path: Path, picture: Html, style: str = "") -> None:
+    """A picture as a file that needs nothing else, in the look of a study's figures and any of its own."""
+    single_page.write_svg(path, picture, FIGURE_STYLE + style)

@@ -11,7 +11,7 @@ from fedmtl import __version__
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.config.yaml_text import write_yaml
-from fedmtl.errors import CannotContinue, ConfigError
+from fedmtl.errors import ConfigError
 from fedmtl.runs import write_atomic
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
@@ -22,6 +22,7 @@ from fedmtl.study.multitask_page import write_study
 from fedmtl.study.multitask_tables import average_of
 from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
+from fedmtl.study.standing import refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
 
@@ -74,13 +75,7 @@ def study_multitask(
         watch(standing)
 
     outcomes = run_grid(folder, cells, at_once, follow, keep)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    if failed:
-        names = ", ".join(outcome.cell for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
-        raise CannotContinue(
-            f"{len(failed)} of {len(outcomes)} cells failed ({names}), the first thus: {failed[0].reason};"
-            f" {folder.page} names all, the same command tries them again"
-        )
+    refuse_failed(folder, outcomes)
     return outcomes
 
 
