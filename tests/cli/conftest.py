@@ -8,6 +8,7 @@ import pytest
 
 from cli.small_runs import MADE, Cli, Result
 from fedmtl.cli import main
+from fedmtl.cli.export import Format, export
 from fedmtl.config.file import load_config
 from fedmtl.experiment.run import start_run
 from small_config import SMALL
@@ -42,3 +43,12 @@ def runs(made_runs: Path, tmp_path: Path) -> Path:
     """The finished runs of `MADE`, where `fedmtl` looks for them; a copy, so that a test may change it."""
     shutil.copytree(made_runs, tmp_path / "runs")
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="session")
+def exported_run(made_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run `demo` with its ONNX file, made once."""
+    folder = tmp_path_factory.mktemp("exported") / "runs" / "demo"
+    shutil.copytree(made_runs / "demo", folder)
+    export(str(folder), Format.onnx)
+    return folder

@@ -7,19 +7,8 @@ import sys
 
 import pytest
 
-from fedmtl.cli.export import Format, export
-
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-
-
-@pytest.fixture(scope="module")
-def exported_run(made_runs, tmp_path_factory):
-    """The run `demo` with its ONNX file, made once."""
-    folder = tmp_path_factory.mktemp("exported") / "runs" / "demo"
-    shutil.copytree(made_runs / "demo", folder)
-    export(str(folder), Format.onnx)
-    return folder
 
 
 @pytest.fixture

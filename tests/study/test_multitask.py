@@ -80,6 +80,16 @@ def test_a_cell_that_fails_is_said_at_the_end_and_on_the_page(study, tmp_path):
     assert "0 of 2 cells are finished, 2 failed" in page
 
 
+def test_only_rows_that_are_named_are_run_and_shown(study, tmp_path):
+    code, _, err = study(*SMALLEST, "--rows", "epoch,random", "--set", "model.server_model=random-1x32")
+    assert code == 0, err
+    folder = tmp_path / "runs/multitask-quick"
+    assert sorted(path.name for path in (folder / "cells").iterdir()) == ["epoch-seed0", "random-seed0"]
+    # 5 has `epoch`, 6 `random` and 7 `epoch`; the others have neither
+    assert sorted(path.name for path in folder.glob("table*.csv")) == ["table5.csv", "table6.csv", "table7.csv"]
+    assert len((folder / "table5.csv").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -87,6 +97,7 @@ def test_a_cell_that_fails_is_said_at_the_end_and_on_the_page(study, tmp_path):
         (Asked(quick=True, seeds=()), "--seeds"),
         (Asked(quick=True, steps=3, epochs=4), "--steps: found 3"),
         (Asked(), "--data: missing"),
+        (Asked(quick=True, rows="nothing*"), "--rows: no setup fits nothing"),
     ],
 )
 def test_what_cannot_be_asked_is_named(tmp_path, asked, words):

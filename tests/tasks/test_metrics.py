@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedmtl.tasks.metrics import (
     RegressionSums,
     Scores,
     averages,
+    constant_score,
     evaluation_fields,
     score,
     sum_predictions,
@@ -363,3 +365,14 @@ class TestAverages:
     def test_without_classifications_there_is_no_classification_mean(self):
         assert averages([STSB], {"stsb": self.scores(pearson=0.5)}) == (0.5, None)
         assert averages([], {}) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    # Three of four are the second label: accuracy 3/4, F1 2 * 3 / (3 + 4), and no correlation.
+    [("accuracy", 0.75), ("f1", 6 / 7), ("matthews", 0.0)],
+)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_commonest_class_has_a_score_in_every_metric(metric, expected, outputs):
+    task = replace(TWO, metric=metric, outputs=outputs)
+    assert constant_score(task, np.array([1, 1, 0, 1])) == pytest.approx(expected)

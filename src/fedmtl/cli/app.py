@@ -18,6 +18,7 @@ from fedmtl.cli.config import config
 from fedmtl.cli.distill import distill
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
+from fedmtl.cli.measure import measure
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.prune import prune
@@ -55,6 +56,7 @@ for command in (
     distill,
     prune,
     quantize,
+    measure,
 ):
     app.command()(command)
 app.add_typer(study)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedmtl.cli.stages import Stages
 from fedmtl.cli.tables import duration, number
+from fedmtl.compress.measure.measured import retention
 
 if TYPE_CHECKING:
     from fedmtl.compress.distill.loop import Update
@@ -28,9 +29,8 @@ def retention_table(teacher: Mapping[str, float | None], student: Mapping[str, f
     """Every task's main metric before and after, and the share that is left."""
     table = Table("task", "teacher", "student", "retention")
     for task, before in teacher.items():
-        after = student[task]
-        share = "" if before is None or after is None or before <= 0 else f"{after / before:.1%}"
-        table.add_row(task, number(before), number(after), share)
+        share = retention(student[task], before)
+        table.add_row(task, number(before), number(student[task]), "" if share is None else f"{share:.1%}")
     return table
 
 

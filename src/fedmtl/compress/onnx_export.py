@@ -51,7 +51,9 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
     if size > MOST_BYTES:
         raise ModelError(f"{saved.encoder.name}: its values take {size / 2**30:.1f} GiB, an ONNX file holds 2 at most")
     model = _trace(graph, [name for name in INPUTS if name in saved.model.accepts])
-    model.metadata_props.update(_metadata(saved, graph.tasks))
+    # Branches share the memory of what they have in common.
+    num_parameters = sum({value.data_ptr(): value.numel() for value in graph.parameters()}.values())
+    model.metadata_props.update(_metadata(saved, graph.tasks, num_parameters))
     import onnx_ir
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -162,10 +164,11 @@ def _once(model: Any) -> Any:
     return model
 
 
-def _metadata(saved: SavedModel, tasks: Sequence[str]) -> dict[str, str]:
+def _metadata(saved: SavedModel, tasks: Sequence[str], num_parameters: int) -> dict[str, str]:
     record = {
         "encoder": Path(saved.encoder.name).name,
         "max_length": saved.max_length,
+        "parameters": num_parameters,
         "tasks": {name: asdict(task) for name, task in saved.tasks.items() if name in tasks},
     }
     return {

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedmtl.compress.onnx_file import OnnxModel, Row, feeds, open_onnx, require, run
+from fedmtl.compress.measure.latency import in_turns, time_block, timing
+from fedmtl.compress.onnx_file import OnnxModel, Row, feeds, made_up_feeds, open_onnx, require, run
 from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables
 from fedmtl.errors import ModelError
 from fedmtl.runs import write_atomic
@@ -179,22 +179,13 @@ def needs_reduced_range() -> bool:
 
 
 def median_times(models: Sequence[OnnxModel], length: int, runs: int = 30) -> list[float]:
-    """Median seconds of one row of that length, first head; in turns, so that what else runs slows all alike."""
-    times: list[list[float]] = [[] for _ in models]
-    for turn in range(runs + 3):
-        for model, taken in zip(models, times, strict=True):
-            seconds = _time(model, length)
-            if turn >= 3:
-                taken.append(seconds)
-    return [statistics.median(taken) for taken in times]
+    """Median seconds of one row of that length, first head, in turns."""
+    taken = list(in_turns([partial(time_block, partial(_one_pass, model, length)) for model in models], runs))[-1]
+    return [timing(1, seconds, 1).median for seconds in taken]
 
 
-def _time(model: OnnxModel, length: int) -> float:
-    ones = np.ones((1, length), dtype=np.int64)
-    given = {name: np.zeros_like(ones) if name == "token_type_ids" else ones for name in model.inputs}
-    start = time.perf_counter()
-    run(model, [next(iter(model.tasks))], given)
-    return time.perf_counter() - start
+def _one_pass(model: OnnxModel, length: int) -> list[np.ndarray]:
+    return run(model, [next(iter(model.tasks))], made_up_feeds(model, 1, length))
 
 
 def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Feeds]) -> float:

@@ -61,14 +61,14 @@ def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
     """Score one task on a labelled file that has the task's columns."""
     known = _task(loaded, task)
-    return _score(loaded, known, labelled_examples(known, path))
+    return score_examples(loaded, known, labelled_examples(known, path))
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
     """Score on the run's own validation examples again."""
     wanted = [_task(loaded, task).name] if task else loaded.tasks
     data = load_tasks(load_config(loaded.run.config))
-    return {name: _score(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
+    return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
 
 
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
@@ -122,7 +122,8 @@ def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
     return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
 
 
-def _score(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
+def score_examples(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
+    """Score one task on examples at hand."""
     with tempfile.TemporaryDirectory() as cache:
         tokenizer = loaded.saved.encoder.tokenizer
         folder, _ = tokenize(task, examples.texts, tokenizer, loaded.saved.max_length, Path(cache))

@@ -35,14 +35,14 @@ def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -
 def evaluate_file(model: OnnxModel, task: str, path: Path) -> Scores:
     """Score one task on a labelled file that has the task's columns."""
     known = _task(model, task)
-    return _score(model, known, labelled_examples(known, path))
+    return score_examples(model, known, labelled_examples(known, path))
 
 
 def evaluate_validation(model: OnnxModel, task: str | None = None) -> dict[str, Scores]:
     """Score on the validation examples of the run in whose folder the file lies."""
     wanted = [_task(model, task).name] if task else list(model.tasks)
     data = load_tasks(load_config(run_of(model.path).config))
-    return {name: _score(model, model.tasks[name], data[name].validation) for name in wanted}
+    return {name: score_examples(model, model.tasks[name], data[name].validation) for name in wanted}
 
 
 def run_of(file: Path) -> RunFolder:
@@ -53,7 +53,8 @@ def run_of(file: Path) -> RunFolder:
     raise FedmtlError(f"{file}: lies in no run's folder, which would name its data; give --task and --file")
 
 
-def _score(model: OnnxModel, task: Task, examples: Examples) -> Scores:
+def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
+    """Score one task on examples at hand."""
     rows = list(zip(*examples.texts, strict=True))
     outputs = compute(model, [task.name], rows)[task.name]
     loss = float(_losses(task, outputs.astype(np.float64), examples.labels).sum())

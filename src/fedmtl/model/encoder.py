@@ -115,12 +115,17 @@ def _position_table(module: nn.Module) -> nn.Embedding | None:
     return None
 
 
-def _check_length(module: nn.Module, config: ModelConfig) -> None:
+def most_positions(module: nn.Module) -> int | None:
+    """How many tokens a text may have; None where positions are computed."""
     table = _position_table(module)
     if table is None:
-        return
-    limit = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-    if config.max_length > limit:
+        return None
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
+
+def _check_length(module: nn.Module, config: ModelConfig) -> None:
+    limit = most_positions(module)
+    if limit is not None and config.max_length > limit:
         raise ModelError(
             f"model.max_length: found {config.max_length}, but {config.server_model} has {limit} positions; "
             f"write `max_length: {limit}` or less"

@@ -17,29 +17,40 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.config import Config
-from fedmtl.engines.imports import worker_imports
+from fedmtl.engines.imports import ENCODER_CODE, ENGINE, worker_imports
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import FedmtlError
 from fedmtl.runs import RunFolder
+from fedmtl.study.derived import Derivation, derive
 
 BROKEN = 70
+MAKING = (ENGINE, ENCODER_CODE, "fedmtl.compress.distill.run", "fedmtl.compress.prune")
 # What a study's process is given to end its run after the last whole round.
 FAREWELL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that is made of another one of the folder `cells`."""
+
+    derivation: Derivation
+    cells: Path
+    is_alone: bool
 
 
 @dataclass(frozen=True)
 class CellWork:
     """A run to be started, or gone on with where its folder is there, and the file that takes what it says."""
 
-    config: Config
+    does: Config | Made
     name: str
     log: Path
 
 
-def load_once(configs: Iterable[Config]) -> None:
+def load_once(works: Iterable[Config | Made]) -> None:
     """Let all that these runs import be imported in one process, from which those of the cells are forked."""
-    imports = dict.fromkeys(name for config in configs for name in worker_imports(config))
-    warm_up(("fedmtl.experiment.run", *imports))
+    names = (name for work in works for name in (MAKING if isinstance(work, Made) else worker_imports(work)))
+    warm_up(("fedmtl.experiment.run", *dict.fromkeys(names)))
 
 
 @dataclass(frozen=True)
@@ -114,11 +125,14 @@ def _run(work: CellWork) -> None:
     from fedmtl.experiment.run import resume_run, start_run
 
     torch.set_num_threads(1)
-    run = RunFolder(Path(work.config.output) / work.name)
+    if isinstance(work.does, Made):
+        derive(work.does.derivation, work.does.cells, work.name, is_alone=work.does.is_alone)
+        return
+    run = RunFolder(Path(work.does.output) / work.name)
     if run.config.exists():
         resume_run(run)
     else:
-        start_run(work.config, work.name)
+        start_run(work.does, work.name)
 
 
 def _speak_into(log: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedmtl.report import single_page
 from fedmtl.report.bar_chart import Bar, bar_chart, bar_range
 from fedmtl.report.formats import count, score
 from fedmtl.report.markup import Html, join, tag
 from fedmtl.report.scales import Frame, padded, svg, x_axis, y_axis
-from fedmtl.report.style import STYLE
-from fedmtl.runs import write_atomic
 
 COLOURS = 7
 FIGURE_STYLE = """
@@ -109,9 +108,6 @@ def residuals(title: str, edges: Sequence[float], counts: Sequence[int]) -> Html
     return bar_chart(frame, bars, title=title, description=f"{count(sum(counts))} residuals.", axis=axis)
 
 
-def write_svg(path: Path, picture: Html) -> None:
-    """A picture as a file that needs nothing else."""
-    style = tag("style", Html(STYLE + FIGURE_STYLE + "svg { background: var(--paper) }"))
-    opened = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    at = opened.index(">") + 1
-    write_atomic(path, f"{opened[:at]}{style}{opened[at:]}\n".encode())
+def write_svg(path: Path, picture: Html, style: str = "") -> None:
+    """A picture as a file that needs nothing else, in the look of a study's figures and any of its own."""
+    single_page.write_svg(path, picture, FIGURE_STYLE + style)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
@@ -28,6 +30,11 @@ class StudyFolder:
     @property
     def cells(self) -> Path:
         return self.path / "cells"
+
+    @property
+    def made(self) -> Path:
+        """Of every cell that is made of another one, how."""
+        return self.path / "made"
 
     @property
     def logs(self) -> Path:
@@ -71,16 +78,25 @@ def find_difference(run: RunFolder, wanted: Config) -> str | None:
 
     Where it computes and where it lies do not change what a run comes to.
     """
-    found, asked = (_flat(config) for config in (load_config(run.config), wanted))
+    return first_difference(*(_deciding(config) for config in (load_config(run.config), wanted)))
+
+
+def first_difference(found: Mapping[str, object], asked: Mapping[str, object]) -> str | None:
+    """In words, by the whole key of a value; None where all are equal."""
+    found, asked = _flat(found), _flat(asked)
     for key in dict.fromkeys([*found, *asked]):
         if found.get(key) != asked.get(key):
             return f"{key} was {found.get(key)} and is now {asked.get(key)}"
     return None
 
 
-def _flat(config: Config) -> dict[str, object]:
+def _deciding(config: Config) -> dict[str, Any]:
     values = config.model_dump(exclude={"compute", "output"})
     values["data"].pop("cache")
+    return values
+
+
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     stack: list[tuple[str, object]] = list(values.items())
     while stack:

@@ -1,11 +1,14 @@
-"""A grid of runs: every cell is a run folder; what is finished is left alone, what was begun goes on."""
+"""A grid of runs: every cell is a run folder; what is finished is left alone, what was begun goes on.
+
+A cell may need others: one that it is made of, or whose folder its config names. It waits for them.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -18,10 +21,11 @@ from fedmtl.engines.num_workers import GPU
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.runs import RunFolder
-from fedmtl.study.cell_process import CellProcess, CellWork, end_cells, last_word, load_once, start_cell
+from fedmtl.study.cell_process import CellProcess, CellWork, Made, end_cells, last_word, load_once, start_cell
+from fedmtl.study.derived import Derivation, Distillation, Pruning, find_other_making, note_making
 from fedmtl.study.folder import StudyFolder, find_difference, is_done
 from fedmtl.study.pace import Paced, seconds_left
-from fedmtl.study.record import Keep, settle
+from fedmtl.study.record import Keep, has_weights, settle
 
 Status = Literal["done", "kept", "failed"]
 POLL_SECONDS = 1.0
@@ -30,11 +34,16 @@ MOST_ON_GPU = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study: its name, its whole config as YAML would give it, and its work in any unit."""
+    """One run of a study: its name, its whole config as YAML would give it, and its work in any unit.
+
+    Instead of a config it may have how it is made of another run. `after` names the cells it needs: they are done when
+    it begins, and their weights are there.
+    """
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] | Derivation
     work: float = 1.0
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,8 @@ class _Stop(BaseException):
 @dataclass(frozen=True)
 class _Ready:
     cell: Cell
-    config: Config
+    does: Config | Made
+    num_rounds: int
 
 
 @dataclass(frozen=True)
@@ -98,12 +108,14 @@ def run_grid(
     at_once: int,
     watch: Callable[[Standing], None] = lambda standing: None,
     keep: Keep = "models",
+    needed: Collection[str] = (),
 ) -> list[Outcome]:
-    """Bring every cell to its end, `at_once` processes at a time; a cell that fails costs only itself.
+    """Bring every cell to its end, `at_once` processes at a time; one that fails costs itself and what needs it.
 
     A cell whose folder was made with other settings is an error before anything runs: its results are the user's.
+    Whatever `keep` says, the models of the cells that are `needed` afterwards stay.
     """
-    grid = _Grid(folder, cells, at_once, watch, keep)
+    grid = _Grid(folder, cells, at_once, watch, keep, needed)
     with _ending_all(grid.open):
         grid.run()
     return [grid.outcomes[cell.name] for cell in cells]
@@ -119,30 +131,36 @@ class _Grid:
         at_once: int,
         watch: Callable[[Standing], None],
         keep: Keep,
+        needed: Collection[str],
     ) -> None:
-        assert len({cell.name for cell in cells}) == len(cells), "a cell's name is its folder"
+        names = {cell.name for cell in cells}
+        assert len(names) == len(cells), "a cell's name is its folder"
+        assert all(set(cell.after) <= names for cell in cells), "a cell waits for cells of its grid"
         self.folder, self.cells, self.at_once = folder, cells, at_once
-        self.watch, self.keep = watch, keep
+        self.watch, self.keep, self.needed = watch, keep, needed
         self.outcomes: dict[str, Outcome] = {}
         self.open: dict[str, _Open] = {}
         self.waiting: list[_Ready] = []
         for cell in cells:
             self._sort(cell)
+        for cell in cells:
+            self._settle(cell.name)
 
     def run(self) -> None:
         self.folder.logs.mkdir(parents=True, exist_ok=True)
-        load_once(ready.config for ready in self.waiting)
+        load_once(ready.does for ready in self.waiting)
         self.watch(self.standing())
         while self.waiting or self.open:
-            while self.waiting and len(self.open) < self.at_once:
-                self._start(self.waiting.pop(0))
+            self._start_ready()
+            if not self.open:
+                continue
             wait([one.process.sentinel for one in self.open.values()], timeout=POLL_SECONDS)
             for one in [one for one in self.open.values() if not one.process.is_alive()]:
                 self._close(one)
             self.watch(self.standing())
 
     def standing(self) -> Standing:
-        running = {name: _share(self.folder.cell(name), one.ready.config) for name, one in self.open.items()}
+        running = {name: _share(self.folder.cell(name), one.ready.num_rounds) for name, one in self.open.items()}
         paced = [self._paced(cell, running.get(cell.name, 0.0)) for cell in self.cells]
         return Standing(len(self.cells), tuple(self.outcomes.values()), running, seconds_left(paced, self.at_once))
 
@@ -157,12 +175,12 @@ class _Grid:
     def _sort(self, cell: Cell) -> None:
         run = self.folder.cell(cell.name)
         try:
-            config = config_from({**cell.settings, "output": str(self.folder.cells)})
+            ready = self._ready(cell)
         except ConfigError as error:
             self.outcomes[cell.name] = Outcome(cell.name, "failed", str(error))
             return
         if run.config.exists():
-            difference = find_difference(run, config)
+            difference = self._difference(run, ready)
             if difference:
                 raise ConfigError(
                     f"{run.path}: was made with other settings: {difference}; give the study another --name,"
@@ -171,14 +189,51 @@ class _Grid:
         else:
             shutil.rmtree(run.path, ignore_errors=True)  # Killed before it had begun.
         if is_done(run):
-            settle(run, self.at_once, self.keep)
             self.outcomes[cell.name] = Outcome(cell.name, "kept")
         else:
-            self.waiting.append(_Ready(cell, _shared_machine(config) if self.at_once > 1 else config))
+            self.waiting.append(ready)
+
+    def _ready(self, cell: Cell) -> _Ready:
+        if isinstance(cell.settings, Distillation | Pruning):
+            made = Made(cell.settings, self.folder.cells, is_alone=self.at_once == 1)
+            return _Ready(cell, made, cell.settings.num_rounds)
+        config = config_from({**cell.settings, "output": str(self.folder.cells)})
+        return _Ready(cell, _shared_machine(config) if self.at_once > 1 else config, config.training.num_rounds)
+
+    def _difference(self, run: RunFolder, ready: _Ready) -> str | None:
+        if isinstance(ready.does, Made):
+            return find_other_making(self.folder, run.name, ready.does.derivation)
+        return find_difference(run, ready.does)
+
+    def _start_ready(self) -> None:
+        """Begin cells that wait for nothing, in their order; those that need a failed one fail with it."""
+        for ready in list(self.waiting):
+            ends = [self.outcomes.get(name) for name in ready.cell.after]
+            lack = next((words for end in ends if end is not None and (words := self._lack(end))), None)
+            if lack is not None:
+                self.waiting.remove(ready)
+                self.outcomes[ready.cell.name] = Outcome(ready.cell.name, "failed", lack)
+                for name in ready.cell.after:
+                    self._settle(name)
+            elif None not in ends and len(self.open) < self.at_once:
+                self.waiting.remove(ready)
+                self._start(ready)
+
+    def _lack(self, needed: Outcome) -> str | None:
+        """Why nothing can be made of an ended cell, in words; None where it can."""
+        if needed.status == "failed":
+            return f"it needs {needed.cell}, which failed: {needed.reason}"
+        run = self.folder.cell(needed.cell)
+        if not has_weights(run):
+            return f"it needs {needed.cell}, whose weights were removed; remove {run.path} to train it again"
+        return None
 
     def _start(self, ready: _Ready) -> None:
         name = ready.cell.name
-        started = start_cell(CellWork(ready.config, name, self.folder.logs / f"{name}.log"))
+        if isinstance(ready.does, Made):
+            # Before its folder is there: a folder without its note would be one of unknown settings.
+            note_making(self.folder, name, ready.does.derivation)
+        started = start_cell(CellWork(ready.does, name, self.folder.logs / f"{name}.log"))
         self.open[name] = _Open(ready, started, time.monotonic())
 
     def _close(self, one: _Open) -> None:
@@ -187,13 +242,23 @@ class _Grid:
         seconds = time.monotonic() - one.started
         run = self.folder.cell(name)
         if one.process.exitcode == 0 and is_done(run):
-            settle(run, self.at_once, self.keep)
             self.outcomes[name] = Outcome(name, "done", seconds=seconds)
         else:
             said = last_word(self.folder.logs / f"{name}.log")
             reason = said or f"its process ended with code {one.process.exitcode}"
             self.outcomes[name] = Outcome(name, "failed", reason, seconds)
         del self.open[name]
+        for settled in (name, *one.ready.cell.after):
+            self._settle(settled)
+
+    def _settle(self, name: str) -> None:
+        """Remove of a finished cell what nobody asked for; its model stays while others wait for it."""
+        ended = self.outcomes.get(name)
+        if ended is None or ended.status == "failed":
+            return
+        left = (*self.waiting, *(one.ready for one in self.open.values()))
+        is_needed = name in self.needed or any(name in ready.cell.after for ready in left)
+        settle(self.folder.cell(name), self.at_once, "models" if is_needed and self.keep == "scores" else self.keep)
 
 
 def suitable_at_once(clients: int) -> int:
@@ -222,10 +287,10 @@ def _shared_machine(config: Config) -> Config:
     return config.model_copy(update={"compute": config.compute.model_copy(update={"workers": 0})})
 
 
-def _share(run: RunFolder, config: Config) -> float:
+def _share(run: RunFolder, num_rounds: int) -> float:
     """Which part of its rounds an open cell has behind it, by counting lines: reading all events takes longer."""
-    if not run.events.exists() or not config.training.num_rounds:
+    if not run.events.exists() or not num_rounds:
         return 0.0
     # Round 0 is before training.
     rounds = run.events.read_bytes().count(b'{"event": "round"') - 1
-    return min(1.0, max(0, rounds) / config.training.num_rounds)
+    return min(1.0, max(0, rounds) / num_rounds)

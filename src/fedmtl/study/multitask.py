@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedmtl import __version__
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.config.yaml_text import write_yaml
-from fedmtl.errors import CannotContinue, ConfigError
+from fedmtl.errors import ConfigError
 from fedmtl.runs import write_atomic
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
@@ -21,7 +20,9 @@ from fedmtl.study.multitask_cells import NEVER, TASKS, Row, Settings, Setup, mer
 from fedmtl.study.multitask_data import write_embedded, write_sentiment
 from fedmtl.study.multitask_page import write_study
 from fedmtl.study.multitask_tables import average_of
+from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
+from fedmtl.study.standing import refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
 
@@ -39,6 +40,7 @@ class Asked:
     tables: tuple[int, ...] = TABLES
     seeds: tuple[int, ...] = (0,)
     seed_rows: str = "*"
+    rows: str = "*"
     epochs: int = 100
     steps: int = 30_000
     batch_size: int = 16
@@ -58,7 +60,7 @@ def study_multitask(
     Cells that failed are an error at the end, when all others have their numbers.
     """
     _check(asked)
-    wanted = rows(asked.tables, has_cfimdb=asked.cfimdb)
+    wanted = wanted_rows(asked)
     base = base_settings(folder, asked)
     cells = make_cells(asked, base, wanted, sentiment_source(folder, asked, base))
     about = {"study": "multitask", "version": __version__, **asdict(asked), "cells_at_once": at_once}
@@ -73,13 +75,7 @@ def study_multitask(
         watch(standing)
 
     outcomes = run_grid(folder, cells, at_once, follow, keep)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    if failed:
-        names = ", ".join(outcome.cell for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
-        raise CannotContinue(
-            f"{len(failed)} of {len(outcomes)} cells failed ({names}), the first thus: {failed[0].reason};"
-            f" {folder.page} names all, the same command tries them again"
-        )
+    refuse_failed(folder, outcomes)
     return outcomes
 
 
@@ -93,6 +89,17 @@ def _check(asked: Asked) -> None:
         raise ConfigError(f"--steps: found {asked.steps}, fewer than the {asked.epochs} of --epochs; write more")
     if asked.data is None and not asked.quick:
         raise ConfigError("--data: missing; name a folder with sst5, qqp, stsb and cfimdb, or write --quick")
+
+
+def wanted_rows(asked: Asked) -> dict[int, list[Row]]:
+    """The rows that are asked for, by table; a table that has none of them is left out."""
+    every = rows(asked.tables, has_cfimdb=asked.cfimdb)
+    named = {number: [row for row in listed if fits(row.setup, asked.rows)] for number, listed in every.items()}
+    found = {number: listed for number, listed in named.items() if listed}
+    if not found:
+        known = ", ".join(dict.fromkeys(row.setup for listed in every.values() for row in listed))
+        raise ConfigError(f"--rows: no setup fits {asked.rows}; these tables have {known}")
+    return found
 
 
 def base_settings(folder: StudyFolder, asked: Asked) -> Settings:
@@ -144,8 +151,7 @@ def make_cells(
 
 def seeds_of(asked: Asked, setup: str) -> tuple[int, ...]:
     """The seeds a setup runs with: all where its name fits one of `seed_rows`, else the first alone."""
-    fits = any(fnmatch.fnmatchcase(setup, pattern.strip()) for pattern in asked.seed_rows.split(","))
-    return asked.seeds if fits else asked.seeds[:1]
+    return asked.seeds if fits(setup, asked.seed_rows) else asked.seeds[:1]
 
 
 def cell_name(setup: str, seed: int) -> str:

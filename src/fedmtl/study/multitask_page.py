@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from fedmtl.config.yaml_text import write_yaml
-from fedmtl.report.formats import duration, score
+from fedmtl.report.formats import score
 from fedmtl.report.markup import Html, notes, tag
 from fedmtl.runs import write_atomic
 from fedmtl.study.figures import FIGURE_STYLE, confusion, curves, residuals, write_svg
@@ -20,6 +20,7 @@ from fedmtl.study.measures import Measured
 from fedmtl.study.multitask_cells import SMART, TASKS, Row
 from fedmtl.study.multitask_tables import Results, make_table
 from fedmtl.study.page import TABLE_STYLE, study_page
+from fedmtl.study.standing import failure_words, standing_words
 from fedmtl.study.tables import to_csv, to_html, to_markdown
 
 GUIDE = (
@@ -47,8 +48,8 @@ def write_study(
     pictures = make_figures(wanted, results)
     for name, (_, picture) in pictures.items():
         write_svg(folder.figures / f"{name}.svg", picture)
-    opening = f"{_asked(about)} {_standing(standing)}"
-    failures = _failures(standing)
+    opening = f"{_asked(about)} {standing_words(standing)}"
+    failures = failure_words(standing)
     parts = [f"{opening}\n", f"{_plain(GUIDE)}\n", *map(to_markdown, tables.values())]
     write_atomic(folder.markdown, "\n".join([*parts, *(f"* {line}" for line in failures)]).encode())
     shown = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
@@ -76,17 +77,6 @@ def _asked(about: Mapping[str, Any]) -> str:
     data = "embedded, synthetic texts in miniature" if about["quick"] else about["data"]
     seeds = ", ".join(map(str, about["seeds"]))
     return f"Encoder {about['encoder']} on {data}; seeds {seeds}."
-
-
-def _standing(standing: Standing) -> str:
-    ended = len(standing.outcomes) - len(standing.failed)
-    left = f", about {duration(standing.seconds_left)} left" if standing.seconds_left else ""
-    failed = f", {len(standing.failed)} failed" if standing.failed else ""
-    return f"{ended} of {standing.total} cells are finished{failed}{left}."
-
-
-def _failures(standing: Standing) -> list[str]:
-    return [f"{outcome.cell} failed: {outcome.reason}" for outcome in standing.failed]
 
 
 def cells_csv(results: Results) -> str:

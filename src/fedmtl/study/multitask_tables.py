@@ -59,7 +59,12 @@ def make_table(number: int, rows: Sequence[Row], results: Results, tasks: Tasks)
     columns.append((Column("device", "device", "words"), None))
     made = [_row(row, columns, results.get(row.setup, ()), PRINTED[number].get(row.report or "")) for row in rows]
     if number == 5:
-        made += [_own_tasks(words, setups, columns, results, tasks) for words, setups in OWN_TASKS.items()]
+        shown = {row.setup for row in rows}
+        made += [
+            _own_tasks(words, setups, columns, results, tasks)
+            for words, setups in OWN_TASKS.items()
+            if shown.issuperset(setups)
+        ]
     return Table(
         f"table{number}",
         TITLES[number],

@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from fedmtl.report.markup import Html, tag
-from fedmtl.report.style import STYLE
+from fedmtl.report.single_page import TABLE_STYLE, single_page
 
-# Tables of a study are wide: each row is one line, and the box scrolls where the window is narrow.
-TABLE_STYLE = """
-main.broad { max-width: 96rem }
-.study th, .study td { white-space: nowrap; padding-right: .9rem } .study tbody th { max-width: none }
-.study { font-size: .84rem } .study td small { white-space: nowrap }
-.study thead th { white-space: normal; max-width: 9rem }
-"""
+__all__ = ["TABLE_STYLE", "study_page"]
 
-
-def study_page(title: str, *content: object, style: str = "", class_: str | None = None) -> str:
-    """The page of these parts; the same parts give the same text."""
-    # The browser itself then refuses anything that is not in this file.
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("title", title),
-        tag("style", Html(STYLE + style)),
-    )
-    return f"<!doctype html>\n{tag('html', head, tag('body', tag('main', *content, class_=class_)), lang='en')}\n"
+study_page = single_page

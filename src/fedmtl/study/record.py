@@ -28,6 +28,13 @@ def settle(run: RunFolder, at_once: int, keep: Keep) -> None:
             shutil.rmtree(part, ignore_errors=True)
     if keep == "scores":
         (run.model / _WEIGHTS).unlink(missing_ok=True)
+        for copied in ("encoder", "cut"):
+            shutil.rmtree(run.path / copied, ignore_errors=True)
+
+
+def has_weights(run: RunFolder) -> bool:
+    """Whether another cell can still be made of it."""
+    return (run.model / _WEIGHTS).exists()
 
 
 def record_path(run: RunFolder) -> Path:

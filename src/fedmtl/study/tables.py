@@ -12,7 +12,7 @@ from fedmtl.report import formats
 from fedmtl.report.markup import Html, join, notes, table, tag
 from fedmtl.study.measures import Spread
 
-Kind = Literal["words", "score", "number", "count", "bytes", "seconds"]
+Kind = Literal["words", "score", "number", "count", "bytes", "seconds", "percent"]
 Value = Spread | str | None
 
 _WORDS = {
@@ -21,6 +21,7 @@ _WORDS = {
     "count": formats.count,
     "bytes": formats.size,
     "seconds": formats.duration,
+    "percent": formats.percent,
 }
 _COUNTED = ("count", "bytes")
 

@@ -25,6 +25,7 @@ __all__ = [
     "Scores",
     "Sums",
     "averages",
+    "constant_score",
     "evaluation_fields",
     "score",
     "sum_predictions",
@@ -84,6 +85,18 @@ def averages(tasks: Sequence[Task], scores: Mapping[str, Scores]) -> tuple[float
     main = [(task, task.metric) for task in counted]
     accuracy = [(task, "accuracy") for task in counted if not task.is_regression]
     return _mean(main, scores), _mean(accuracy, scores)
+
+
+def constant_score(task: Task, labels: np.ndarray) -> float:
+    """The main metric of an answer that is always the commonest class; 0 where that, as a score's, is undefined."""
+    if task.is_regression or not len(labels):
+        return 0.0
+    commonest = int(np.bincount(labels, minlength=len(task.labels)).argmax())
+    outputs = np.zeros((len(labels), len(task.labels)), dtype=np.float32)
+    outputs[:, commonest] = 1.0
+    # One logit stands for (0, z).
+    given = outputs[:, 1:] - outputs[:, :1] if task.outputs == 1 else outputs
+    return score(task, sum_predictions(task, given, labels, 0.0, False)).metrics[task.metric] or 0.0
 
 
 def evaluation_fields(task: Task, sums: Sums) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What one model costs: its size, its work and its time."""

@@ -1,0 +1,119 @@
+"""Size, latency and accuracy of all variants in one picture: left is fast, up is good, small is small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedmtl.compress.measure.measured import Load, Measured, Teacher, mean, retentions
+
+from .formats import score, size
+from .label_places import Box, Dot, place_labels
+from .markup import Html, join, tag
+from .scales import Frame, padded, svg, y_axis
+
+COLOURS = 7
+LARGEST, SMALLEST = 20.0, 3.0
+LABEL_GAP = 40.0
+PLOT_STYLE = """
+.variant { fill: var(--c); fill-opacity: .55; stroke: var(--c); stroke-width: 1.2 }
+.leader { stroke: var(--quiet); stroke-width: .7 } svg text.label { fill: var(--ink) }
+"""
+
+
+def variants_plot(measured: Sequence[Measured], load: Load, teacher: Teacher | None) -> Html:
+    """Latency across, mean retention or else mean score up, size as area; empty where nothing was scored."""
+    values, words = heights(measured, teacher)
+    shown = [(one, value) for one, value in zip(measured, values, strict=True) if value is not None]
+    if not shown:
+        return Html()
+    frame = _frame(shown, 2.0 if "%" in words else 0.02)
+    largest = max(one.bytes for one, _ in shown)
+    dots = [
+        Dot(
+            frame.across(math.log10(1e3 * one.timings[0].median)),
+            frame.up(value),
+            max(SMALLEST, LARGEST * math.sqrt(one.bytes / largest)),
+            one.variant.name,
+        )
+        for one, value in shown
+    ]
+    inside = Box(frame.left, frame.top - 8, frame.edge, frame.floor)
+    boxes = place_labels(dots, inside)
+    families = list(dict.fromkeys(_family(one) for one, _ in shown))
+    colours = [f"class{families.index(_family(one)) % COLOURS}" for one, _ in shown]
+    # Large ones first, so that none hides another.
+    order = sorted(range(len(dots)), key=lambda number: -dots[number].radius)
+    threads = load.threads[0]
+    axis = f"milliseconds for {load.batch} x {load.length} tokens, {threads} {'thread' if threads == 1 else 'threads'}"
+    return svg(
+        frame,
+        "Size, latency and accuracy",
+        "; ".join(_told(one, value, words) for one, value in shown),
+        y_axis(frame, target=5),
+        _log_axis(frame, axis),
+        tag("text", f"{words}; the area of a dot is the size", class_="name", x=frame.left, y=frame.top - 14),
+        *(_drawn(dots[n], colours[n], _told(*shown[n], words)) for n in order),
+        *(_label(dot, box) for dot, box in zip(dots, boxes, strict=True)),
+    )
+
+
+def heights(measured: Sequence[Measured], teacher: Teacher | None) -> tuple[list[float | None], str]:
+    """Each one's mean retention in percent where all have one, otherwise its mean score; and what that is called."""
+    if teacher is not None:
+        kept = [mean(retentions(one, teacher)) for one in measured]
+        if all(value is not None for value in kept):
+            return [None if value is None else 100 * value for value in kept], f"mean retention, % of {teacher.name}"
+    return [mean(one.main_scores) for one in measured], "mean score"
+
+
+def _frame(shown: Sequence[tuple[Measured, float]], smallest_span: float) -> Frame:
+    exponents = [math.log10(1e3 * one.timings[0].median) for one, _ in shown]
+    low, high = padded((value for _, value in shown), smallest_span)
+    air = 0.1 * (high - low)
+    left, right = min(exponents), max(exponents)
+    # Room for half a name on both sides.
+    side = max(0.14 * (right - left), 0.15)
+    return Frame((left - side, right + side), (low - air, high + air), 720, 400, 44, 24, 34, 38)
+
+
+def _family(one: Measured) -> str:
+    """Variants of one run have one colour."""
+    return one.variant.name.partition("/")[0]
+
+
+def _told(one: Measured, value: float, words: str) -> str:
+    height = f"{value:.1f}" if "%" in words else score(value)
+    return f"{one.variant.name}: {1e3 * one.timings[0].median:.3g} ms, {size(one.bytes)}, {words} {height}"
+
+
+def _drawn(dot: Dot, colour: str, words: str) -> Html:
+    circle = tag("circle", tag("title", words), class_="variant", cx=dot.x, cy=dot.y, r=dot.radius)
+    return tag("g", circle, class_=colour)
+
+
+def _label(dot: Dot, box: Box) -> Html:
+    text = tag("text", dot.name, class_="x label", x=(box.left + box.right) / 2, y=box.bottom - 3)
+    # From the dot to the nearest point of the name, where that is not just beside it.
+    x, y = min(max(dot.x, box.left), box.right), min(max(dot.y, box.top), box.bottom)
+    distance = math.hypot(x - dot.x, y - dot.y)
+    if distance < dot.radius + 9:
+        return text
+    share = dot.radius / distance
+    start = (dot.x + share * (x - dot.x), dot.y + share * (y - dot.y))
+    return join((tag("line", class_="leader", x1=start[0], y1=start[1], x2=x, y2=y), text))
+
+
+def _log_axis(frame: Frame, words: str) -> Html:
+    """Steps of 1, 2 and 5, as many as have room."""
+    low, high = frame.x
+    shown: list[float] = []
+    for at in (factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)):
+        place = frame.across(math.log10(at))
+        is_free = not shown or place - frame.across(math.log10(shown[-1])) >= LABEL_GAP
+        if low <= math.log10(at) <= high and is_free:
+            shown.append(at)
+    marks = (tag("text", f"{at:g}", class_="x", x=frame.across(math.log10(at)), y=frame.floor + 14) for at in shown)
+    name = tag("text", words, class_="x name", x=(frame.left + frame.edge) / 2, y=frame.height - 5)
+    floor = tag("line", class_="axis", x1=frame.left, x2=frame.edge, y1=frame.floor, y2=frame.floor)
+    return join((floor, *marks, name))

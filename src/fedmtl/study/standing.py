@@ -1,0 +1,34 @@
+"""How far a grid is, in words, and what is said at the end of cells that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedmtl.errors import CannotContinue
+from fedmtl.report.formats import duration
+from fedmtl.study.folder import StudyFolder
+from fedmtl.study.grid import Outcome, Standing
+
+
+def standing_words(standing: Standing) -> str:
+    """How many cells are finished and failed, and the time left."""
+    ended = len(standing.outcomes) - len(standing.failed)
+    left = f", about {duration(standing.seconds_left)} left" if standing.seconds_left else ""
+    failed = f", {len(standing.failed)} failed" if standing.failed else ""
+    return f"{ended} of {standing.total} cells are finished{failed}{left}."
+
+
+def failure_words(standing: Standing) -> list[str]:
+    """A line for every cell that failed."""
+    return [f"{outcome.cell} failed: {outcome.reason}" for outcome in standing.failed]
+
+
+def refuse_failed(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:
+    """Raise where cells failed, when all others have their numbers."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        names = ", ".join(outcome.cell for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        raise CannotContinue(
+            f"{len(failed)} of {len(outcomes)} cells failed ({names}), the first thus: {failed[0].reason};"
+            f" {folder.page} names all, the same command tries them again"
+        )
