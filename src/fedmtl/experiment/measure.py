@@ -67,8 +67,9 @@ def measure(
     try:
         measuring += (start_measuring(variant, load) for variant in variants)
         timings, peaks = _time(measuring, load, repeats, watch)
+        stage = "scoring" if scores else "counting"
         return [
-            _gather(one, timings[place], peaks[place], scores, partial(watch, "scoring", place / len(measuring)))
+            _gather(one, timings[place], peaks[place], scores, partial(watch, stage, place / len(measuring)))
             for place, one in enumerate(measuring)
         ]
     finally:
