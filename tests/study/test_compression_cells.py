@@ -19,7 +19,17 @@ def test_the_grid_has_every_student_once():
     assert len(listed[1]) == 1 + 2 * (6 + 3) + 1
     assert len(listed[3]) == 9
     assert listed[4][:2] == ["3x384-uniform-teacher", "3x384-uniform-teacher-augmented"]
-    assert listed[5] == ["whole", "prune-20", "prune-40", "prune-60", "ffn-25", "ffn-50", "layers-2", "layers-3"]
+    assert listed[5] == [
+        "whole",
+        "prune-20",
+        "prune-40",
+        "prune-60",
+        "ffn-25",
+        "ffn-50",
+        "heads-50",
+        "layers-2",
+        "layers-3",
+    ]
     assert listed[7] == ["single-sst2", "single-sst2-3x384", "single-rte", "single-rte-3x384"]
     # a setup stands after the one it is made of
     names = list(every)

@@ -143,6 +143,7 @@ def _stages(shapes: Shapes, common: DistillSettings) -> dict[str, Setup]:
 def _pruned(shapes: Shapes) -> dict[str, Setup]:
     cuts = {f"prune-{amount * 100:.0f}": (f"{amount:.0%} of linear weights", Cut(amount=amount)) for amount in AMOUNTS}
     cuts |= {f"ffn-{share * 100:.0f}": (f"{share:.0%} of feed-forward neurons", Cut(ffn=share)) for share in NEURONS}
+    cuts |= {"heads-50": ("50% of attention heads", Cut(heads=0.5))}
     cuts |= {
         f"layers-{number}": (f"{number} {'layer' if number == 1 else 'layers'} off the top", Cut(layers=number))
         for number in shapes.layers_off
@@ -173,7 +174,15 @@ def rows(every: Mapping[str, Setup], shapes: Shapes) -> dict[int, list[str]]:
     pairs = [part for name in plain for part in (name, f"{name}{AUGMENTED}") if f"{name}{AUGMENTED}" in every]
     return {
         1: [TEACHER, *taught],
-        2: [TEACHER, compared, f"{shapes.small}-uniform", "prune-20", "ffn-50", f"layers-{shapes.layers_off[0]}"],
+        2: [
+            TEACHER,
+            compared,
+            f"{shapes.small}-uniform",
+            "prune-20",
+            "ffn-50",
+            "heads-50",
+            f"layers-{shapes.layers_off[0]}",
+        ],
         3: [name for name in plain if name != "tiny"],
         4: pairs,
         5: [name for name, setup in every.items() if name == WHOLE or setup.cut is not None],

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """What pruning takes out: a share of the weights, of the feed-forward neurons, and whole layers from the top."""
+    """What pruning takes out: a share of the weights, of each layer's neurons and heads, and whole layers."""
 
     amount: float = 0.0
     ffn: float = 0.0
     layers: int = 0
+    heads: float = 0.0
 
 
 @dataclass(frozen=True)
