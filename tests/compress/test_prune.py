@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
-from fedmtl.compress.prune import Wanted, prune_run
+from fedmtl.compress.prune import prune_run
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.inference import load_run
@@ -24,7 +25,7 @@ def finished(make_config):
 
 
 def test_a_pruned_run_goes_on_from_the_model_for_so_many_epochs(finished):
-    config = prune_run(finished, Wanted(amount=0.3), 3, ["training.learning_rate=2e-3"]).config
+    config = prune_run(finished, Cut(amount=0.3), 3, ["training.learning_rate=2e-3"]).config
     training = config.training
     assert (training.num_rounds, training.local_epochs, training.learning_rate) == (3, 1, 2e-3)
     # Thirds of it before every epoch, so that what is left trains after the last.
@@ -38,7 +39,7 @@ def test_a_pruned_run_goes_on_from_the_model_for_so_many_epochs(finished):
 
 
 def test_a_cut_run_has_a_smaller_encoder_and_trains(finished):
-    pruned = prune_run(finished, Wanted(ffn=0.5, layers=1), 1)
+    pruned = prune_run(finished, Cut(ffn=0.5, layers=1), 1)
     assert pruned.parameters[1] < pruned.parameters[0]
     # The rule of the layer that is gone would match nothing.
     assert pruned.config.sharing.rules == [{"heads.*": "task"}, {"*": "all"}]
@@ -59,7 +60,7 @@ def fewer_heads(tmp_path_factory):
         "tasks={sentiment: {train_samples: 24, val_samples: 12}}", f"output={tmp_path_factory.mktemp('runs')}",
     )  # fmt: skip
     first = start_run(load_config(None, [*SMALL, *told]), "first")
-    pruned = prune_run(first, Wanted(heads=0.5, ffn=0.5, amount=0.2), 2, ["checkpoint.every=1"])
+    pruned = prune_run(first, Cut(heads=0.5, ffn=0.5, amount=0.2), 2, ["checkpoint.every=1"])
     return pruned, start_run(pruned.config, "second")
 
 
@@ -99,7 +100,7 @@ class Silent:
 
 
 def test_no_epochs_only_prune_and_score(finished):
-    run = start_run(prune_run(finished, Wanted(amount=0.5, ffn=0.25), 0).config, "second")
+    run = start_run(prune_run(finished, Cut(amount=0.5, ffn=0.25), 0).config, "second")
     events = read_events(run)
     assert {event["round"] for event in events if event["event"] == "evaluation"} == {0}
     [pruning] = [event for event in events if event["event"] == "pruning"]
@@ -108,8 +109,8 @@ def test_no_epochs_only_prune_and_score(finished):
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
-    [(Wanted(), "prune: nothing to take out"), (Wanted(ffn=1.0), "--ffn: found 1, it must be"),
-     (Wanted(amount=-0.1), "--amount: found -0.1, it must be"), (Wanted(heads=1.0), "--heads: found 1, it must be")],
+    [(Cut(), "prune: nothing to take out"), (Cut(ffn=1.0), "--ffn: found 1, it must be"),
+     (Cut(amount=-0.1), "--amount: found -0.1, it must be"), (Cut(heads=1.0), "--heads: found 1, it must be")],
 )  # fmt: skip
 def test_what_cannot_be_pruned_is_told(finished, wanted, words):
     with pytest.raises(ConfigError, match=words):

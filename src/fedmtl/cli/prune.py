@@ -26,10 +26,11 @@ def prune(
     found = find_run(run)
     display = make_display(stderr=False)
     with display:
-        from fedmtl.compress.prune import Wanted, prune_run
+        from fedmtl.compress.cut import Cut
+        from fedmtl.compress.prune import prune_run
         from fedmtl.experiment.run import start_run
 
-        pruned = prune_run(found, Wanted(amount, ffn, layers, heads), epochs, set or [])
+        pruned = prune_run(found, Cut(amount, ffn, layers, heads), epochs, set or [])
         before, after = pruned.parameters
         display.say(f"{found.name}: {before:,} parameters" + (f", {after:,} after the cut" if after < before else ""))
         done = start_run(pruned.config, out or f"{found.name}-pruned", display)

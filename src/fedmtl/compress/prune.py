@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedmtl.compress.cut import Cut
 from fedmtl.compress.structured import CutFolder, cut, rules_left, write_cut
 from fedmtl.config import Config
 from fedmtl.config.file import config_from, load_config, with_overrides
@@ -15,20 +16,6 @@ from fedmtl.runs import RunFolder
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to take out: a share of the single weights, of each layer's neurons and heads, and whole layers."""
-
-    amount: float = 0.0
-    ffn: float = 0.0
-    layers: int = 0
-    heads: float = 0.0
-
-    @property
-    def cuts(self) -> bool:
-        return bool(self.ffn or self.layers or self.heads)
-
-
-@dataclass(frozen=True)
 class Pruned:
     """The config to run, and the model's parameters before and after what was cut."""
 
@@ -36,16 +23,16 @@ class Pruned:
     parameters: tuple[int, int]
 
 
-def prune_run(run: RunFolder, wanted: Wanted, epochs: int, overrides: Sequence[str] = ()) -> Pruned:
+def prune_run(run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str] = ()) -> Pruned:
     """Prepare a run of so many epochs that starts with the pruned model of another; a cut model is written into it."""
-    if not wanted.amount and not wanted.cuts:
+    if not wanted.amount and not wanted.removes:
         raise ConfigError("prune: nothing to take out; write --amount 0.2, --heads 0.5, --ffn 0.25 or --layers 2")
     for name in ("amount", "ffn", "heads"):
         if not 0 <= getattr(wanted, name) < 1:
             raise ConfigError(f"--{name}: found {getattr(wanted, name):g}, it must be at least 0 and less than 1")
     saved = load_model(run.model)
     size = count_parameters(saved.weights)
-    if not wanted.cuts:
+    if not wanted.removes:
         config = _config(run, wanted, epochs, overrides, None, saved)
         return Pruned(config, (size, size))
     smaller = cut(saved, wanted.ffn, wanted.layers, wanted.heads)
@@ -56,7 +43,7 @@ def prune_run(run: RunFolder, wanted: Wanted, epochs: int, overrides: Sequence[s
 
 
 def _config(
-    run: RunFolder, wanted: Wanted, epochs: int, overrides: Sequence[str], folder: CutFolder | None, saved: SavedModel
+    run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str], folder: CutFolder | None, saved: SavedModel
 ) -> Config:
     """The run's own config, one epoch a round; pruning begins at once and ends a round before the last."""
     raw = load_config(run.config).model_dump()

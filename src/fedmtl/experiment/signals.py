@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+# Until what swallowed an exception has returned.
+AGAIN_SECONDS = 0.05
 
 
 @contextmanager
 def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
-    """Raise what `make` makes of the signal's number, between two instructions; a second signal is the system's."""
+    """Raise what `make` makes of the signal's number, between two instructions; a second signal is the system's.
+
+    Python drops an exception that is raised while an object is being deleted; then it is raised again soon after.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    given: BaseException | None = None
+    timer: threading.Timer | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal given, timer
         for each in ENDING:
             signal.signal(each, before[each])
-        raise make(number)
+        given = make(number)
+        timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+        raise given
 
+    def dropped(what: Any) -> None:
+        if timer is None or what.exc_value is not given:
+            hook(what)
+            return
+        for each in ENDING:
+            signal.signal(each, stop)
+        timer.start()
+
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     before = {each: signal.signal(each, stop) for each in ENDING}
     try:
         yield
     finally:
+        if timer is not None:
+            timer.cancel()
+        sys.unraisablehook = hook
         for each, handler in before.items():
             signal.signal(each, handler)

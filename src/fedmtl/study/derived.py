@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
 from fedmtl.run_summary import summarize
@@ -16,16 +17,6 @@ from fedmtl.study.folder import StudyFolder, first_difference
 
 if TYPE_CHECKING:
     from fedmtl.compress.distill.loop import Update
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What pruning takes out: a share of the weights, of each layer's neurons and heads, and whole layers."""
-
-    amount: float = 0.0
-    ffn: float = 0.0
-    layers: int = 0
-    heads: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,14 +92,14 @@ def _distill(asked: Distillation, source: RunFolder, run: RunFolder, is_alone: b
 
 
 def _prune(asked: Pruning, source: RunFolder, run: RunFolder, is_alone: bool) -> None:
-    from fedmtl.compress.prune import Wanted, prune_run
+    from fedmtl.compress.prune import prune_run
     from fedmtl.experiment.run import resume_run, start_run
 
     if run.events.exists():
         resume_run(run)
         return
     overrides = [*asked.overrides, *_shared(is_alone), f"output={run.path.parent}"]
-    start_run(prune_run(source, Wanted(**asdict(asked.cut)), asked.epochs, overrides).config, run.name)
+    start_run(prune_run(source, asked.cut, asked.epochs, overrides).config, run.name)
 
 
 def _shared(is_alone: bool) -> list[str]:

@@ -3,11 +3,11 @@
 import pytest
 
 from fedmtl.compress.distill.settings import DistillSettings
-from fedmtl.study.compression_cells import Shape, Shapes, setups
-from fedmtl.study.compression_report import slips
-from fedmtl.study.compression_results import Result
-from fedmtl.study.compression_sizes import Size, Sizes
-from fedmtl.study.compression_tables import Known, make_table
+from fedmtl.study.compression.cells import Shape, Shapes, setups
+from fedmtl.study.compression.report import slips
+from fedmtl.study.compression.results import Result
+from fedmtl.study.compression.sizes import Size, Sizes
+from fedmtl.study.compression.tables import Known, make_table
 
 SHAPES = Shapes(Shape(6, 384))
 METRICS = {"sst2": "accuracy", "cola": "matthews"}

@@ -6,8 +6,8 @@ import pytest
 from fedmtl.cli import main
 from fedmtl.errors import ConfigError
 from fedmtl.runs import RunFolder, read_events
-from fedmtl.study.wire import Pair, Point, last_points, parse_pairs, study_wire, to_csv
-from fedmtl.study.wire_page import wire_page
+from fedmtl.study.wire.page import wire_page
+from fedmtl.study.wire.study import Pair, Point, last_points, parse_pairs, study_wire, to_csv
 
 POINTS = [
     Point("fp32", 1, {"overall": 0.5, "a<b": None}, 100, 50, 2),

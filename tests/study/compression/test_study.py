@@ -12,11 +12,11 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.measure import Measured, Timing
 from fedmtl.runs import RunFolder, read_events
-from fedmtl.study.compression import study_compression, wanted_setups
-from fedmtl.study.compression_asked import Asked
-from fedmtl.study.compression_base import open_base, read_shape
-from fedmtl.study.compression_cells import Shape
-from fedmtl.study.compression_make import make_cells
+from fedmtl.study.compression.asked import Asked
+from fedmtl.study.compression.base import open_base, read_shape
+from fedmtl.study.compression.cells import Shape
+from fedmtl.study.compression.make import make_cells
+from fedmtl.study.compression.study import study_compression, wanted_setups
 from fedmtl.study.folder import open_study
 
 SMALLEST = (
@@ -49,8 +49,8 @@ def timed(monkeypatch):
         calls.append([variant.name for variant in variants])
         return [Measured(one, 100, 50, 7, 9, 11, (Timing(1, 0.01, 0.02, 100.0),), None) for one in variants]
 
-    monkeypatch.setattr("fedmtl.study.compression_sizes.measure", measure)
-    monkeypatch.setattr("fedmtl.study.compression_sizes.has_onnx", lambda: False)
+    monkeypatch.setattr("fedmtl.study.compression.sizes.measure", measure)
+    monkeypatch.setattr("fedmtl.study.compression.sizes.has_onnx", lambda: False)
     return calls
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from fedmtl.config.yaml_text import write_yaml
 from fedmtl.report.markup import notes, tag
 from fedmtl.runs import write_atomic
-from fedmtl.study.compression_base import Base
-from fedmtl.study.compression_figures import STYLE, make_figures
-from fedmtl.study.compression_results import Results
-from fedmtl.study.compression_sizes import Sizes
-from fedmtl.study.compression_tables import Known, make_table
+from fedmtl.study.compression.base import Base
+from fedmtl.study.compression.figures import STYLE, make_figures
+from fedmtl.study.compression.results import Results
+from fedmtl.study.compression.sizes import Sizes
+from fedmtl.study.compression.tables import Known, make_table
 from fedmtl.study.figures import FIGURE_STYLE, write_svg
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing

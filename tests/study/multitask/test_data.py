@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from fedmtl.errors import DataError
-from fedmtl.study.multitask_data import write_embedded, write_sentiment
+from fedmtl.study.multitask.data import write_embedded, write_sentiment
 from fedmtl.tasks.sources import read_table
 
 

@@ -16,10 +16,10 @@ from fedmtl.runs import write_atomic
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.measures import Measured, read_cell
-from fedmtl.study.multitask_cells import NEVER, TASKS, Row, Settings, Setup, merged, rows, setups
-from fedmtl.study.multitask_data import write_embedded, write_sentiment
-from fedmtl.study.multitask_page import write_study
-from fedmtl.study.multitask_tables import average_of
+from fedmtl.study.multitask.cells import NEVER, TASKS, Row, Settings, Setup, merged, rows, setups
+from fedmtl.study.multitask.data import write_embedded, write_sentiment
+from fedmtl.study.multitask.page import write_study
+from fedmtl.study.multitask.tables import average_of
 from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
 from fedmtl.study.standing import refuse_failed

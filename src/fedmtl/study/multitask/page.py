@@ -17,8 +17,8 @@ from fedmtl.study.figures import FIGURE_STYLE, confusion, curves, residuals, wri
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing
 from fedmtl.study.measures import Measured
-from fedmtl.study.multitask_cells import SMART, TASKS, Row
-from fedmtl.study.multitask_tables import Results, make_table
+from fedmtl.study.multitask.cells import SMART, TASKS, Row
+from fedmtl.study.multitask.tables import Results, make_table
 from fedmtl.study.page import TABLE_STYLE, study_page
 from fedmtl.study.standing import failure_words, standing_words
 from fedmtl.study.tables import to_csv, to_html, to_markdown

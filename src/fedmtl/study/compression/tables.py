@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fedmtl.study.compression_cells import TEACHER, Setup, Shapes, large_name
-from fedmtl.study.compression_report import NOTES, PAPER, SIZES, SLIDES, Printed, slips
-from fedmtl.study.compression_results import (
+from fedmtl.study.compression.cells import TEACHER, Setup, Shapes, large_name
+from fedmtl.study.compression.report import NOTES, PAPER, SIZES, SLIDES, Printed, slips
+from fedmtl.study.compression.results import (
     Measure,
     Result,
     Results,
@@ -17,7 +17,7 @@ from fedmtl.study.compression_results import (
     retained,
     retention,
 )
-from fedmtl.study.compression_sizes import Size, Sizes
+from fedmtl.study.compression.sizes import Size, Sizes
 from fedmtl.study.measures import Spread
 from fedmtl.study.tables import Column, Table, Value
 

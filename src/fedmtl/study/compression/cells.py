@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings, LossWeights
-from fedmtl.study.derived import Cut
 
 MAPS = ("uniform", "top", "bottom")
 STARTS = ("teacher", "random")

@@ -14,8 +14,8 @@ from fedmtl.config.paths import with_absolute_paths
 from fedmtl.errors import ConfigError, RunNotFound
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.runs import RunFolder, find_run, read_events, write_atomic
-from fedmtl.study.compression_asked import TASKS, Asked
-from fedmtl.study.compression_cells import Setup, Shape, Shapes, setups
+from fedmtl.study.compression.asked import TASKS, Asked
+from fedmtl.study.compression.cells import Setup, Shape, Shapes, setups
 from fedmtl.study.folder import StudyFolder, is_done
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.embedded_words import ADJECTIVES, NOUNS, PEOPLE, VERBS

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean
 
-from fedmtl.study.compression_asked import Asked
-from fedmtl.study.compression_base import Base, Settings
-from fedmtl.study.compression_cells import TEACHER, Setup
+from fedmtl.study.compression.asked import Asked
+from fedmtl.study.compression.base import Base, Settings
+from fedmtl.study.compression.cells import TEACHER, Setup
 from fedmtl.study.derived import Distillation, Pruning
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell
-from fedmtl.study.multitask_cells import merged
+from fedmtl.study.multitask.cells import merged
 from fedmtl.study.patterns import fits
 
 # A backward pass is two forward passes.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedmtl.config import Config
 from fedmtl.experiment.measure import Load, Measured, Variant, measure
 from fedmtl.runs import RunFolder, write_atomic
-from fedmtl.study.compression_results import Result
+from fedmtl.study.compression.results import Result
 from fedmtl.study.folder import StudyFolder
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedmtl.config import Config, WireConfig
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
 from fedmtl.runs import create_run, read_events, write_atomic
-from fedmtl.study.wire_page import wire_page
+from fedmtl.study.wire.page import wire_page
 
 DOWN, UP = (typing.get_args(WireConfig.model_fields[side].annotation) for side in ("down", "up"))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedmtl.report.formats import score
 from fedmtl.study.measures import Average, Measured, Scores, Spread, spread
-from fedmtl.study.multitask_cells import Row, Tasks
-from fedmtl.study.multitask_report import ERRORS, NOTES, PRINTED, Printed, average, slips
+from fedmtl.study.multitask.cells import Row, Tasks
+from fedmtl.study.multitask.report import ERRORS, NOTES, PRINTED, Printed, average, slips
 from fedmtl.study.tables import Column, Table, Value
 
 Results = Mapping[str, Sequence[Measured | None]]

@@ -10,13 +10,13 @@ from fedmtl import __version__
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.runs import write_atomic
-from fedmtl.study.compression_asked import Asked
-from fedmtl.study.compression_base import Base, open_base
-from fedmtl.study.compression_cells import TEACHER, Setup, rows
-from fedmtl.study.compression_make import cell_name, make_cells, seeds_of
-from fedmtl.study.compression_page import Shown, write_study
-from fedmtl.study.compression_results import Result, Results, read_result
-from fedmtl.study.compression_sizes import kept_sizes, measure_sizes
+from fedmtl.study.compression.asked import Asked
+from fedmtl.study.compression.base import Base, open_base
+from fedmtl.study.compression.cells import TEACHER, Setup, rows
+from fedmtl.study.compression.make import cell_name, make_cells, seeds_of
+from fedmtl.study.compression.page import Shown, write_study
+from fedmtl.study.compression.results import Result, Results, read_result
+from fedmtl.study.compression.sizes import kept_sizes, measure_sizes
 from fedmtl.study.folder import StudyFolder, is_done
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.patterns import fits

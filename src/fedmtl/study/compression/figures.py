@@ -12,11 +12,11 @@ from fedmtl.report.formats import percent
 from fedmtl.report.markup import Html, join, tag
 from fedmtl.report.scales import Frame
 from fedmtl.report.variants_plot import PLOT_STYLE, variants_plot
-from fedmtl.study.compression_cells import AUGMENTED, TEACHER
-from fedmtl.study.compression_report import SLIDES
-from fedmtl.study.compression_results import beside, retained, retention
-from fedmtl.study.compression_sizes import LOAD, Size, Sizes
-from fedmtl.study.compression_tables import Known
+from fedmtl.study.compression.cells import AUGMENTED, TEACHER
+from fedmtl.study.compression.report import SLIDES
+from fedmtl.study.compression.results import beside, retained, retention
+from fedmtl.study.compression.sizes import LOAD, Size, Sizes
+from fedmtl.study.compression.tables import Known
 from fedmtl.tasks.metrics import Scores
 
 STYLE = " ".join(f".bar .class{n} {{ fill: var(--c) }}" for n in range(7)) + PLOT_STYLE

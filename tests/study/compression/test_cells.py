@@ -1,6 +1,6 @@
 from fedmtl.compress.augment.settings import AugmentSettings
 from fedmtl.compress.distill.settings import DistillSettings
-from fedmtl.study.compression_cells import Shape, Shapes, rows, setups
+from fedmtl.study.compression.cells import Shape, Shapes, rows, setups
 
 MINILM = Shapes(Shape(6, 384))
 COMMON = DistillSettings("", epochs_intermediate=20, epochs_prediction=3, augment=AugmentSettings(("mlm",)))
