@@ -133,7 +133,7 @@ def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: 
 
 
 def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The named heads' outputs; nothing else of the graph is computed."""
+    """The named heads' outputs; runtimes that can compute nothing else of the graph (onnxruntime 1.31 computes all)."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
