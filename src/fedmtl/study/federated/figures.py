@@ -18,6 +18,8 @@ STYLE = """
 .seen { fill: var(--c); fill-opacity: .55 } .mean { stroke: var(--c); stroke-width: 2.5 }
 .nought { stroke: var(--quiet); stroke-dasharray: 3 3 } svg text.turned { text-anchor: end }
 """
+# Names that fit beside a curve and under a column.
+SHORT = {"federated-single-task": "fed. single", "centralized-single-task": "centr. single"}
 Pictures = dict[str, tuple[str, Html]]
 
 
@@ -45,7 +47,7 @@ def dots(title: str, columns: Mapping[str, Sequence[float]], *, has_zero: bool =
     values = [value for own in columns.values() for value in own]
     span = padded([*values, 0.0] if has_zero else values, 0.02)
     wide = max(420.0, 46.0 * len(columns) + 60)
-    frame = Frame((0, len(columns)), span, width=wide, height=310, bottom=120)
+    frame = Frame((0, len(columns)), span, width=wide, height=300, left=76, bottom=100)
     drawn = [_column(frame, n, name, own) for n, (name, own) in enumerate(columns.items())]
     zero = tag("line", class_="nought", x1=frame.left, x2=frame.edge, y1=frame.up(0), y2=frame.up(0))
     words = "; ".join(f"{name}: mean {_words(mean(own), has_zero)}" for name, own in columns.items())
@@ -69,13 +71,17 @@ def _column(frame: Frame, n: int, name: str, own: Sequence[float]) -> Html:
     return tag("g", *spots, bar, label, class_=f"class{n % COLOURS}")
 
 
+def short(kind: str) -> str:
+    return SHORT.get(kind, kind.removeprefix("federated-"))
+
+
 def _finished(known: Known, setup: str) -> list[Result]:
     return [one for one in known.results.get(setup, {}).values() if one is not None]
 
 
 def _modes(task: str, known: Known) -> dict[str, list[float]]:
     scores = {
-        setup.kind: [value for one in _finished(known, setup.name) if (value := one.score(task)) is not None]
+        short(setup.kind): [value for one in _finished(known, setup.name) if (value := one.score(task)) is not None]
         for setup in at(known.setups, BASE)
         if setup.kind in MODES
     }
@@ -86,10 +92,10 @@ def _rounds(task: str, metric: str, known: Known) -> Pictures:
     """Means over finished seeds by round, from round 1: before it a head is as it was made."""
     pictures: Pictures = {}
     for point in (BASE, LONG, SEED):
-        lines = {setup.kind: _curve(_finished(known, setup.name), task) for setup in at(known.setups, point)}
-        shown = {kind: own for kind, own in lines.items() if kind in MODES or point == LONG}
+        shown = [setup for setup in at(known.setups, point) if setup.kind in MODES or point == LONG]
+        lines = {short(setup.kind): _curve(_finished(known, setup.name), task) for setup in shown}
         title = f"{task} {metric} over rounds, {point}"
-        picture = curves(title, shown, "round")
+        picture = curves(title, lines, "round")
         if picture:
             pictures[f"rounds-{point}-{task}"] = (title, picture)
     return pictures

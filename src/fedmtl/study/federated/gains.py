@@ -102,17 +102,6 @@ def clients_csv(known: Known) -> str:
     writer.writerow(["point", "kind", "seed", "task", "client", "examples", "local", "shared", "points"])
     for setup in shared_setups(known):
         for gain in gains(known, setup):
-            writer.writerow(
-                [
-                    setup.point.name,
-                    setup.kind,
-                    gain.seed,
-                    gain.task,
-                    gain.client,
-                    gain.examples,
-                    gain.alone,
-                    gain.shared,
-                    gain.points,
-                ]  # fmt: skip
-            )
+            who = (setup.point.name, setup.kind, gain.seed, gain.task, gain.client, gain.examples)
+            writer.writerow([*who, gain.alone, gain.shared, gain.points])
     return text.getvalue()

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fedmtl.config.file import load_config
 from fedmtl.config.yaml_text import write_yaml
 from fedmtl.report.markup import notes, tag
 from fedmtl.runs import write_atomic
@@ -43,7 +42,7 @@ def write_study(folder: StudyFolder, asked: Asked, about: Mapping[str, Any], kno
     tables = make_tables(asked, known)
     for table in tables:
         write_atomic(folder.path / f"{table.name}.csv", to_csv(table).encode())
-    write_atomic(folder.path / "cells.csv", cells_csv(folder, known).encode())
+    write_atomic(folder.path / "cells.csv", cells_csv(known).encode())
     write_atomic(folder.path / "clients.csv", clients_csv(known).encode())
     pictures = make_figures(known)
     for name, (_, picture) in pictures.items():
@@ -83,19 +82,18 @@ def _asked(about: Mapping[str, Any]) -> str:
     return f"Encoder {about['encoder']} on {data}; seeds {', '.join(map(str, about['seeds']))}."
 
 
-def cells_csv(folder: StudyFolder, known: Known) -> str:
+def cells_csv(known: Known) -> str:
     """One row for every finished cell, with all metrics of its tasks; where clients are alone, of all their answers."""
     cells = {one.cell: one for own in known.results.values() for one in own.values() if one is not None}
     named = {t: list(dict.fromkeys(m for c in cells.values() for m in c.metrics.get(t, {}))) for t in known.tasks}
     scored = [(task, metric) for task, own in named.items() for metric in own]
-    costs = ("examples", "steps", "steps_in_a_row", "seconds", "computed", "cells_at_once")
+    costs = ("learning_rate", "examples", "steps", "steps_in_a_row", "seconds", "computed", "cells_at_once")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = [f"{task}_{part}" for task in known.tasks for part in ("score", "best", "best_round")]
-    writer.writerow(["cell", "learning_rate", *head, *(f"{task}_{metric}" for task, metric in scored), *costs])
+    writer.writerow(["cell", *head, *(f"{task}_{metric}" for task, metric in scored), *costs])
     for name, cell in cells.items():
-        rate = load_config(folder.cell(name).config).training.learning_rate
         ends = [part for task in known.tasks for part in (cell.score(task), *(cell.best(task) or (None, None))[::-1])]
         values = [cell.metrics.get(task, {}).get(metric) for task, metric in scored]
-        writer.writerow([name, rate, *ends, *values, *(getattr(cell.budget, cost) for cost in costs)])
+        writer.writerow([name, *ends, *values, *(getattr(cell.budget, cost) for cost in costs)])
     return text.getvalue()

@@ -48,5 +48,5 @@ WHY = (
     "Final is the score of the one model that a run saves: after the last round, all tasks. Best is over all rounds.",
     "Why similarity need not fall: it is scored by Pearson's r; the learning rate falls to zero, so that the last"
     " rounds do not leave what was reached; with uniform averaging each task has the same say in the encoder, by"
-    " examples stsb has a twentieth. The rows federated-constant and federated-weighted show what becomes of it without.",
+    " examples stsb has a twentieth. The rows federated-constant and federated-weighted show it without.",
 )

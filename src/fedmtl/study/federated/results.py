@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from fedmtl.config import Config
 from fedmtl.config.file import load_config
+from fedmtl.experiment.modes import keeps_optimizer
 from fedmtl.runs import RunFolder, read_events
 from fedmtl.study.measures import Spread, spread
 from fedmtl.study.record import read_record
@@ -20,6 +22,7 @@ Event = Mapping[str, Any]
 class Budget:
     """Examples seen by all clients together, their steps, and the steps of the client that made most of them."""
 
+    learning_rate: float
     examples: int
     steps: int
     steps_in_a_row: int
@@ -89,7 +92,8 @@ def _main(event: Event, metric: str) -> float | None:
 
 
 def _budget(run: RunFolder, start: Event, events: Sequence[Event]) -> Budget:
-    training = load_config(run.config).training
+    config = load_config(run.config)
+    training = config.training
     steps: dict[str, int] = {}
     for event in (event for event in events if event["event"] == "update"):
         made = training.local_steps or training.local_epochs * sum(
@@ -97,15 +101,22 @@ def _budget(run: RunFolder, start: Event, events: Sequence[Event]) -> Budget:
         )
         steps[event["client"]] = steps.get(event["client"], 0) + made
     rounds = [event for event in events if event["event"] == "round"]
-    at_once = f", {start['stack']} clients at once" if start.get("stack") else ""
     return Budget(
+        learning_rate=training.learning_rate,
         examples=sum(event.get("samples") or 0 for event in rounds),
         steps=sum(steps.values()),
         steps_in_a_row=max(steps.values(), default=0),
         seconds=math.fsum(event["train_seconds"] for event in rounds),
-        computed=f"{start['device']}, {start.get('precision', 'fp32')}{at_once}",
+        computed=_computed(config, start),
         cells_at_once=read_record(run).get("cells_at_once", 1),
     )
+
+
+def _computed(config: Config, start: Event) -> str:
+    """Where and how; clients that keep their optimizer or have several tasks train one by one, in fp32."""
+    is_stacked = start["stack"] and config.mode != "centralized" and not keeps_optimizer(config)
+    how = f"{start['precision']}, up to {start['stack']} clients at once" if is_stacked else "fp32"
+    return f"{start['device']}, {how}"
 
 
 def overall(result: Result, tasks: Iterable[str]) -> float | None:
