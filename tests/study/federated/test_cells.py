@@ -48,11 +48,11 @@ def test_every_mode_stands_at_every_point_with_its_data():
     points = {setup.point.name: setup.point for setup in every.values()}
     assert list(points) == [
         "base", "long", "dirichlet-5", "dirichlet-0.5", "dirichlet-0.2", "samples-300", "samples-1000", "clients-1",
-        "seed",
+        "original",
     ]  # fmt: skip
     for name in set(points) - {"long"}:
         assert {f"{name}-{mode}" for mode in MODES} <= set(every)
-    assert (points["seed"].samples, points["seed"].clients, points["seed"].rounds) == (300, 1, 30)
+    assert (points["original"].samples, points["original"].clients, points["original"].rounds) == (300, 1, 30)
     assert points["long"].rounds == 30
 
 
@@ -62,7 +62,7 @@ def test_data_in_one_place_is_not_run_again_for_another_way_to_deal_it():
     assert every["clients-1-centralized-single-task"].cell == "base-centralized-single-task"
     # other examples, or others rounds, are another run
     assert every["samples-300-centralized"].cell == "samples-300-centralized"
-    assert every["seed-centralized"].cell == "seed-centralized"
+    assert every["original-centralized"].cell == "original-centralized"
     assert every["dirichlet-0.5-local"].cell == "dirichlet-0.5-local"
 
 
@@ -76,11 +76,11 @@ def test_a_row_brings_the_cell_it_shares(tmp_path):
 
 
 def test_samples_are_per_client_and_never_more_than_there_are(tmp_path, data):
-    found = cells(tmp_path, Asked(data=data, samples=(1,), rows="samples-1-*,seed-federated"))
+    found = cells(tmp_path, Asked(data=data, samples=(1,), rows="samples-1-*,original-federated"))
     tasks = found["samples-1-local-seed0"].settings["tasks"]
     # three clients with one sample each; stsb has two in all
     assert {task: about["train_samples"] for task, about in tasks.items()} == {"sst2": 3, "qqp": 3, "stsb": 2}
-    assert found["seed-federated-seed0"].settings["tasks"]["sst2"]["train_samples"] == 1
+    assert found["original-federated-seed0"].settings["tasks"]["sst2"]["train_samples"] == 1
 
 
 def test_task_weights_give_each_task_the_same_say(tmp_path, data):
@@ -93,9 +93,9 @@ def test_task_weights_give_each_task_the_same_say(tmp_path, data):
 def test_what_is_asked_for_first_comes_first_with_all_its_seeds(tmp_path):
     order = list(cells(tmp_path, Asked(quick=True, seeds=(0, 1))))
     last_needed = max(order.index(f"{name}-seed1") for name in ("base-local", "long-federated", "dirichlet-0.5-local"))
-    others = ("base-federated-prox", "samples-300-federated", "clients-1-local", "seed-local")
+    others = ("base-federated-prox", "samples-300-federated", "clients-1-local", "original-local")
     assert last_needed < min(order.index(f"{name}-seed0") for name in others)
-    assert order.index("seed-local-seed0") < order.index("base-federated-prox-seed1")
+    assert order.index("original-local-seed0") < order.index("base-federated-prox-seed1")
 
 
 def test_a_rate_is_given_by_mode_or_by_setup_and_the_last_counts(tmp_path):

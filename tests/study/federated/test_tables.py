@@ -81,9 +81,9 @@ def test_printed_scores_stand_under_their_own_names():
     found = known({"base-federated": {0: result("f", 0.8, metrics=metrics)}})
     table = printed_table(found)
     by_model = {row[0]: dict(zip([column.key for column in table.columns], row, strict=True)) for row in table.rows}
-    seed = by_model["seed: federated, best (rounds 12, 29, 2)"]
-    assert seed["similarity_pearson"] is None
-    assert seed["similarity_closeness"].mean == 0.9309
+    theirs = by_model["printed: federated, best (rounds 12, 29, 2)"]
+    assert theirs["similarity_pearson"] is None
+    assert theirs["similarity_closeness"].mean == 0.9309
     ours = by_model["ours: federated, all samples, iid, 3 clients per task"]
     # 1 - 1.25 / 25
     assert ours["similarity_closeness"].mean == pytest.approx(0.95)

@@ -33,7 +33,8 @@ def federated(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds: 8, with --quick 2.", min=1, metavar="N")] = None,
     long_rounds: Annotated[
-        int | None, typer.Option("--long-rounds", help="Rounds of `long` and `seed`: 30, with --quick 4.", min=1)
+        int | None,
+        typer.Option("--long-rounds", help="Rounds of `long` and `original`: 30, with --quick 4.", min=1, metavar="N"),
     ] = None,
     rate: Annotated[
         str, typer.Option(help="Learning rates by mode or setup; the last that fits counts.", metavar="NAME=X,...")

@@ -8,7 +8,7 @@ from statistics import mean
 from fedmtl.report.formats import score
 from fedmtl.report.markup import Html, tag
 from fedmtl.report.scales import Frame, padded, svg, y_axis
-from fedmtl.study.federated.cells import BASE, FEDERATED, LONG, MODES, SEED, at
+from fedmtl.study.federated.cells import BASE, FEDERATED, LONG, MODES, ORIGINAL, at
 from fedmtl.study.federated.gains import gains, shared_setups
 from fedmtl.study.federated.results import Result
 from fedmtl.study.federated.tables import Known
@@ -91,7 +91,7 @@ def _modes(task: str, known: Known) -> dict[str, list[float]]:
 def _rounds(task: str, metric: str, known: Known) -> Pictures:
     """Means over finished seeds by round, from round 1: before it a head is as it was made."""
     pictures: Pictures = {}
-    for point in (BASE, LONG, SEED):
+    for point in (BASE, LONG, ORIGINAL):
         shown = [setup for setup in at(known.setups, point) if setup.kind in MODES or point == LONG]
         lines = {short(setup.kind): _curve(_finished(known, setup.name), task) for setup in shown}
         title = f"{task} {metric} over rounds, {point}"

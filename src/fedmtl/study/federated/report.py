@@ -22,26 +22,26 @@ class Printed:
 
 _CUT = "cut from GLUE's train, best round of each"
 PRINTED = (
-    Printed("seed: federated, best (rounds 12, 29, 2)", _CUT, 0.816, 0.830, None, 0.9309),
-    Printed("seed: federated, round 30", "cut from GLUE's train", 0.800, 0.828, None, 0.8877),
-    Printed("the training mean for every pair", "the seed's split", None, None, None, 0.9142),
-    Printed("seed: 'published Tiny BERT', sst2", "GLUE test; TinyBERT-4, 14.5M, distilled", 0.930),
-    Printed("seed: 'published Tiny BERT', qqp", "GLUE test; F1, not accuracy", None, 0.711),
-    Printed("seed: 'published Tiny BERT', stsb", "GLUE test; Spearman, not Pearson", None, None, 0.85),
+    Printed("printed: federated, best (rounds 12, 29, 2)", _CUT, 0.816, 0.830, None, 0.9309),
+    Printed("printed: federated, round 30", "cut from GLUE's train", 0.800, 0.828, None, 0.8877),
+    Printed("the training mean for every pair", "the same split", None, None, None, 0.9142),
+    Printed("printed: 'published Tiny BERT', sst2", "GLUE test; TinyBERT-4, 14.5M, distilled", 0.930),
+    Printed("printed: 'published Tiny BERT', qqp", "GLUE test; F1, not accuracy", None, 0.711),
+    Printed("printed: 'published Tiny BERT', stsb", "GLUE test; Spearman, not Pearson", None, None, 0.85),
     Printed("its author's best, 3 clients, all data", "cut from GLUE's train", 0.927, 0.848, 0.683),
     Printed("bert-tiny, centralized (Turc et al.)", "GLUE test", 0.832, 0.834, 0.743),
 )
 NOTES = (
-    "The seed's 93.09% for STS-B is max(0, 1 - MSE) of scores divided by 5. Predicting the training mean for every pair"
-    " has 91.42% there: its best round is 1.7 points above a constant, and its last round, 88.77%, is below it.",
-    "Its row N is scored before round N: the best score, of round 2, is that of a model after one round, whose answers"
-    " are still near the mean. As training goes on they leave the mean, and the mean of squares grows wherever they"
+    "The printed 93.09% for STS-B is max(0, 1 - MSE) of scores divided by 5. Predicting the training mean for every"
+    " pair has 91.42% there: its best round is 1.7 points above a constant, and its last round, 88.77%, is below it.",
+    "Row N there is scored before round N: the best score, of round 2, is that of a model after one round, whose"
+    " answers are still near the mean. As training goes on they leave the mean, and the mean of squares grows wherever they"
     " leave it in the wrong direction. It does not say whether pairs are ranked right; Pearson's r does.",
-    "Its qqp of 71.1% is F1 in the papers it is from, its sst2 of 93% another model's: what it calls better or worse"
+    "The qqp of 71.1% it compares with is F1 in the papers, the sst2 of 93% another model's: what it calls better or worse"
     " than centralized compares unlike things. Its own centralized QQP is MRPC.",
     "Scores on a split cut from train are optimistic for sst2, whose phrases overlap. qqp here is public parts of Quora"
     " Question Pairs, not GLUE's split, where the data folder is the project's.",
-    "Ours, best: each task at its best round, as the seed chose; optimistic, as it is chosen by the examples it is"
+    "Ours, best: each task at its best round, as there; optimistic, as it is chosen by the examples it is"
     " scored on. A saved model is that of the last round.",
 )
 WHY = (

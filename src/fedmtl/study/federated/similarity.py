@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedmtl.study.federated.cells import BASE, CENTRALIZED, FEDERATED, LONG, SEED
+from fedmtl.study.federated.cells import BASE, CENTRALIZED, FEDERATED, LONG, ORIGINAL
 from fedmtl.study.federated.report import NOTES, PRINTED, WHY
 from fedmtl.study.federated.results import Result, difference, over_seeds
 from fedmtl.study.federated.tables import Known
@@ -33,11 +33,11 @@ def printed_table(known: Known) -> Table | None:
 
 
 def _ours(known: Known) -> list[tuple[Value, ...]]:
-    named = [(SEED, FEDERATED), (SEED, CENTRALIZED), (LONG, FEDERATED), (BASE, FEDERATED), (BASE, CENTRALIZED)]
+    named = [(ORIGINAL, FEDERATED), (ORIGINAL, CENTRALIZED), (LONG, FEDERATED), (BASE, FEDERATED), (BASE, CENTRALIZED)]
     rows: list[tuple[Value, ...]] = []
     for setup in (found for point, kind in named if (found := known.named(point, kind)) is not None):
         words = f"ours: {setup.kind}, {setup.point.words}"
-        if setup.point.name == SEED:
+        if setup.point.name == ORIGINAL:
             rows.append(_row(f"{words}, best", "dev, best round of each", setup.name, known, _best_of))
         rows.append(_row(words, "dev, last round", setup.name, known, known.score_of))
     constant = _constant(known)
@@ -87,7 +87,7 @@ def ends_table(known: Known) -> Table | None:
         Column("best", "best"), Column("best round", "best_round", "words"), Column("rounds", "rounds", "words"),
         Column("final − best, points", "points", "number"),
     )  # fmt: skip
-    rows = [row for setup in known.setups if setup.point.name in (LONG, SEED)
+    rows = [row for setup in known.setups if setup.point.name in (LONG, ORIGINAL)
             for row in _ends(list(known.results.get(setup.name, {}).values()), known.regressions)]  # fmt: skip
     return Table("table8", "Table 8: does similarity end at its best?", columns, tuple(rows), WHY) if rows else None
 
