@@ -45,7 +45,7 @@ def _of(
 def dots(title: str, columns: Mapping[str, Sequence[float]], *, has_zero: bool = False) -> Html:
     """A column of dots for each name, a bar at their mean."""
     values = [value for own in columns.values() for value in own]
-    span = padded([*values, 0.0] if has_zero else values, 0.02)
+    span = padded([*values, 0.0], 2.0) if has_zero else padded(values, 0.02)
     wide = max(420.0, 46.0 * len(columns) + 60)
     frame = Frame((0, len(columns)), span, width=wide, height=300, left=76, bottom=100)
     drawn = [_column(frame, n, name, own) for n, (name, own) in enumerate(columns.items())]
@@ -59,11 +59,11 @@ def _words(value: float, is_points: bool) -> str:
 
 
 def _column(frame: Frame, n: int, name: str, own: Sequence[float]) -> Html:
-    x, middle = frame.across(n + 0.5), frame.up(mean(own))
+    x, middle, beside = frame.across(n + 0.5), frame.up(mean(own)), min(5, len(own))
     spots = [
         # Beside each other, so that equal ones are seen.
-        tag("circle", class_="seen", cx=x + 3 * ((at % 5) - 2), cy=frame.up(value), r=3.2)
-        for at, value in enumerate(own)
+        tag("circle", class_="seen", cx=x + 5 * (number % beside - (beside - 1) / 2), cy=frame.up(value), r=3.2)
+        for number, value in enumerate(own)
     ]
     bar = tag("line", class_="mean", x1=x - 14, x2=x + 14, y1=middle, y2=middle)
     low = frame.floor + 12

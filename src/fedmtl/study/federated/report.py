@@ -35,10 +35,10 @@ NOTES = (
     "The printed 93.09% for STS-B is max(0, 1 - MSE) of scores divided by 5. Predicting the training mean for every"
     " pair has 91.42% there: its best round is 1.7 points above a constant, and its last round, 88.77%, is below it.",
     "Row N there is scored before round N: the best score, of round 2, is that of a model after one round, whose"
-    " answers are still near the mean. As training goes on they leave the mean, and the mean of squares grows wherever they"
-    " leave it in the wrong direction. It does not say whether pairs are ranked right; Pearson's r does.",
-    "The qqp of 71.1% it compares with is F1 in the papers, the sst2 of 93% another model's: what it calls better or worse"
-    " than centralized compares unlike things. Its own centralized QQP is MRPC.",
+    " answers are still near the mean. Later they leave it, and squared errors grow wherever they leave it"
+    " in the wrong direction; that is our reading. Whether pairs are ranked right is what Pearson's r says.",
+    "The qqp of 71.1% it compares with is F1 in the papers, the sst2 of 93% another model's: what it calls better or"
+    " worse than centralized compares unlike things. Its own centralized QQP is MRPC.",
     "Scores on a split cut from train are optimistic for sst2, whose phrases overlap. qqp here is public parts of Quora"
     " Question Pairs, not GLUE's split, where the data folder is the project's.",
     "Ours, best: each task at its best round, as there; optimistic, as it is chosen by the examples it is"
