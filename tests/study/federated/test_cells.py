@@ -6,7 +6,7 @@ import pytest
 
 from fedmtl.config.file import config_from, load_config
 from fedmtl.errors import ConfigError
-from fedmtl.study.federated.asked import Asked, parse_numbers, parse_rates
+from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates
 from fedmtl.study.federated.cells import MODES, setups
 from fedmtl.study.federated.make import make_cells, open_base
 from fedmtl.study.federated.study import wanted_setups
@@ -127,6 +127,18 @@ def test_rates_are_tried_without_the_dev_sets(tmp_path, data):
 def test_a_rate_that_is_none_is_named(text):
     with pytest.raises(ConfigError, match=r"--rate: found"):
         parse_rates(text)
+
+
+def test_settings_of_some_modes_go_over_all_else(tmp_path):
+    own = (parse_own("federated-prox:training.proximal=1"), parse_own("federated*:federation.average=weighted"))
+    found = cells(tmp_path, Asked(quick=True, own_overrides=own))
+    settings = {name.removesuffix("-seed0"): cell.settings for name, cell in found.items()}
+    assert settings["long-federated-prox"]["training"]["proximal"] == 1
+    assert "proximal" not in settings["base-federated"]["training"]
+    assert settings["base-federated"]["federation"]["average"] == "weighted"
+    assert settings["base-centralized"]["federation"]["average"] == "uniform"
+    with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
+        parse_own("training.proximal=1")
 
 
 def test_numbers_are_above_zero():

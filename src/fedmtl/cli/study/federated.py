@@ -47,12 +47,16 @@ def federated(
         list[str] | None,
         typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
     ] = None,
+    set_for: Annotated[
+        list[str] | None,
+        typer.Option("--set-for", help="Replace a setting of some modes or setups.", metavar="NAME:KEY=VALUE"),
+    ] = None,
     jobs: Jobs = None,
     keep: Keep = Kept.models,
     name: StudyName = None,
 ) -> None:
     """Compare a federation with the same data in one place and at each client alone: modes, skew, samples, clients."""
-    from fedmtl.study.federated.asked import Asked, parse_numbers, parse_rates, with_quick
+    from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates, with_quick
     from fedmtl.study.federated.study import study_federated, study_folder_name
     from fedmtl.study.folder import open_study
     from fedmtl.study.grid import suitable_at_once
@@ -73,6 +77,7 @@ def federated(
         rates=parse_rates(rate),
         choose=parse_numbers(choose, "--choose"),
         overrides=tuple(set or ()),
+        own_overrides=tuple(map(parse_own, set_for or ())),
         **with_quick(quick, given),
     )
     folder = open_study(Path("runs"), name or study_folder_name(asked))

@@ -19,7 +19,8 @@ class Asked:
 
     `rates` are (pattern, learning rate) of setups or of their kinds; the last that fits counts. With `choose` every
     kind runs once with each of these rates, on a split cut from train, and nothing else runs. `overrides` change what
-    all cells have in common, and leave alone what a row is about.
+    all cells have in common, and leave alone what a row is about; `own_overrides` are (pattern, override) of setups or
+    kinds, over all else.
     """
 
     data: str | None = None
@@ -36,6 +37,7 @@ class Asked:
     rates: tuple[tuple[str, float], ...] = ()
     choose: tuple[float, ...] = ()
     overrides: tuple[str, ...] = ()
+    own_overrides: tuple[tuple[str, str], ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -45,6 +47,10 @@ class Asked:
         """The rate that was given for a setup, by its name or its kind; None where none was."""
         given = [rate for pattern, rate in self.rates if fits(setup, pattern) or fits(kind, pattern)]
         return given[-1] if given else None
+
+    def overrides_of(self, setup: str, kind: str) -> list[str]:
+        """What was given for a setup alone, by its name or its kind."""
+        return [given for pattern, given in self.own_overrides if fits(setup, pattern) or fits(kind, pattern)]
 
 
 # What a miniature does unless told otherwise.
@@ -68,6 +74,14 @@ def parse_rates(text: str) -> tuple[tuple[str, float], ...]:
         raise ConfigError(f"--rate: found {text}; write such as federated=4e-4,centralized*=1e-4")
     # A mode's own name has underscores, a setup's has none.
     return tuple((name.strip().replace("_", "-"), _number(rate, text, "--rate")) for name, _, rate in pairs)
+
+
+def parse_own(text: str) -> tuple[str, str]:
+    """`federated-prox:training.proximal=1` as a pattern and an override."""
+    names, sign, override = text.partition(":")
+    if not sign or not names.strip() or "=" not in override:
+        raise ConfigError(f"--set-for {text}: write `NAME:KEY=VALUE`, such as federated-prox:training.proximal=1")
+    return names.strip().replace("_", "-"), override
 
 
 def _number(part: str, text: str, option: str) -> float:

@@ -118,4 +118,5 @@ def _cell(asked: Asked, base: Base, setup: Setup, seed: int) -> Cell:
     rate = point.rate or asked.rate(setup.name, setup.kind)
     training = {} if rate is None else {"training": {"learning_rate": rate}}
     settings = merged(merged(settings, {"mode": setup.mode, "seed": seed, "tasks": tasks}), training)
+    settings = with_overrides(settings, asked.overrides_of(setup.name, setup.kind))
     return Cell(cell_name(setup.name, seed), settings, work=float(point.rounds * sum(sizes.values())))
