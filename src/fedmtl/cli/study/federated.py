@@ -1,0 +1,86 @@
+"""fedmtl study federated"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, whole_numbers
+from fedmtl.cli.study.progress import make_grid_display
+from fedmtl.cli.terminal import write
+
+
+def federated(
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with sst2, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="The encoder, as model.server_model.")] = "tiny",
+    quick: Quick = False,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
+    seed_rows: Annotated[
+        str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'base-*'; others get the first.")
+    ] = "*",
+    rows: Rows = "*",
+    samples: Annotated[
+        str | None,
+        typer.Option(help="Samples of a client, beside all: 300,1000, with --quick 10,20.", metavar="N,..."),
+    ] = None,
+    alphas: Annotated[
+        str | None,
+        typer.Option(help="Dirichlet levels, beside iid: 5,0.5,0.2, with --quick 5,1,0.5.", metavar="X,..."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds: 8, with --quick 2.", min=1, metavar="N")] = None,
+    long_rounds: Annotated[
+        int | None,
+        typer.Option("--long-rounds", help="Rounds of `long` and `original`: 30, with --quick 4.", min=1, metavar="N"),
+    ] = None,
+    rate: Annotated[
+        str, typer.Option(help="Learning rates by mode or setup; the last that fits counts.", metavar="NAME=X,...")
+    ] = "",
+    choose: Annotated[
+        str,
+        typer.Option(help="Try these learning rates in every mode, on a split cut from train.", metavar="X,..."),
+    ] = "",
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
+    ] = None,
+    set_for: Annotated[
+        list[str] | None,
+        typer.Option("--set-for", help="Replace a setting of some modes or setups.", metavar="NAME:KEY=VALUE"),
+    ] = None,
+    jobs: Jobs = None,
+    keep: Keep = Kept.models,
+    name: StudyName = None,
+) -> None:
+    """Compare a federation with the same data in one place and at each client alone: modes, skew, samples, clients."""
+    from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates, with_quick
+    from fedmtl.study.federated.study import study_federated, study_folder_name
+    from fedmtl.study.folder import open_study
+    from fedmtl.study.grid import suitable_at_once
+
+    given = {
+        "samples": None if samples is None else whole_numbers(samples, "--samples"),
+        "alphas": None if alphas is None else parse_numbers(alphas, "--alphas"),
+        "rounds": rounds,
+        "long_rounds": long_rounds,
+    }
+    asked = Asked(
+        data=None if data is None else str(data),
+        encoder=encoder,
+        quick=quick,
+        seeds=whole_numbers(seeds, "--seeds"),
+        seed_rows=seed_rows,
+        rows=rows,
+        rates=parse_rates(rate),
+        choose=parse_numbers(choose, "--choose"),
+        overrides=tuple(set or ()),
+        own_overrides=tuple(map(parse_own, set_for or ())),
+        **with_quick(quick, given),
+    )
+    folder = open_study(Path("runs"), name or study_folder_name(asked))
+    with make_grid_display() as display:
+        study_federated(folder, asked, jobs or suitable_at_once(clients=1), display, keep.value)
+    write(f"{folder.page} and {folder.markdown}")

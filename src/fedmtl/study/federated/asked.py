@@ -1,0 +1,94 @@
+"""What a study of federated against centralized is asked; every default of the command stands here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedmtl.errors import ConfigError
+from fedmtl.study.patterns import fits
+
+TASKS = ("sst2", "qqp", "stsb")
+QUICK_TASKS = ("sentiment", "paraphrase", "similarity")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All of it stands in study.yaml.
+
+    `rates` are (pattern, learning rate) of setups or of their kinds; the last that fits counts. With `choose` every
+    kind runs once with each of these rates, on a split cut from train, and nothing else runs. `overrides` change what
+    all cells have in common, and leave alone what a row is about; `own_overrides` are (pattern, override) of setups or
+    kinds, over all else.
+    """
+
+    data: str | None = None
+    encoder: str = "tiny"
+    quick: bool = False
+    seeds: tuple[int, ...] = (0,)
+    seed_rows: str = "*"
+    rows: str = "*"
+    samples: tuple[int, ...] = (300, 1000)
+    # At 0.1, one of three clients may well get no example at all.
+    alphas: tuple[float, ...] = (5.0, 0.5, 0.2)
+    rounds: int = 8
+    long_rounds: int = 30
+    rates: tuple[tuple[str, float], ...] = ()
+    choose: tuple[float, ...] = ()
+    overrides: tuple[str, ...] = ()
+    own_overrides: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return QUICK_TASKS if self.quick else TASKS
+
+    def rate(self, setup: str, kind: str) -> float | None:
+        """The rate that was given for a setup, by its name or its kind; None where none was."""
+        given = [rate for pattern, rate in self.rates if fits(setup, pattern) or fits(kind, pattern)]
+        return given[-1] if given else None
+
+    def overrides_of(self, setup: str, kind: str) -> list[str]:
+        """What was given for a setup alone, by its name or its kind."""
+        return [given for pattern, given in self.own_overrides if fits(setup, pattern) or fits(kind, pattern)]
+
+
+# What a miniature does unless told otherwise.
+QUICK: Mapping[str, Any] = {"samples": (10, 20), "alphas": (5.0, 1.0, 0.5), "rounds": 2, "long_rounds": 4}
+
+
+def with_quick(is_quick: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given; for a miniature, its own defaults where nothing was."""
+    return {**(QUICK if is_quick else {}), **{name: value for name, value in given.items() if value is not None}}
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """`5,0.5` as numbers above 0, each once; `option` is named where they are not."""
+    return tuple(dict.fromkeys(_number(part, text, option) for part in text.split(",") if part.strip()))
+
+
+def parse_rates(text: str) -> tuple[tuple[str, float], ...]:
+    """`federated*=4e-4,local=1e-4` as patterns and rates."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not sign or not name.strip() for name, sign, _ in pairs):
+        raise ConfigError(f"--rate: found {text}; write such as federated=4e-4,centralized*=1e-4")
+    # A mode's own name has underscores, a setup's has none.
+    return tuple((name.strip().replace("_", "-"), _number(rate, text, "--rate")) for name, _, rate in pairs)
+
+
+def parse_own(text: str) -> tuple[str, str]:
+    """`federated-prox:training.proximal=1` as a pattern and an override."""
+    names, sign, override = text.partition(":")
+    if not sign or not names.strip() or "=" not in override:
+        raise ConfigError(f"--set-for {text}: write `NAME:KEY=VALUE`, such as federated-prox:training.proximal=1")
+    return names.strip().replace("_", "-"), override
+
+
+def _number(part: str, text: str, option: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{option}: found {text}; write numbers above 0 with commas between, such as 4e-4")
+    return value

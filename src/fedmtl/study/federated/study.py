@@ -1,0 +1,90 @@
+"""`fedmtl study federated`: which cells the tables need, and the folder that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from fedmtl import __version__
+from fedmtl.config.yaml_text import write_yaml
+from fedmtl.errors import ConfigError
+from fedmtl.runs import write_atomic
+from fedmtl.study.federated.asked import Asked
+from fedmtl.study.federated.cells import Setup, setups
+from fedmtl.study.federated.make import cell_name, make_cells, open_base, seeds_of
+from fedmtl.study.federated.page import write_study
+from fedmtl.study.federated.results import Result, read_result
+from fedmtl.study.federated.tables import Known
+from fedmtl.study.folder import StudyFolder
+from fedmtl.study.grid import Outcome, Standing, run_grid
+from fedmtl.study.patterns import fits
+from fedmtl.study.record import Keep, is_settled
+from fedmtl.study.standing import refuse_failed
+from fedmtl.tasks.builtin import BUILTIN
+
+
+def study_federated(
+    folder: StudyFolder,
+    asked: Asked,
+    at_once: int,
+    watch: Callable[[Standing], None] = lambda standing: None,
+    keep: Keep = "models",
+) -> list[Outcome]:
+    """Run every cell the tables need, or go on with them; tables, figures and page are written after each cell.
+
+    Cells that failed are an error at the end, when all others have their numbers.
+    """
+    if not asked.seeds:
+        raise ConfigError("--seeds: found none; write such as 0,1,2")
+    every = setups(asked)
+    wanted = wanted_setups(asked, every)
+    cells = make_cells(asked, open_base(folder, asked), every, wanted)
+    about = {"study": "federated", "version": __version__, **asdict(asked), "cells_at_once": at_once}
+    write_atomic(folder.asked, write_yaml(about).encode())
+    metrics = {task: BUILTIN[task].metric for task in asked.tasks}
+    read: dict[str, Result] = {}
+    ended = -1
+
+    def follow(standing: Standing) -> None:
+        nonlocal ended
+        if len(standing.outcomes) > ended:
+            ended = len(standing.outcomes)
+            known = Known(wanted, metrics, read_results(folder, asked, wanted, read))
+            write_study(folder, asked, about, known, standing)
+        watch(standing)
+
+    outcomes = run_grid(folder, cells, at_once, follow, keep)
+    refuse_failed(folder, outcomes)
+    return outcomes
+
+
+def wanted_setups(asked: Asked, every: Mapping[str, Setup]) -> list[Setup]:
+    """The setups that are asked for by name, in their order."""
+    found = [setup for name, setup in every.items() if fits(name, asked.rows)]
+    if not found:
+        raise ConfigError(f"--rows: no setup fits {asked.rows}; there are {', '.join(every)}")
+    return found
+
+
+def read_results(
+    folder: StudyFolder, asked: Asked, wanted: Sequence[Setup], read: dict[str, Result]
+) -> dict[str, dict[int, Result | None]]:
+    """By setup and seed what is finished, the cell of another setup where it has none of its own.
+
+    `read` keeps what was read before: a finished cell does not change.
+    """
+    results: dict[str, dict[int, Result | None]] = {}
+    for setup in wanted:
+        own: dict[int, Result | None] = {}
+        for seed in seeds_of(asked, setup, wanted):
+            name = cell_name(setup.cell, seed)
+            if name not in read and is_settled(folder.cell(name)):
+                read[name] = read_result(folder.cell(name))
+            own[seed] = read.get(name)
+        results[setup.name] = own
+    return results
+
+
+def study_folder_name(asked: Asked) -> str:
+    """The name of a study that was given none."""
+    return f"federated{'-rates' if asked.choose else ''}{'-quick' if asked.quick else ''}"

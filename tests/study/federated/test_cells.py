@@ -1,0 +1,147 @@
+"""Which runs the study of federated against centralized is made of."""
+
+from pathlib import Path
+
+import pytest
+
+from fedmtl.config.file import config_from, load_config
+from fedmtl.errors import ConfigError
+from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates
+from fedmtl.study.federated.cells import MODES, setups
+from fedmtl.study.federated.make import make_cells, open_base
+from fedmtl.study.federated.study import wanted_setups
+from fedmtl.study.folder import open_study
+
+PRESET = Path(__file__).parents[3] / "configs/glue-dual.yaml"
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Train files of 6, 4 and 2 rows, and dev files that must not be copied."""
+    for task, count in (("sst2", 6), ("qqp", 4), ("stsb", 2)):
+        (tmp_path / "data" / task).mkdir(parents=True)
+        for name in ("train", "dev"):
+            (tmp_path / "data" / task / f"{name}.tsv").write_text("label\n" + "1\n" * count)
+    return str(tmp_path / "data")
+
+
+def cells(tmp_path, asked):
+    every = setups(asked)
+    base = open_base(open_study(tmp_path, "study"), asked)
+    return {cell.name: cell for cell in make_cells(asked, base, every, wanted_setups(asked, every))}
+
+
+def test_every_cell_of_the_grid_is_a_config(tmp_path):
+    for cell in cells(tmp_path, Asked(quick=True)).values():
+        config_from(dict(cell.settings))
+
+
+def test_the_base_is_the_preset_in_the_configs(tmp_path, data):
+    found = cells(tmp_path, Asked(data=data, encoder="prajjwal1/bert-tiny", rows="base-federated"))
+    settings = dict(found["base-federated-seed0"].settings)
+    assert settings.pop("data") == {"root": data, "source": "files"}
+    assert config_from(settings) == load_config(PRESET)
+
+
+def test_every_mode_stands_at_every_point_with_its_data():
+    every = setups(Asked())
+    points = {setup.point.name: setup.point for setup in every.values()}
+    assert list(points) == [
+        "base", "long", "dirichlet-5", "dirichlet-0.5", "dirichlet-0.2", "samples-300", "samples-1000", "clients-1",
+        "original",
+    ]  # fmt: skip
+    for name in set(points) - {"long"}:
+        assert {f"{name}-{mode}" for mode in MODES} <= set(every)
+    assert (points["original"].samples, points["original"].clients, points["original"].rounds) == (300, 1, 30)
+    assert points["long"].rounds == 30
+
+
+def test_data_in_one_place_is_not_run_again_for_another_way_to_deal_it():
+    every = setups(Asked())
+    assert every["dirichlet-0.5-centralized"].cell == "base-centralized"
+    assert every["clients-1-centralized-single-task"].cell == "base-centralized-single-task"
+    # other examples, or others rounds, are another run
+    assert every["samples-300-centralized"].cell == "samples-300-centralized"
+    assert every["original-centralized"].cell == "original-centralized"
+    assert every["dirichlet-0.5-local"].cell == "dirichlet-0.5-local"
+
+
+def test_a_row_brings_the_cell_it_shares(tmp_path):
+    found = cells(tmp_path, Asked(quick=True, rows="dirichlet-5-*", seeds=(0, 1), seed_rows="*-centralized"))
+    assert "base-centralized-seed1" in found
+    assert "dirichlet-5-local-seed1" not in found
+    assert sorted(name for name in found if name.startswith("base")) == [
+        "base-centralized-seed0", "base-centralized-seed1", "base-centralized-single-task-seed0",
+    ]  # fmt: skip
+
+
+def test_samples_are_per_client_and_never_more_than_there_are(tmp_path, data):
+    found = cells(tmp_path, Asked(data=data, samples=(1,), rows="samples-1-*,original-federated"))
+    tasks = found["samples-1-local-seed0"].settings["tasks"]
+    # three clients with one sample each; stsb has two in all
+    assert {task: about["train_samples"] for task, about in tasks.items()} == {"sst2": 3, "qqp": 3, "stsb": 2}
+    assert found["original-federated-seed0"].settings["tasks"]["sst2"]["train_samples"] == 1
+
+
+def test_task_weights_give_each_task_the_same_say(tmp_path, data):
+    found = cells(tmp_path, Asked(data=data, rows="base-federated-task-weights"))
+    tasks = found["base-federated-task-weights-seed0"].settings["tasks"]
+    # 6 * 1 = 4 * 1.5 = 2 * 3
+    assert {task: about["weight"] for task, about in tasks.items()} == {"sst2": 1.0, "qqp": 1.5, "stsb": 3.0}
+
+
+def test_what_is_asked_for_first_comes_first_with_all_its_seeds(tmp_path):
+    order = list(cells(tmp_path, Asked(quick=True, seeds=(0, 1))))
+    last_needed = max(order.index(f"{name}-seed1") for name in ("base-local", "long-federated", "dirichlet-0.5-local"))
+    others = ("base-federated-prox", "samples-300-federated", "clients-1-local", "original-local")
+    assert last_needed < min(order.index(f"{name}-seed0") for name in others)
+    assert order.index("original-local-seed0") < order.index("base-federated-prox-seed1")
+
+
+def test_a_rate_is_given_by_mode_or_by_setup_and_the_last_counts(tmp_path):
+    rates = parse_rates("federated*=4e-4, centralized_single_task=2e-4,samples-300-federated=1e-2")
+    found = cells(tmp_path, Asked(quick=True, rates=rates))
+    rate = {name: cell.settings["training"]["learning_rate"] for name, cell in found.items()}
+    assert rate["base-federated-seed0"] == rate["long-federated-prox-seed0"] == 4e-4
+    assert rate["base-centralized-single-task-seed0"] == 2e-4
+    assert rate["samples-300-federated-seed0"] == 1e-2
+    # the miniature's own
+    assert rate["base-local-seed0"] == 1e-3
+
+
+def test_rates_are_tried_without_the_dev_sets(tmp_path, data):
+    found = cells(tmp_path, Asked(data=data, choose=(1e-4, 4e-4), rows="*-local,*-centralized"))
+    assert list(found) == [
+        "rate-0.0001-centralized-seed0", "rate-0.0001-local-seed0", "rate-0.0004-centralized-seed0",
+        "rate-0.0004-local-seed0",
+    ]  # fmt: skip
+    settings = found["rate-0.0004-local-seed0"].settings
+    assert settings["training"]["learning_rate"] == 4e-4
+    root = Path(settings["data"]["root"])
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.tsv")) == [
+        "qqp/train.tsv", "sst2/train.tsv", "stsb/train.tsv",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["federated", "=1e-4", "federated=fast", "federated=-1", "federated=nan"])
+def test_a_rate_that_is_none_is_named(text):
+    with pytest.raises(ConfigError, match=r"--rate: found"):
+        parse_rates(text)
+
+
+def test_settings_of_some_modes_go_over_all_else(tmp_path):
+    own = (parse_own("federated-prox:training.proximal=1"), parse_own("federated*:federation.average=weighted"))
+    found = cells(tmp_path, Asked(quick=True, own_overrides=own))
+    settings = {name.removesuffix("-seed0"): cell.settings for name, cell in found.items()}
+    assert settings["long-federated-prox"]["training"]["proximal"] == 1
+    assert "proximal" not in settings["base-federated"]["training"]
+    assert settings["base-federated"]["federation"]["average"] == "weighted"
+    assert settings["base-centralized"]["federation"]["average"] == "uniform"
+    with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
+        parse_own("training.proximal=1")
+
+
+def test_numbers_are_above_zero():
+    assert parse_numbers("5,0.5,5", "--alphas") == (5.0, 0.5)
+    with pytest.raises(ConfigError, match="--alphas: found 5,0;"):
+        parse_numbers("5,0", "--alphas")
