@@ -21,7 +21,7 @@ STYLE = """
 .level { stroke: var(--quiet); stroke-dasharray: 5 4; stroke-width: 1.2 }
 svg text.level-name { fill: var(--quiet); font-size: 9px; stroke: none }
 """
-SIZE = {"width": 420.0, "height": 240.0, "right": 124.0}
+SIZE = {"width": 460.0, "height": 240.0, "right": 152.0}
 # Failures lie on a line of their own above all rounds.
 ABOVE, AIR = 1.08, 1.16
 
@@ -131,7 +131,18 @@ def _spotted(frame: Frame, means: Mapping[int, float], seeds: Mapping[int, Seque
         for value in values
         if len(values) > 1
     ]
-    return join((line(frame, means, colour), tag("g", *single, *spots, class_=colour)))
+    lines = (line(frame, run, colour) for run in _unbroken(means))
+    return join((*lines, tag("g", *single, *spots, class_=colour)))
+
+
+def _unbroken(means: Mapping[int, float]) -> list[dict[int, float]]:
+    """Neighbours together: no line leads over a place that has no value."""
+    runs: list[dict[int, float]] = []
+    for at, value in sorted(means.items()):
+        if not runs or at - 1 not in runs[-1]:
+            runs.append({})
+        runs[-1][at] = value
+    return runs
 
 
 def _rounds(panel: _Panel, title: str) -> Html:

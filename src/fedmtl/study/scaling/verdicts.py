@@ -17,6 +17,8 @@ from fedmtl.study.scaling.results import Result, Results
 MARGIN = 0.05
 # Of the baseline's accuracy.
 TARGET = 0.9
+# Accuracies are shares of counted rows: less apart than this, two are equal.
+ROUNDING = 1e-9
 
 Fate = Literal["no", "never left it", "fell back to it"]
 # A round; or that the target was never reached; or that there was none, the baseline being at chance itself.
@@ -62,7 +64,7 @@ class Known:
 
 def is_at_chance(result: Result, at: int) -> bool:
     """Whether the accuracy after that round is within the margin of chance, or below."""
-    return result.curve[at] <= result.chance + MARGIN
+    return result.curve[at] <= result.chance + MARGIN + ROUNDING
 
 
 def fate(result: Result, at: int) -> Fate:
@@ -77,7 +79,7 @@ def rounds_to(result: Result, baseline: Result, at: int) -> Reached:
     """The first round with the target's share of what the baseline has after the round `at`."""
     if is_at_chance(baseline, at):
         return "void"
-    target = TARGET * baseline.curve[at]
+    target = TARGET * baseline.curve[at] - ROUNDING
     return next((number for number in sorted(result.curve) if number and result.curve[number] >= target), "failed")
 
 
