@@ -13,7 +13,7 @@ from fedmtl.study.figures import COLOURS, end_names, line
 from fedmtl.study.scaling.asked import encoder_label
 from fedmtl.study.scaling.cells import Setup
 from fedmtl.study.scaling.verdicts import TARGET, Known, reached_value
-from fedmtl.study.tables import words
+from fedmtl.study.tables import Value, words
 
 STYLE = """
 .spot { fill: var(--c) } .seed { fill: var(--c); opacity: .45 }
@@ -174,8 +174,8 @@ def _rounds(panel: _Panel, title: str) -> Html:
     )  # fmt: skip
 
 
-def _told(panel: _Panel, values: Mapping[int, object]) -> list[str]:
-    return [f"{words(value, 'number')} with {panel.clients[at]}" for at, value in values.items() if value is not None]  # type: ignore[arg-type]
+def _told(panel: _Panel, values: Mapping[int, Value]) -> list[str]:
+    return [f"{words(value, 'number')} with {panel.clients[at]}" for at, value in values.items() if value is not None]
 
 
 def _cross(frame: Frame, at: float, height: float, colour: str, encoder: str, told: str) -> Html:
@@ -198,9 +198,11 @@ def _dynamics(panel: _Panel, encoder: str, title: str) -> Html:
     frame = Frame((0, max(1, last)), padded([*values, *([] if chance is None else [chance])], 0.05), **SIZE)
     colours = {clients: _colour(n) for n, clients in enumerate(panel.clients)}
     ends = [(frame.up(own[max(own)]), colours[n], f"{n} client{'s' if n > 1 else ''}") for n, own in lines.items()]
+    fixed = frame.across(min(last, known.asked.rounds[panel.task]))
+    mark = tag("line", class_="mark", x1=fixed, x2=fixed, y1=frame.top, y2=frame.floor)
     said = "; ".join(f"{n} clients end at {score(own[max(own)])}" for n, own in lines.items())
     return svg(
-        frame, title, f"{said}; chance is {score(chance)}.", y_axis(frame, target=5), x_axis(frame, "round"),
+        frame, title, f"{said}; chance is {score(chance)}.", y_axis(frame, target=5), x_axis(frame, "round"), mark,
         _chance(frame, chance), *(line(frame, own, colours[n]) for n, own in lines.items()), end_names(frame, ends),
     )  # fmt: skip
 

@@ -56,10 +56,9 @@ class Known:
 
     def chance(self, task: str) -> float | None:
         """The mean over the rows that the seeds drew."""
-        found = [cell.chance for setup, own in self.results.items() for cell in own.values() if cell]
-        named = [setup.task for setup, own in self.results.items() for cell in own.values() if cell]
-        mine = [value for value, name in zip(found, named, strict=True) if name == task]
-        return mean(mine) if mine else None
+        own = (cells for setup, cells in self.results.items() if setup.task == task)
+        found = [cell.chance for cells in own for cell in cells.values() if cell]
+        return mean(found) if found else None
 
 
 def is_at_chance(result: Result, at: int) -> bool:
