@@ -33,7 +33,7 @@ def test_what_is_given_replaces_the_presets():
     assert asked.config["model"]["max_length"] == 9
     assert asked.examples is None
     # a preset's own threshold is not kept for other rounds
-    assert make_asked("quick", {}).threshold_rounds["sentiment"] == 4
+    assert make_asked("quick", {}).threshold_rounds["sentiment"] == 3
     assert make_asked("quick", {"rounds": 9}).threshold_rounds["sentiment"] == 18
 
 
