@@ -31,26 +31,29 @@ def curves(title: str, lines: Mapping[str, Series], axis: str) -> Html:
     values = [value for series in known.values() for value in series.values()]
     low, high = min(places), max(places)
     frame = Frame((low, high if high > low else low + 1), padded(values, 0.02), width=420, height=230, right=110)
-    drawn = [_curve(frame, series, f"class{n % COLOURS}") for n, series in enumerate(known.values())]
+    drawn = [line(frame, series, f"class{n % COLOURS}") for n, series in enumerate(known.values())]
+    ends = [
+        (frame.up(list(series.values())[-1]), f"class{n % COLOURS}", name)
+        for n, (name, series) in enumerate(known.items())
+    ]
     words = "; ".join(f"{name} ends at {score(list(series.values())[-1])}" for name, series in known.items())
-    return svg(frame, title, words, y_axis(frame, target=5), x_axis(frame, axis), *drawn, _names(frame, known))
+    return svg(frame, title, words, y_axis(frame, target=5), x_axis(frame, axis), *drawn, end_names(frame, ends))
 
 
-def _curve(frame: Frame, series: Series, colour: str) -> Html:
+def line(frame: Frame, series: Mapping[float, float] | Series, colour: str) -> Html:
+    """One line through its points, in the colour of a class of the page's style."""
     points = " ".join(f"{frame.across(at):.1f},{frame.up(value):.1f}" for at, value in series.items())
     return tag("g", tag("polyline", class_="curve", points=points), class_=colour)
 
 
-def _names(frame: Frame, lines: Mapping[str, Series]) -> Html:
-    """Names beside the last value of each line, pushed apart where they would touch."""
-    ends = sorted((frame.up(list(series.values())[-1]), n, name) for n, (name, series) in enumerate(lines.items()))
-    placed: list[tuple[float, int, str]] = []
-    for y, n, name in ends:
-        placed.append((max(y, placed[-1][0] + _LABEL_GAP) if placed else y, n, name))
-    excess = max(0.0, placed[-1][0] - frame.floor)
+def end_names(frame: Frame, ends: Sequence[tuple[float, str, str]]) -> Html:
+    """Names beside where lines end, each (height, colour, name), pushed apart where they would touch."""
+    placed: list[tuple[float, str, str]] = []
+    for y, colour, name in sorted(ends, key=lambda end: end[0]):
+        placed.append((max(y, placed[-1][0] + _LABEL_GAP) if placed else y, colour, name))
+    excess = max(0.0, placed[-1][0] - frame.floor) if placed else 0.0
     return join(
-        tag("text", name, class_=f"named class{n % COLOURS}", x=frame.edge + 7, y=y - excess + 3.5)
-        for y, n, name in placed
+        tag("text", name, class_=f"named {colour}", x=frame.edge + 7, y=y - excess + 3.5) for y, colour, name in placed
     )
 
 

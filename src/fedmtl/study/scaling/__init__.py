@@ -1,0 +1,1 @@
+"""The study of scaling: the same examples, divided among ever more clients."""

@@ -1,0 +1,73 @@
+import pytest
+
+from fedmtl.config.file import config_from
+from fedmtl.errors import ConfigError
+from fedmtl.study.scaling.asked import encoder_label, encoder_settings, make_asked, read_partition
+from fedmtl.study.scaling.cells import make_cells
+
+
+def test_the_paper_is_as_it_was_published():
+    asked = make_asked("paper", {})
+    training = config_from(dict(make_cells(asked)[0].settings)).training
+    assert (training.optimizer, training.learning_rate, training.batch_size) == ("sgd", 2e-5, 32)
+    assert (training.momentum, training.weight_decay, training.max_grad_norm) == (0, 0, 0)
+    assert (training.local_epochs, asked.config["model"]["max_length"]) == (2, 128)
+    assert asked.rounds == {"imdb": 100, "ag_news": 100, "yelp": 50}
+    assert asked.threshold_rounds == {"imdb": 200, "ag_news": 200, "yelp": 100}
+    assert (asked.examples, asked.validation) == (None, None)
+    assert [encoder_label(encoder) for encoder in asked.encoders] == [
+        "bert-base-cased", "albert-base-v2", "distilbert-base-cased",
+    ]  # fmt: skip
+
+
+def test_ours_is_seventy_two_cells():
+    # 6 numbers of clients, 3 encoders, 2 tasks, 2 seeds
+    assert len(make_cells(make_asked("ours", {}))) == 6 * 3 * 2 * 2
+
+
+def test_what_is_given_replaces_the_presets():
+    asked = make_asked("ours", {"rounds": 7, "learning_rate": 0.5, "max_length": 9, "examples": 0, "tasks": ("imdb",)})
+    assert (asked.rounds, asked.threshold_rounds) == ({"imdb": 7}, {"imdb": 14})
+    assert asked.config["training"]["learning_rate"] == 0.5
+    assert asked.config["training"]["local_epochs"] == 2
+    assert asked.config["model"]["max_length"] == 9
+    assert asked.examples is None
+    # a preset's own threshold is not kept for other rounds
+    assert make_asked("quick", {}).threshold_rounds["sentiment"] == 3
+    assert make_asked("quick", {"rounds": 9}).threshold_rounds["sentiment"] == 18
+
+
+def test_an_encoder_may_have_its_shape_alone():
+    assert encoder_label("some/where/minilm-l6") == "minilm-l6"
+    assert encoder_label("random:some/where/minilm-l6") == "random:minilm-l6"
+    assert encoder_settings("random:tiny") == {"server_model": "tiny", "initial": "random"}
+    assert encoder_settings("random-2x64") == {"server_model": "random-2x64", "initial": "pretrained"}
+
+
+def test_a_partition_is_iid_or_dirichlet():
+    assert read_partition("iid") == {"kind": "iid"}
+    assert read_partition("dirichlet:0.1") == {"kind": "dirichlet", "alpha": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"encoders": ()}, "--encoders: found none"),
+        ({"encoders": ("a/tiny", "tiny")}, "--encoders: two are called tiny"),
+        ({"clients": (0, 2)}, "--clients: found none, or less than 1"),
+        ({"tasks": ("stsb",)}, "--tasks: stsb is no built-in classification"),
+        ({"rounds": 4, "threshold_rounds": 3}, "--threshold-rounds: found 3, fewer than the 4"),
+        ({"examples": 31}, "--examples: found 31 for 32 clients"),
+        ({"partition": "dirichlet"}, "--partition: found dirichlet; write"),
+        ({"partition": "quantity:1"}, "--partition: found quantity:1; write"),
+        ({"data": "somewhere"}, "--data: --quick is on embedded data"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(given, words):
+    with pytest.raises(ConfigError, match=words):
+        make_asked("quick", given)
+
+
+def test_a_task_without_rounds_in_the_preset_is_named():
+    with pytest.raises(ConfigError, match="--rounds: the preset has none for sst2"):
+        make_asked("paper", {"tasks": ("sst2",)})
