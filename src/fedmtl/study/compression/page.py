@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedmtl.config.yaml_text import write_yaml
-from fedmtl.report.markup import notes, tag
-from fedmtl.runs import write_atomic
 from fedmtl.study.compression.base import Base
 from fedmtl.study.compression.figures import STYLE, make_figures
 from fedmtl.study.compression.results import Results
 from fedmtl.study.compression.sizes import Sizes
 from fedmtl.study.compression.tables import Known, make_table
-from fedmtl.study.figures import FIGURE_STYLE, write_svg
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing
-from fedmtl.study.page import TABLE_STYLE, study_page
+from fedmtl.study.page import Content, write_pages
 from fedmtl.study.standing import failure_words, standing_words
-from fedmtl.study.tables import to_csv, to_html, to_markdown
 
 GUIDE = (
     "Scores are of the dev sets, after the last pass. A `%` is the share of the teacher's score that is left, with the"
@@ -45,35 +39,21 @@ class Shown:
 
 def write_study(shown: Shown, results: Results, standing: Standing, sizes: Sizes) -> None:
     """Everything that can be shown of the cells that are finished and the models that are measured."""
-    folder, base = shown.folder, shown.base
+    base = shown.base
     known = Known(base.setups, base.metrics, base.shapes, results)
-    tables = [make_table(number, names, known, sizes) for number, names in sorted(shown.rows.items())]
-    for table in tables:
-        write_atomic(folder.path / f"{table.name}.csv", to_csv(table).encode())
-    write_atomic(folder.path / "cells.csv", cells_csv(results, base.metrics).encode())
-    pictures = make_figures(shown.rows, known, sizes)
-    for name, (_, picture) in pictures.items():
-        write_svg(folder.figures / f"{name}.svg", picture, STYLE)
-    opening = f"{_asked(shown)} {standing_words(standing)}"
-    said = [*([] if base.has_augmentation else [NO_AUGMENTATION]), *failure_words(standing)]
-    plain = "\n".join(textwrap.wrap(GUIDE, 120))
-    parts = [f"{opening}\n", f"{plain}\n", *(f"* {line}" for line in said), "", *map(to_markdown, tables)]
-    write_atomic(folder.markdown, "\n".join(parts).encode())
-    figures = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
-    page = study_page(
-        f"{folder.path.name}: compression",
-        tag("p", "fedmtl study compression", class_="kicker"),
-        tag("h1", folder.path.name),
-        tag("p", opening, class_="lede"),
-        notes(said),
-        tag("p", GUIDE.replace("`", ""), class_="guide"),
-        *(tag("section", to_html(table)) for table in tables),
-        tag("section", tag("h2", "Figures"), tag("div", *figures, class_="panels")) if pictures else "",
-        tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(shown.about))))),
-        style=TABLE_STYLE + FIGURE_STYLE + STYLE,
-        class_="broad",
+    content = Content(
+        command="fedmtl study compression",
+        title="compression",
+        opening=f"{_asked(shown)} {standing_words(standing)}",
+        guide=GUIDE,
+        said=[*([] if base.has_augmentation else [NO_AUGMENTATION]), *failure_words(standing)],
+        tables=[make_table(number, names, known, sizes) for number, names in sorted(shown.rows.items())],
+        pictures=make_figures(shown.rows, known, sizes),
+        about=shown.about,
+        sheets={"cells": cells_csv(results, base.metrics)},
+        style=STYLE,
     )
-    write_atomic(folder.page, page.encode())
+    write_pages(shown.folder, content)
 
 
 def _asked(shown: Shown) -> str:

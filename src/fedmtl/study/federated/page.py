@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fedmtl.config.yaml_text import write_yaml
-from fedmtl.report.markup import notes, tag
-from fedmtl.runs import write_atomic
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.cells import lines
 from fedmtl.study.federated.figures import STYLE, make_figures
 from fedmtl.study.federated.gains import clients_csv, gain_table
 from fedmtl.study.federated.similarity import ends_table, printed_table
 from fedmtl.study.federated.tables import Known, compared_table, rates_table
-from fedmtl.study.figures import FIGURE_STYLE, write_svg
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing
-from fedmtl.study.page import TABLE_STYLE, study_page
+from fedmtl.study.page import Content, write_pages
 from fedmtl.study.standing import failure_words, standing_words
-from fedmtl.study.tables import Table, to_csv, to_html, to_markdown
+from fedmtl.study.tables import Table
 
 GUIDE = (
     "Scores are of the dev sets, after the last round. Every mode trains on the same examples, as often: rounds times"
@@ -39,33 +34,19 @@ CHOOSING = (
 
 def write_study(folder: StudyFolder, asked: Asked, about: Mapping[str, Any], known: Known, standing: Standing) -> None:
     """Everything that can be shown of the cells that are finished."""
-    tables = make_tables(asked, known)
-    for table in tables:
-        write_atomic(folder.path / f"{table.name}.csv", to_csv(table).encode())
-    write_atomic(folder.path / "cells.csv", cells_csv(known).encode())
-    write_atomic(folder.path / "clients.csv", clients_csv(known).encode())
-    pictures = make_figures(known)
-    for name, (_, picture) in pictures.items():
-        write_svg(folder.figures / f"{name}.svg", picture, STYLE)
-    opening = f"{_asked(about)} {standing_words(standing)}"
-    guide, failures = CHOOSING if asked.choose else GUIDE, failure_words(standing)
-    parts = [f"{opening}\n", "\n".join(textwrap.wrap(guide, 120)) + "\n", *map(to_markdown, tables)]
-    write_atomic(folder.markdown, "\n".join([*parts, *(f"* {line}" for line in failures)]).encode())
-    figures = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
-    page = study_page(
-        f"{folder.path.name}: federated and centralized",
-        tag("p", "fedmtl study federated", class_="kicker"),
-        tag("h1", folder.path.name),
-        tag("p", opening, class_="lede"),
-        notes(failures),
-        tag("p", guide.replace("`", ""), class_="guide"),
-        *(tag("section", to_html(table)) for table in tables),
-        tag("section", tag("h2", "Figures"), tag("div", *figures, class_="panels")) if pictures else "",
-        tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(about))))),
-        style=TABLE_STYLE + FIGURE_STYLE + STYLE,
-        class_="broad",
+    content = Content(
+        command="fedmtl study federated",
+        title="federated and centralized",
+        opening=f"{_asked(about)} {standing_words(standing)}",
+        guide=CHOOSING if asked.choose else GUIDE,
+        said=failure_words(standing),
+        tables=make_tables(asked, known),
+        pictures=make_figures(known),
+        about=about,
+        sheets={"cells": cells_csv(known), "clients": clients_csv(known)},
+        style=STYLE,
     )
-    write_atomic(folder.page, page.encode())
+    write_pages(folder, content)
 
 
 def make_tables(asked: Asked, known: Known) -> list[Table]:

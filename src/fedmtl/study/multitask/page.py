@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from fedmtl.config.yaml_text import write_yaml
 from fedmtl.report.formats import score
-from fedmtl.report.markup import Html, notes, tag
-from fedmtl.runs import write_atomic
-from fedmtl.study.figures import FIGURE_STYLE, confusion, curves, residuals, write_svg
+from fedmtl.report.markup import Html
+from fedmtl.study.figures import confusion, curves, residuals
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing
 from fedmtl.study.measures import Measured
 from fedmtl.study.multitask.cells import SMART, TASKS, Row
 from fedmtl.study.multitask.tables import Results, make_table
-from fedmtl.study.page import TABLE_STYLE, study_page
+from fedmtl.study.page import Content, write_pages
 from fedmtl.study.standing import failure_words, standing_words
-from fedmtl.study.tables import to_csv, to_html, to_markdown
 
 GUIDE = (
     "Scores are of the dev sets, after the last round; `average` is (accuracy + accuracy + (r + 1) / 2) / 3. `best on"
@@ -41,36 +37,18 @@ def write_study(
     standing: Standing,
 ) -> None:
     """Everything that can be shown of the cells that are finished."""
-    tables = {number: make_table(number, rows, results, TASKS) for number, rows in wanted.items()}
-    for table in tables.values():
-        write_atomic(folder.path / f"{table.name}.csv", to_csv(table).encode())
-    write_atomic(folder.path / "cells.csv", cells_csv(results).encode())
-    pictures = make_figures(wanted, results)
-    for name, (_, picture) in pictures.items():
-        write_svg(folder.figures / f"{name}.svg", picture)
-    opening = f"{_asked(about)} {standing_words(standing)}"
-    failures = failure_words(standing)
-    parts = [f"{opening}\n", f"{_plain(GUIDE)}\n", *map(to_markdown, tables.values())]
-    write_atomic(folder.markdown, "\n".join([*parts, *(f"* {line}" for line in failures)]).encode())
-    shown = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
-    page = study_page(
-        f"{folder.path.name}: multi-task methods",
-        tag("p", "fedmtl study multitask", class_="kicker"),
-        tag("h1", folder.path.name),
-        tag("p", opening, class_="lede"),
-        notes(failures),
-        tag("p", GUIDE.replace("`", ""), class_="guide"),
-        *(tag("section", to_html(table)) for table in tables.values()),
-        tag("section", tag("h2", "Figures"), tag("div", *shown, class_="panels")) if pictures else "",
-        tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(about))))),
-        style=TABLE_STYLE + FIGURE_STYLE,
-        class_="broad",
+    content = Content(
+        command="fedmtl study multitask",
+        title="multi-task methods",
+        opening=f"{_asked(about)} {standing_words(standing)}",
+        guide=GUIDE,
+        said=failure_words(standing),
+        tables=[make_table(number, rows, results, TASKS) for number, rows in wanted.items()],
+        pictures=make_figures(wanted, results),
+        about=about,
+        sheets={"cells": cells_csv(results)},
     )
-    write_atomic(folder.page, page.encode())
-
-
-def _plain(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 120))
+    write_pages(folder, content)
 
 
 def _asked(about: Mapping[str, Any]) -> str:

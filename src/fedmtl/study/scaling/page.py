@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fedmtl.config.yaml_text import write_yaml
 from fedmtl.report.formats import count
-from fedmtl.report.markup import notes, tag
-from fedmtl.runs import write_atomic
-from fedmtl.study.figures import FIGURE_STYLE, write_svg
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Standing
-from fedmtl.study.page import TABLE_STYLE, study_page
+from fedmtl.study.page import Content, write_pages
 from fedmtl.study.scaling.asked import Asked, encoder_label
 from fedmtl.study.scaling.cells import scored_file
 from fedmtl.study.scaling.figures import STYLE, make_figures
@@ -23,7 +18,6 @@ from fedmtl.study.scaling.results import Result, Results
 from fedmtl.study.scaling.tables import make_tables
 from fedmtl.study.scaling.verdicts import Known, collapse, fate
 from fedmtl.study.standing import failure_words, standing_words
-from fedmtl.study.tables import to_csv, to_html, to_markdown
 
 GUIDE = (
     "The same examples are divided among 1, 2, 4, ... clients, which train and are averaged; all else stays as it is."
@@ -39,34 +33,20 @@ _COSTS = (
 
 def write_study(folder: StudyFolder, about: Mapping[str, Any], known: Known, standing: Standing) -> None:
     """Everything that can be shown of the cells that are finished."""
-    tables = make_tables(known)
-    for table in tables:
-        write_atomic(folder.path / f"{table.name}.csv", to_csv(table).encode())
-    write_atomic(folder.path / "cells.csv", cells_csv(known).encode())
-    write_atomic(folder.path / "curves.csv", curves_csv(known.results).encode())
-    pictures = make_figures(known)
-    for name, (_, picture) in pictures.items():
-        write_svg(folder.figures / f"{name}.svg", picture, STYLE)
-    opening = f"{_asked(known.asked)} {standing_words(standing)}"
-    said = [*_collapses(known), *_scored(known), *failure_words(standing)]
-    plain = "\n".join(textwrap.wrap(GUIDE, 120))
-    parts = [f"{opening}\n", f"{plain}\n", *(f"* {line}" for line in said), "", *map(to_markdown, tables)]
-    write_atomic(folder.markdown, "\n".join(parts).encode())
-    figures = (tag("figure", tag("figcaption", tag("b", words)), picture) for words, picture in pictures.values())
-    page = study_page(
-        f"{folder.path.name}: scaling",
-        tag("p", "fedmtl study scaling", class_="kicker"),
-        tag("h1", folder.path.name),
-        tag("p", opening, class_="lede"),
-        notes(said),
-        tag("p", GUIDE, class_="guide"),
-        tag("section", tag("h2", "Figures"), tag("div", *figures, class_="panels")) if pictures else "",
-        *(tag("section", to_html(table)) for table in tables),
-        tag("section", tag("h2", "What was asked"), tag("pre", tag("code", write_yaml(dict(about))))),
-        style=TABLE_STYLE + FIGURE_STYLE + STYLE,
-        class_="broad",
+    content = Content(
+        command="fedmtl study scaling",
+        title="scaling",
+        opening=f"{_asked(known.asked)} {standing_words(standing)}",
+        guide=GUIDE,
+        said=[*_collapses(known), *_scored(known), *failure_words(standing)],
+        tables=make_tables(known),
+        pictures=make_figures(known),
+        about=about,
+        sheets={"cells": cells_csv(known), "curves": curves_csv(known.results)},
+        style=STYLE,
+        pictures_first=True,
     )
-    write_atomic(folder.page, page.encode())
+    write_pages(folder, content)
 
 
 def _asked(asked: Asked) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 from fedmtl.report.formats import score, size
 from fedmtl.report.markup import Html, join, legend, table, tag
 from fedmtl.report.scales import Frame, padded, svg, y_axis
-from fedmtl.study.page import study_page
+from fedmtl.report.single_page import single_page
 
 COLOURS = 7
 LABEL_GAP = 44
@@ -39,7 +39,7 @@ def wire_page(name: str, points: Sequence[Reached]) -> str:
     colours = {codec: f"class{number % COLOURS}" for number, codec in enumerate(codecs)}
     metrics = list(dict.fromkeys(metric for point in points for metric in point.scores))
     figures = (_figure(metric, points, colours) for metric in metrics)
-    return study_page(
+    return single_page(
         f"{name}: score against bytes",
         tag("h1", name),
         tag("p", "What a score costs: bytes to and from all clients since the start, after every scored round."),
