@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmtl import __version__
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
+from fedmtl.config.yaml_text import write_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs import RunFolder, read_events, write_atomic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -66,6 +68,13 @@ def open_study(output: Path, name: str) -> StudyFolder:
         raise ConfigError(f"--name {name}: {folder.path} is a run, not a study; give another name")
     folder.path.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def note_asked(folder: StudyFolder, study: str, asked: Mapping[str, Any], at_once: int) -> dict[str, Any]:
+    """Write what is asked of the study into its folder; gives what was written."""
+    about = {"study": study, "version": __version__, **asked, "cells_at_once": at_once}
+    write_atomic(folder.asked, write_yaml(about).encode())
+    return about
 
 
 def is_done(run: RunFolder) -> bool:

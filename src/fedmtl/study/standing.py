@@ -1,8 +1,8 @@
-"""How far a grid is, in words, and what is said at the end of cells that failed."""
+"""How far a grid is: in words, for whoever writes as cells end, and at the end where cells failed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedmtl.errors import CannotContinue
 from fedmtl.report.formats import duration
@@ -21,6 +21,20 @@ def standing_words(standing: Standing) -> str:
 def failure_words(standing: Standing) -> list[str]:
     """A line for every cell that failed."""
     return [f"{outcome.cell} failed: {outcome.reason}" for outcome in standing.failed]
+
+
+def as_cells_end(write: Callable[[Standing], None], watch: Callable[[Standing], None]) -> Callable[[Standing], None]:
+    """A watcher of a grid that writes when there is something new, before it lets others watch."""
+    ended = -1
+
+    def follow(standing: Standing) -> None:
+        nonlocal ended
+        if len(standing.outcomes) > ended:
+            ended = len(standing.outcomes)
+            write(standing)
+        watch(standing)
+
+    return follow
 
 
 def refuse_failed(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:

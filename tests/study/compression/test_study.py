@@ -4,10 +4,10 @@ import csv
 import json
 import time
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 
 import pytest
 
-from fedmtl.cli import main
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.measure import Measured, Timing
@@ -26,18 +26,8 @@ SMALLEST = (
 
 
 @pytest.fixture
-def study(monkeypatch, capsys, tmp_path):
-    """`fedmtl study compression` with these arguments, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedmtl", "study", "compression", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+def study(command):
+    return partial(command, "compression")
 
 
 @pytest.fixture

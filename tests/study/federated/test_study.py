@@ -1,17 +1,17 @@
 """The study from its command to its page, with as few steps as can be."""
 
-import csv
 import time
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 
 import pytest
 
-from fedmtl.cli import main
 from fedmtl.errors import ConfigError
 from fedmtl.runs import RunFolder, read_events
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.study import study_federated
 from fedmtl.study.folder import open_study
+from study.csv_rows import read_csv
 
 SMALLEST = (
     "--quick", "--encoder", "random-1x32", "--rounds", "1", "--jobs", "1", "--set", "compute.device=cpu", "--set",
@@ -20,23 +20,8 @@ SMALLEST = (
 
 
 @pytest.fixture
-def study(monkeypatch, capsys, tmp_path):
-    """`fedmtl study federated` with these arguments, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedmtl", "study", "federated", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
-
-
-def read_csv(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
+def study(command):
+    return partial(command, "federated")
 
 
 def last_evaluations(run):

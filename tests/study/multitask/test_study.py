@@ -3,10 +3,10 @@
 import csv
 import time
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 
 import pytest
 
-from fedmtl.cli import main
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.runs import RunFolder, read_events
@@ -18,18 +18,8 @@ SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--
 
 
 @pytest.fixture
-def study(monkeypatch, capsys, tmp_path):
-    """`fedmtl study multitask` with these arguments, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedmtl", "study", "multitask", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+def study(command):
+    return partial(command, "multitask")
 
 
 def test_every_cell_of_the_grid_is_a_config(tmp_path):

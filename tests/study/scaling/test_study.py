@@ -1,14 +1,14 @@
 """The study from its command to its page, with as few steps as can be."""
 
-import csv
 import time
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 
 import pytest
 
-from fedmtl.cli import main
 from fedmtl.config.file import load_config
 from fedmtl.runs import RunFolder, read_events
+from study.csv_rows import read_csv
 
 SMALLEST = (
     "--quick", "--tasks", "sentiment", "--examples", "16", "--validation", "20", "--rounds", "1", "--set",
@@ -17,23 +17,8 @@ SMALLEST = (
 
 
 @pytest.fixture
-def study(monkeypatch, capsys, tmp_path):
-    """`fedmtl study scaling` with these arguments, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["fedmtl", "study", "scaling", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
-
-
-def read_csv(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
+def study(command):
+    return partial(command, "scaling")
 
 
 def test_tables_are_made_of_run_folders_and_made_again_without_running(study, tmp_path):

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmtl import __version__
-from fedmtl.config.yaml_text import parse_yaml, write_yaml
+from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
-from fedmtl.runs import write_atomic
 from fedmtl.study.compression.asked import Asked
 from fedmtl.study.compression.base import Base, open_base
 from fedmtl.study.compression.cells import TEACHER, Setup, rows
@@ -17,11 +15,11 @@ from fedmtl.study.compression.make import cell_name, make_cells, seeds_of
 from fedmtl.study.compression.page import Shown, write_study
 from fedmtl.study.compression.results import Result, Results, read_result
 from fedmtl.study.compression.sizes import kept_sizes, measure_sizes
-from fedmtl.study.folder import StudyFolder, is_done
+from fedmtl.study.folder import StudyFolder, is_done, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled, settle
-from fedmtl.study.standing import refuse_failed
+from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
 # Off unless asked for: it trains a teacher for every task.
@@ -55,19 +53,18 @@ def study_compression(
     about = _about(folder, asked, at_once)
     measured = [cell_name(name, asked.seeds[0]) for name in wanted.rows.get(2, ()) if asked.measures]
     shown = Shown(folder, about, base, wanted.rows)
-    ended = -1
 
     def show(standing: Standing, results: Results) -> None:
         write_study(shown, results, standing, kept_sizes(folder, first_results(asked, wanted, results)))
 
-    def follow(standing: Standing) -> None:
-        nonlocal ended
-        if len(standing.outcomes) > ended:
-            ended = len(standing.outcomes)
-            show(standing, read_results(folder, asked, base, wanted))
-        watch(standing)
+    def write(standing: Standing) -> None:
+        show(standing, read_results(folder, asked, base, wanted))
 
-    outcomes = run_grid(folder, cells, at_once, follow, keep, measured) if asked.runs else _found(folder, cells)
+    outcomes = (
+        run_grid(folder, cells, at_once, as_cells_end(write, watch), keep, measured)
+        if asked.runs
+        else _found(folder, cells)
+    )
     results = read_results(folder, asked, base, wanted)
     if asked.measures:
         _measure(folder, asked, base, first_results(asked, wanted, results), say)
@@ -84,9 +81,7 @@ def _about(folder: StudyFolder, asked: Asked, at_once: int) -> dict[str, Any]:
     if not asked.runs and folder.asked.exists():
         found: dict[str, Any] = parse_yaml(folder.asked.read_text(), str(folder.asked))
         return found
-    about = {"study": "compression", "version": __version__, **asdict(asked), "cells_at_once": at_once}
-    write_atomic(folder.asked, write_yaml(about).encode())
-    return about
+    return note_asked(folder, "compression", asdict(asked), at_once)
 
 
 def _check(asked: Asked) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from fedmtl import __version__
-from fedmtl.config.yaml_text import write_yaml
 from fedmtl.errors import ConfigError
-from fedmtl.runs import write_atomic
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.cells import Setup, setups
 from fedmtl.study.federated.make import cell_name, make_cells, open_base, seeds_of
 from fedmtl.study.federated.page import write_study
 from fedmtl.study.federated.results import Result, read_result
 from fedmtl.study.federated.tables import Known
-from fedmtl.study.folder import StudyFolder
+from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Outcome, Standing, run_grid
 from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
-from fedmtl.study.standing import refuse_failed
+from fedmtl.study.standing import as_cells_end, refuse_failed
 from fedmtl.tasks.builtin import BUILTIN
 
 
@@ -39,21 +36,15 @@ def study_federated(
     every = setups(asked)
     wanted = wanted_setups(asked, every)
     cells = make_cells(asked, open_base(folder, asked), every, wanted)
-    about = {"study": "federated", "version": __version__, **asdict(asked), "cells_at_once": at_once}
-    write_atomic(folder.asked, write_yaml(about).encode())
+    about = note_asked(folder, "federated", asdict(asked), at_once)
     metrics = {task: BUILTIN[task].metric for task in asked.tasks}
     read: dict[str, Result] = {}
-    ended = -1
 
-    def follow(standing: Standing) -> None:
-        nonlocal ended
-        if len(standing.outcomes) > ended:
-            ended = len(standing.outcomes)
-            known = Known(wanted, metrics, read_results(folder, asked, wanted, read))
-            write_study(folder, asked, about, known, standing)
-        watch(standing)
+    def write(standing: Standing) -> None:
+        known = Known(wanted, metrics, read_results(folder, asked, wanted, read))
+        write_study(folder, asked, about, known, standing)
 
-    outcomes = run_grid(folder, cells, at_once, follow, keep)
+    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
     refuse_failed(folder, outcomes)
     return outcomes
 

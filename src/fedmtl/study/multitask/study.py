@@ -7,13 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmtl import __version__
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
-from fedmtl.config.yaml_text import write_yaml
 from fedmtl.errors import ConfigError
-from fedmtl.runs import write_atomic
-from fedmtl.study.folder import StudyFolder
+from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.measures import Measured, read_cell
 from fedmtl.study.multitask.cells import NEVER, TASKS, Row, Settings, Setup, merged, rows, setups
@@ -22,7 +19,7 @@ from fedmtl.study.multitask.page import write_study
 from fedmtl.study.multitask.tables import average_of
 from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
-from fedmtl.study.standing import refuse_failed
+from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
 
@@ -63,18 +60,12 @@ def study_multitask(
     wanted = wanted_rows(asked)
     base = base_settings(folder, asked)
     cells = make_cells(asked, base, wanted, sentiment_source(folder, asked, base))
-    about = {"study": "multitask", "version": __version__, **asdict(asked), "cells_at_once": at_once}
-    write_atomic(folder.asked, write_yaml(about).encode())
-    ended = -1
+    about = note_asked(folder, "multitask", asdict(asked), at_once)
 
-    def follow(standing: Standing) -> None:
-        nonlocal ended
-        if len(standing.outcomes) > ended:
-            ended = len(standing.outcomes)
-            write_study(folder, about, wanted, read_results(folder, asked, wanted), standing)
-        watch(standing)
+    def write(standing: Standing) -> None:
+        write_study(folder, about, wanted, read_results(folder, asked, wanted), standing)
 
-    outcomes = run_grid(folder, cells, at_once, follow, keep)
+    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
     refuse_failed(folder, outcomes)
     return outcomes
 

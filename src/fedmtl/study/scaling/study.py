@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from fedmtl import __version__
-from fedmtl.config.yaml_text import write_yaml
 from fedmtl.errors import ConfigError
-from fedmtl.runs import write_atomic
-from fedmtl.study.folder import StudyFolder
+from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Outcome, Standing, run_grid
 from fedmtl.study.record import Keep
 from fedmtl.study.scaling.asked import Asked
@@ -17,7 +14,7 @@ from fedmtl.study.scaling.cells import make_cells
 from fedmtl.study.scaling.page import write_study
 from fedmtl.study.scaling.results import read_results
 from fedmtl.study.scaling.verdicts import Known
-from fedmtl.study.standing import refuse_failed
+from fedmtl.study.standing import as_cells_end, refuse_failed
 
 
 def study_scaling(
@@ -34,18 +31,12 @@ def study_scaling(
     cells = make_cells(asked)
     if not cells:
         raise ConfigError(f"--rows: no setup fits {asked.rows}; setups are called such as tiny-imdb-32")
-    about = {"study": "scaling", "version": __version__, **asdict(asked), "cells_at_once": at_once}
-    write_atomic(folder.asked, write_yaml(about).encode())
-    ended = -1
+    about = note_asked(folder, "scaling", asdict(asked), at_once)
 
-    def follow(standing: Standing) -> None:
-        nonlocal ended
-        if len(standing.outcomes) > ended:
-            ended = len(standing.outcomes)
-            write_study(folder, about, Known(asked, read_results(folder, asked)), standing)
-        watch(standing)
+    def write(standing: Standing) -> None:
+        write_study(folder, about, Known(asked, read_results(folder, asked)), standing)
 
-    outcomes = run_grid(folder, cells, at_once, follow, keep)
+    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
     refuse_failed(folder, outcomes)
     return outcomes
 

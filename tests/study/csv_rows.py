@@ -1,0 +1,7 @@
+import csv
+
+
+def read_csv(path):
+    """The rows of a CSV file by the names in its head."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
