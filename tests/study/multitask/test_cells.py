@@ -3,7 +3,7 @@
 import pytest
 
 from fedmtl.study.folder import open_study
-from fedmtl.study.multitask.cells import NEVER, TASKS, merged, rows, setups
+from fedmtl.study.multitask.cells import NEVER, TASKS, rows, setups
 from fedmtl.study.multitask.report import ERRORS, PRINTED, average, slips
 from fedmtl.study.multitask.study import Asked, base_settings, make_cells, seeds_of
 
@@ -92,13 +92,6 @@ def test_overrides_change_the_base_and_leave_a_row_what_it_is(cells):
     assert made["lora-r1-a1-seed0"].settings["training"]["task_schedule"] == "random"
     assert made["round-robin-seed0"].settings["training"]["task_schedule"] == "round_robin"
     assert {cell.settings["training"]["learning_rate"] for name, cell in made.items() if "fast" not in name} == {3e-5}
-
-
-def test_settings_are_merged_section_by_section():
-    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}}) == {
-        "a": {"b": 1, "c": 4},
-        "d": {"e": 5},
-    }
 
 
 def test_the_reports_averages_are_its_own_formula_but_for_one():

@@ -17,11 +17,11 @@ from fedmtl.runs import RunFolder, find_run, read_events, write_atomic
 from fedmtl.study.compression.asked import TASKS, Asked
 from fedmtl.study.compression.cells import Setup, Shape, Shapes, setups
 from fedmtl.study.folder import StudyFolder, is_done
+from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.embedded_words import ADJECTIVES, NOUNS, PEOPLE, VERBS
 from fedmtl.tasks.sources import find_table
 
-Settings = dict[str, Any]
 QUICK_TASKS = ("sst2", "qqp", "stsb")
 RANDOM = re.compile(r"random-(\d+)x(\d+)")
 

@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from statistics import mean
 
 from fedmtl.study.compression.asked import Asked
-from fedmtl.study.compression.base import Base, Settings
+from fedmtl.study.compression.base import Base
 from fedmtl.study.compression.cells import TEACHER, Setup
 from fedmtl.study.derived import Distillation, Pruning
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell
-from fedmtl.study.multitask.cells import merged
-from fedmtl.study.patterns import fits
+from fedmtl.study.setups import Settings, cell_name, fits, merged
 
 # A backward pass is two forward passes.
 TRAINING = 3.0
-
-
-def cell_name(setup: str, seed: int) -> str:
-    return f"{setup}-seed{seed}"
 
 
 def seeds_of(asked: Asked, name: str, every: Mapping[str, Setup]) -> tuple[int, ...]:

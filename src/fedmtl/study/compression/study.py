@@ -11,14 +11,14 @@ from fedmtl.errors import ConfigError
 from fedmtl.study.compression.asked import Asked
 from fedmtl.study.compression.base import Base, open_base
 from fedmtl.study.compression.cells import TEACHER, Setup, rows
-from fedmtl.study.compression.make import cell_name, make_cells, seeds_of
+from fedmtl.study.compression.make import make_cells, seeds_of
 from fedmtl.study.compression.page import Shown, write_study
 from fedmtl.study.compression.results import Result, Results, read_result
 from fedmtl.study.compression.sizes import kept_sizes, measure_sizes
 from fedmtl.study.folder import StudyFolder, is_done, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
-from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled, settle
+from fedmtl.study.setups import cell_name, fits
 from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)

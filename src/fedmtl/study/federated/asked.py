@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmtl.errors import ConfigError
-from fedmtl.study.patterns import fits
+from fedmtl.study.setups import fits
 
 TASKS = ("sst2", "qqp", "stsb")
 QUICK_TASKS = ("sentiment", "paraphrase", "similarity")

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
@@ -15,11 +14,9 @@ from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.cells import FIRST, MODES, TASK_WEIGHTS, VARIANTS, Setup
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell
-from fedmtl.study.multitask.cells import merged
-from fedmtl.study.patterns import fits
+from fedmtl.study.setups import Settings, cell_name, fits, merged
 from fedmtl.tasks.sources import find_table, read_table
 
-Settings = dict[str, Any]
 # Fewer of similarity, as in the real data: weights by examples then differ from equal ones.
 QUICK_SAMPLES = (96, 96, 48)
 
@@ -79,10 +76,6 @@ def _copied(files: Mapping[str, Path], root: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
     return root
-
-
-def cell_name(setup: str, seed: int) -> str:
-    return f"{setup}-seed{seed}"
 
 
 def seeds_of(asked: Asked, setup: Setup, wanted: Sequence[Setup]) -> tuple[int, ...]:

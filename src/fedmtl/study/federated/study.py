@@ -8,14 +8,14 @@ from dataclasses import asdict
 from fedmtl.errors import ConfigError
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.cells import Setup, setups
-from fedmtl.study.federated.make import cell_name, make_cells, open_base, seeds_of
+from fedmtl.study.federated.make import make_cells, open_base, seeds_of
 from fedmtl.study.federated.page import write_study
 from fedmtl.study.federated.results import Result, read_result
 from fedmtl.study.federated.tables import Known
 from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Outcome, Standing, run_grid
-from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
+from fedmtl.study.setups import cell_name, fits
 from fedmtl.study.standing import as_cells_end, refuse_failed
 from fedmtl.tasks.builtin import BUILTIN
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Settings = dict[str, Any]
+from fedmtl.study.setups import Settings, merged
 
 # Later than any round: the task is scored and never trained.
 NEVER = 1_000_000_000
@@ -253,13 +253,3 @@ def _smart_rows() -> list[Row]:
         Row("α=1e-2, λ=1e-3, both perturbed", "smart-perturb-both"),
         Row("α=1e-2, λ=1e-3, Bregman 1", "smart-bregman"),
     ]
-
-
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Settings:
-    """The first settings with the second put over them, section by section."""
-    result = dict(first)
-    for key, value in second.items():
-        below = result.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(below, value) if both else value  # type: ignore[arg-type]
-    return result

@@ -13,12 +13,12 @@ from fedmtl.errors import ConfigError
 from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.measures import Measured, read_cell
-from fedmtl.study.multitask.cells import NEVER, TASKS, Row, Settings, Setup, merged, rows, setups
+from fedmtl.study.multitask.cells import NEVER, TASKS, Row, Setup, rows, setups
 from fedmtl.study.multitask.data import write_embedded, write_sentiment
 from fedmtl.study.multitask.page import write_study
 from fedmtl.study.multitask.tables import average_of
-from fedmtl.study.patterns import fits
 from fedmtl.study.record import Keep, is_settled
+from fedmtl.study.setups import Settings, cell_name, fits, merged
 from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
@@ -143,10 +143,6 @@ def make_cells(
 def seeds_of(asked: Asked, setup: str) -> tuple[int, ...]:
     """The seeds a setup runs with: all where its name fits one of `seed_rows`, else the first alone."""
     return asked.seeds if fits(setup, asked.seed_rows) else asked.seeds[:1]
-
-
-def cell_name(setup: str, seed: int) -> str:
-    return f"{setup}-seed{seed}"
 
 
 def _cell(name: str, setup: Setup, base: Settings, seed: int, source: dict[str, str] | None) -> Cell:

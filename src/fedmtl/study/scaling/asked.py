@@ -11,9 +11,9 @@ from typing import Any
 
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
+from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
 
-Settings = dict[str, Any]
 PRESETS = ("ours", "paper", "quick")
 RANDOM = "random:"
 # Where each of these options lies in a config.

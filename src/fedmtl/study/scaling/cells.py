@@ -19,8 +19,8 @@ from typing import Any
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.study.grid import Cell
-from fedmtl.study.patterns import fits
-from fedmtl.study.scaling.asked import Asked, Settings, encoder_label, encoder_settings, read_partition
+from fedmtl.study.scaling.asked import Asked, encoder_label, encoder_settings, read_partition
+from fedmtl.study.setups import Settings, cell_name, fits
 from fedmtl.tasks.sources import find_table
 
 # What a task is scored on: an official split of its own, in this order.
@@ -45,7 +45,7 @@ class Setup:
         return Setup(self.encoder, self.task, 1)
 
     def cell(self, seed: int) -> str:
-        return f"{self.name}-seed{seed}"
+        return cell_name(self.name, seed)
 
 
 def wanted_setups(asked: Asked) -> list[Setup]:
