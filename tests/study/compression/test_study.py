@@ -163,7 +163,7 @@ def test_the_quick_grid_has_every_row_within_three_minutes(study, tmp_path):
     assert code == 0, err
     assert time.monotonic() - started < 180
     folder = tmp_path / "runs/compression-quick"
-    for number, count in ((1, 20), (3, 9), (4, 18), (5, 7), (6, 5)):
+    for number, count in ((1, 20), (3, 9), (4, 18), (5, 8), (6, 5)):
         found = [row for setup, row in read_table(folder, number).items() if setup]
         assert [bool(row["sst2_accuracy"]) for row in found] == [True] * count
     with (folder / "table2.csv").open() as file:
