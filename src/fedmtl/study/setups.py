@@ -1,10 +1,12 @@
-"""What the setups of every study have in common: names, and settings that are put over others."""
+"""What every study has in common: names of setups and cells, settings put over others, checks of what is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
+
+from fedmtl.errors import ConfigError
 
 Settings = dict[str, Any]
 
@@ -17,6 +19,25 @@ def fits(setup: str, patterns: str) -> bool:
 def cell_name(setup: str, seed: int) -> str:
     """The name of a setup's cell with that seed, which is its folder's."""
     return f"{setup}-seed{seed}"
+
+
+def given_over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
+    """The defaults, with what was given in their place: None is not given."""
+    return {**defaults, **{name: value for name, value in given.items() if value is not None}}
+
+
+def check_seeds(seeds: Collection[int]) -> None:
+    """Raise a ConfigError where there are none."""
+    if not seeds:
+        raise ConfigError("--seeds: found none; write such as 0,1,2")
+
+
+def check_tables(tables: Collection[int], known: Collection[int]) -> None:
+    """Raise a ConfigError where there are none, or one that the study has not."""
+    unknown = [number for number in tables if number not in known]
+    if unknown or not tables:
+        found = ", ".join(map(str, unknown)) or "none"
+        raise ConfigError(f"--tables: found {found}; write some of {min(known)} to {max(known)}")
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Settings:

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, whole_numbers
-from fedmtl.cli.study.progress import make_grid_display
-from fedmtl.cli.terminal import write
+from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, show_study, whole_numbers
 
 
 def compression(
@@ -82,10 +80,9 @@ def compression(
     name: StudyName = None,
 ) -> None:
     """Make a teacher smaller: students, layer maps, augmentation, pruning; retention, size and speed in tables."""
-    from fedmtl.study.compression.asked import Asked, with_quick
+    from fedmtl.study.compression.asked import QUICK, Asked
     from fedmtl.study.compression.study import study_compression, study_folder_name
-    from fedmtl.study.folder import open_study
-    from fedmtl.study.grid import suitable_at_once
+    from fedmtl.study.setups import given_over
 
     given = {
         "teacher_epochs": teacher_epochs,
@@ -112,12 +109,13 @@ def compression(
         overrides=tuple(set or ()),
         runs=not no_run,
         measures=not no_measure,
-        **with_quick(quick, given),
+        **given_over(QUICK if quick else {}, given),
     )
-    folder = open_study(Path("runs"), name or study_folder_name(asked))
-    with make_grid_display() as display:
-        study_compression(folder, asked, jobs or suitable_at_once(clients=1), display, display.say, keep.value)
-    write(f"{folder.page} and {folder.markdown}")
+    show_study(
+        name or study_folder_name(asked),
+        jobs,
+        lambda folder, at_once, shown: study_compression(folder, asked, at_once, shown, shown.say, keep.value),
+    )
 
 
 def _source(text: str) -> str:

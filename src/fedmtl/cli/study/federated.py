@@ -7,18 +7,28 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, whole_numbers
-from fedmtl.cli.study.progress import make_grid_display
-from fedmtl.cli.terminal import write
+from fedmtl.cli.study.options import (
+    Common,
+    Encoder,
+    Jobs,
+    Keep,
+    Kept,
+    Quick,
+    Rows,
+    Seeds,
+    StudyName,
+    show_study,
+    whole_numbers,
+)
 
 
 def federated(
     data: Annotated[
         Path | None, typer.Option(help="Folder with sst2, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
     ] = None,
-    encoder: Annotated[str, typer.Option(help="The encoder, as model.server_model.")] = "tiny",
+    encoder: Encoder = "tiny",
     quick: Quick = False,
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
+    seeds: Seeds = "0",
     seed_rows: Annotated[
         str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'base-*'; others get the first.")
     ] = "*",
@@ -43,10 +53,7 @@ def federated(
         str,
         typer.Option(help="Try these learning rates in every mode, on a split cut from train.", metavar="X,..."),
     ] = "",
-    set: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
-    ] = None,
+    set: Common = None,
     set_for: Annotated[
         list[str] | None,
         typer.Option("--set-for", help="Replace a setting of some modes or setups.", metavar="NAME:KEY=VALUE"),
@@ -56,10 +63,9 @@ def federated(
     name: StudyName = None,
 ) -> None:
     """Compare a federation with the same data in one place and at each client alone: modes, skew, samples, clients."""
-    from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates, with_quick
+    from fedmtl.study.federated.asked import QUICK, Asked, parse_numbers, parse_own, parse_rates
     from fedmtl.study.federated.study import study_federated, study_folder_name
-    from fedmtl.study.folder import open_study
-    from fedmtl.study.grid import suitable_at_once
+    from fedmtl.study.setups import given_over
 
     given = {
         "samples": None if samples is None else whole_numbers(samples, "--samples"),
@@ -78,9 +84,10 @@ def federated(
         choose=parse_numbers(choose, "--choose"),
         overrides=tuple(set or ()),
         own_overrides=tuple(map(parse_own, set_for or ())),
-        **with_quick(quick, given),
+        **given_over(QUICK if quick else {}, given),
     )
-    folder = open_study(Path("runs"), name or study_folder_name(asked))
-    with make_grid_display() as display:
-        study_federated(folder, asked, jobs or suitable_at_once(clients=1), display, keep.value)
-    write(f"{folder.page} and {folder.markdown}")
+    show_study(
+        name or study_folder_name(asked),
+        jobs,
+        lambda folder, at_once, shown: study_federated(folder, asked, at_once, shown, keep.value),
+    )

@@ -7,19 +7,29 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, whole_numbers
-from fedmtl.cli.study.progress import make_grid_display
-from fedmtl.cli.terminal import write
+from fedmtl.cli.study.options import (
+    Common,
+    Encoder,
+    Jobs,
+    Keep,
+    Kept,
+    Quick,
+    Rows,
+    Seeds,
+    StudyName,
+    show_study,
+    whole_numbers,
+)
 
 
 def multitask(
     data: Annotated[
         Path | None, typer.Option(help="Folder with sst5, cfimdb, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
     ] = None,
-    encoder: Annotated[str, typer.Option(help="The encoder, as model.server_model.")] = "tiny",
+    encoder: Encoder = "tiny",
     quick: Quick = False,
     tables: Annotated[str, typer.Option(help="Tables of the report, with commas between.")] = "1,2,3,4,5,6,7",
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
+    seeds: Seeds = "0",
     seed_rows: Annotated[
         str,
         typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*,joint'; others get the first."),
@@ -35,17 +45,12 @@ def multitask(
         int | None, typer.Option("--batch-size", help="Examples of a step: 16, with --quick 8.", min=1, metavar="N")
     ] = None,
     no_cfimdb: Annotated[bool, typer.Option("--no-cfimdb", help="Train sentiment on sst5 alone.")] = False,
-    set: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
-    ] = None,
+    set: Common = None,
     jobs: Jobs = None,
     keep: Keep = Kept.models,
     name: StudyName = None,
 ) -> None:
     """Compare multi-task methods: schedules, LoRA, adapters and SMART, each cell a run, with a report's numbers."""
-    from fedmtl.study.folder import open_study
-    from fedmtl.study.grid import suitable_at_once
     from fedmtl.study.multitask.study import Asked, study_multitask
 
     asked = Asked(
@@ -62,7 +67,8 @@ def multitask(
         cfimdb=not no_cfimdb,
         overrides=tuple(set or ()),
     )
-    folder = open_study(Path("runs"), name or ("multitask-quick" if quick else "multitask"))
-    with make_grid_display() as display:
-        study_multitask(folder, asked, jobs or suitable_at_once(clients=1), display, keep.value)
-    write(f"{folder.page} and {folder.markdown}")
+    show_study(
+        name or ("multitask-quick" if quick else "multitask"),
+        jobs,
+        lambda folder, at_once, shown: study_multitask(folder, asked, at_once, shown, keep.value),
+    )

@@ -1,13 +1,20 @@
-"""What the studies that run a grid have in common: options, and how lists of numbers are written."""
+"""What the commands of studies that run a grid have in common: options, lists of numbers, the grid on the screen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmtl.cli.study.progress import GridLines, make_grid_display
+from fedmtl.cli.terminal import write
 from fedmtl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedmtl.study.folder import StudyFolder
 
 Quick = Annotated[bool, typer.Option("--quick", help="The whole grid in miniature, on embedded data, in some minutes.")]
 Rows = Annotated[
@@ -31,6 +38,25 @@ Keep = Annotated[
 StudyName = Annotated[
     str | None, typer.Option("--name", help="The study's folder in runs/; one that is there goes on.")
 ]
+
+
+Encoder = Annotated[str, typer.Option(help="The encoder, as model.server_model.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")]
+Common = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),
+]
+
+
+def show_study(name: str, jobs: int | None, run: Callable[[StudyFolder, int, GridLines], object]) -> None:
+    """Run a study in the folder of that name in runs/, with its progress on the screen, and say where its pages are."""
+    from fedmtl.study.folder import open_study
+    from fedmtl.study.grid import suitable_at_once
+
+    folder = open_study(Path("runs"), name)
+    with make_grid_display() as display:
+        run(folder, jobs or suitable_at_once(clients=1), display)
+    write(f"{folder.page} and {folder.markdown}")
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, whole_numbers
-from fedmtl.cli.study.progress import make_grid_display
-from fedmtl.cli.terminal import write
+from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, show_study, whole_numbers
 from fedmtl.errors import ConfigError
 
 
@@ -112,8 +110,6 @@ def scaling(
     name: StudyName = None,
 ) -> None:
     """Divide the same examples among 1 to 32 clients: accuracy, rounds to 90% of one client's, collapse to chance."""
-    from fedmtl.study.folder import open_study
-    from fedmtl.study.grid import suitable_at_once
     from fedmtl.study.scaling.asked import make_asked
     from fedmtl.study.scaling.study import study_folder_name, study_scaling
 
@@ -141,10 +137,11 @@ def scaling(
         "overrides": tuple(set or ()),
     }
     asked = make_asked("quick" if quick else (preset or Preset.ours).value, given)
-    folder = open_study(Path("runs"), name or study_folder_name(asked))
-    with make_grid_display() as display:
-        study_scaling(folder, asked, jobs or suitable_at_once(clients=1), display, keep.value)
-    write(f"{folder.page} and {folder.markdown}")
+    show_study(
+        name or study_folder_name(asked),
+        jobs,
+        lambda folder, at_once, shown: study_scaling(folder, asked, at_once, shown, keep.value),
+    )
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:

@@ -68,9 +68,3 @@ QUICK: Mapping[str, Any] = {
     "prune_epochs": 1,
     "copies": "1",
 }
-
-
-def with_quick(is_quick: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given; for a miniature, its own defaults where nothing was."""
-    known = {name: value for name, value in given.items() if value is not None}
-    return {**(QUICK if is_quick else {}), **known}

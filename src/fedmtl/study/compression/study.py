@@ -18,7 +18,7 @@ from fedmtl.study.compression.sizes import kept_sizes, measure_sizes
 from fedmtl.study.folder import StudyFolder, is_done, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
 from fedmtl.study.record import Keep, is_settled, settle
-from fedmtl.study.setups import cell_name, fits
+from fedmtl.study.setups import cell_name, check_seeds, check_tables, fits
 from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
@@ -85,11 +85,8 @@ def _about(folder: StudyFolder, asked: Asked, at_once: int) -> dict[str, Any]:
 
 
 def _check(asked: Asked) -> None:
-    unknown = [number for number in asked.tables if number not in TABLES]
-    if unknown or not asked.tables:
-        raise ConfigError(f"--tables: found {', '.join(map(str, unknown)) or 'none'}; write some of 1 to 7")
-    if not asked.seeds:
-        raise ConfigError("--seeds: found none; write such as 0,1,2")
+    check_tables(asked.tables, TABLES)
+    check_seeds(asked.seeds)
     if asked.data is None and not asked.quick and asked.teacher is None:
         raise ConfigError("--data: missing; name a folder with sst2, mrpc, ..., or write --teacher or --quick")
 

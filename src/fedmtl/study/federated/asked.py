@@ -57,11 +57,6 @@ class Asked:
 QUICK: Mapping[str, Any] = {"samples": (10, 20), "alphas": (5.0, 1.0, 0.5), "rounds": 2, "long_rounds": 4}
 
 
-def with_quick(is_quick: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given; for a miniature, its own defaults where nothing was."""
-    return {**(QUICK if is_quick else {}), **{name: value for name, value in given.items() if value is not None}}
-
-
 def parse_numbers(text: str, option: str) -> tuple[float, ...]:
     """`5,0.5` as numbers above 0, each once; `option` is named where they are not."""
     return tuple(dict.fromkeys(_number(part, text, option) for part in text.split(",") if part.strip()))

@@ -15,7 +15,7 @@ from fedmtl.study.federated.tables import Known
 from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Outcome, Standing, run_grid
 from fedmtl.study.record import Keep, is_settled
-from fedmtl.study.setups import cell_name, fits
+from fedmtl.study.setups import cell_name, check_seeds, fits
 from fedmtl.study.standing import as_cells_end, refuse_failed
 from fedmtl.tasks.builtin import BUILTIN
 
@@ -31,8 +31,7 @@ def study_federated(
 
     Cells that failed are an error at the end, when all others have their numbers.
     """
-    if not asked.seeds:
-        raise ConfigError("--seeds: found none; write such as 0,1,2")
+    check_seeds(asked.seeds)
     every = setups(asked)
     wanted = wanted_setups(asked, every)
     cells = make_cells(asked, open_base(folder, asked), every, wanted)

@@ -18,7 +18,7 @@ from fedmtl.study.multitask.data import write_embedded, write_sentiment
 from fedmtl.study.multitask.page import write_study
 from fedmtl.study.multitask.tables import average_of
 from fedmtl.study.record import Keep, is_settled
-from fedmtl.study.setups import Settings, cell_name, fits, merged
+from fedmtl.study.setups import Settings, cell_name, check_seeds, check_tables, fits, merged
 from fedmtl.study.standing import as_cells_end, refuse_failed
 
 TABLES = (1, 2, 3, 4, 5, 6, 7)
@@ -71,11 +71,8 @@ def study_multitask(
 
 
 def _check(asked: Asked) -> None:
-    unknown = [number for number in asked.tables if number not in TABLES]
-    if unknown or not asked.tables:
-        raise ConfigError(f"--tables: found {', '.join(map(str, unknown)) or 'none'}; write some of 1 to 7")
-    if not asked.seeds:
-        raise ConfigError("--seeds: found none; write such as 0,1,2")
+    check_tables(asked.tables, TABLES)
+    check_seeds(asked.seeds)
     if asked.steps < asked.epochs:
         raise ConfigError(f"--steps: found {asked.steps}, fewer than the {asked.epochs} of --epochs; write more")
     if asked.data is None and not asked.quick:
