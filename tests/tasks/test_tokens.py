@@ -252,10 +252,14 @@ for number in range(100):
 """
 
 
-def test_two_processes_may_write_the_same_folders_at_once(tmp_path):
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_two_processes_may_write_the_same_folders_at_once(is_broken, tmp_path):
+    for number in range(100 * is_broken):
+        (tmp_path / f"folder-{number}").mkdir()
+        (tmp_path / f"folder-{number}" / "0.ids.npy").touch()
     both = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), f"ready-{n}"]) for n in (1, 2)]
     assert [process.wait(30) for process in both] == [0, 0]
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock")
     assert names == sorted([f"folder-{number}" for number in range(100)] + ["ready-1", "ready-2"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import hashlib
 import json
 import os
@@ -179,9 +180,7 @@ def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> dict[st
                 for name in ARRAYS:
                     np.save(whole / f"{number}.{name}.npy", getattr(part, name))
             (whole / "meta.json").write_text(json.dumps(meta))
-            if _read_meta(folder) is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            whole.rename(folder)
+            _put(whole, folder)
     except OSError as error:
         # Another process may have finished the same folder first.
         if _read_meta(folder) is None:
@@ -190,3 +189,16 @@ def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> dict[st
                 "make room there, or name another folder"
             ) from error
     return meta
+
+
+def _put(whole: Path, folder: Path) -> None:
+    """Move to where nothing is, or where a folder is that nobody finished."""
+    try:
+        whole.rename(folder)
+    except OSError:
+        # One process at a time: what was broken a moment ago may be whole by now, and in use.
+        with (folder.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _read_meta(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+                whole.rename(folder)
