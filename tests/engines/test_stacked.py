@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.experiment.prepare import open_engine, prepare
 from fedmtl.experiment.run import start_run
+from fedmtl.federation import client_stack
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
 from fedmtl.runs import create_run
-from fedmtl.training.stacked import loop
+from fedmtl.training.stacked import outcomes
 
 # A random encoder's cosine hardly moves: a small epsilon would make steps of rounding.
 ALIKE = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
@@ -114,12 +116,78 @@ def test_a_loss_weight_that_changes_needs_no_new_stack(make_config, tmp_path):
     assert all(furthest(update, moved[2][client]) > 1e-6 for client, update in moved[1].items())
 
 
-def test_a_client_with_two_tasks_trains_by_itself(make_config, tmp_path):
-    both = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [sentiment]}, c: {tasks: [paraphrase]}}"
-    alone = answers(make_config(*ALIKE, both), tmp_path / "alone")
-    at_once = answers(make_config(*ALIKE, both, "compute.stack=3"), tmp_path / "stacked")
+BOTH = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [sentiment]}, c: {tasks: [paraphrase]}}"
+
+
+def test_a_client_with_two_tasks_is_a_stack_by_itself(make_config, tmp_path, monkeypatch):
+    alone = answers(make_config(*ALIKE, BOTH), tmp_path / "alone")
+    groups = watch_stacks(monkeypatch)
+    at_once = answers(make_config(*ALIKE, BOTH, "compute.stack=3"), tmp_path / "stacked")
+    assert groups == [["a"], ["b"], ["c"]]
+    assert all(furthest(update, at_once[client]) < 1e-5 for client, update in alone.items())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.task_schedule=joint",
+        "training.task_schedule=epoch",
+        "sharing.adaptive={}",
+        "sharing.rules=[{heads.*: task}, {'encoder.layer.0.*': task}, {'*': all}]",
+    ],
+)
+def test_a_client_with_two_tasks_trains_by_itself_where_a_step_is_not_of_one_task_and_encoder(
+    setting, make_config, tmp_path, monkeypatch
+):
+    alone = answers(make_config(*ALIKE, BOTH, setting), tmp_path / "alone")
+    groups = watch_stacks(monkeypatch)
+    at_once = answers(make_config(*ALIKE, BOTH, setting, "compute.stack=3"), tmp_path / "stacked")
+    assert sorted(client for group in groups for client in group) == ["b", "c"]
     assert furthest(alone["a"], at_once["a"]) == 0.0
-    assert furthest(alone["b"], at_once["b"]) < 1e-5
+
+
+def watch_stacks(monkeypatch) -> list[list[str]]:
+    """The clients of every stack that is trained from here on."""
+    groups = []
+
+    def watched(stacks, members, *others, **options):
+        groups.append([member.client for member in members])
+        return real(stacks, members, *others, **options)
+
+    real = client_stack.train_stack
+    monkeypatch.setattr(client_stack, "train_stack", watched)
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("mode", "stacks"), [("local", [2, 4]), ("centralized", [1]), ("centralized_single_task", [1, 2])]
+)
+def test_what_clients_keep_between_rounds_is_the_same_either_way(mode, stacks, make_config, monkeypatch):
+    options = [*ALIKE, f"mode={mode}", "training.num_rounds=2"]
+    alone = start_run(make_config(*options), "alone")
+    groups = watch_stacks(monkeypatch)
+    at_once = start_run(make_config(*options, "compute.stack=6"), "stacked")
+    assert [sorted(map(len, groups[:half])) for half in (len(stacks), None)] == [stacks, sorted(stacks * 2)]
+    kept = [sorted((run.path / "clients").rglob("round-0002.safetensors")) for run in (alone, at_once)]
+    assert len(kept[0]) == len(kept[1]) == sum(stacks)
+    for expected, found in ((load_file(first), load_file(second)) for first, second in zip(*kept, strict=True)):
+        assert found.keys() == expected.keys()
+        assert {name.partition("|")[0] for name in found} >= {"optimizer.exp_avg", "optimizer.step"}
+        assert max(float((found[name] - value).abs().max()) for name, value in expected.items()) < 1e-5
+
+
+def test_one_whose_optimizer_does_not_fit_a_stack_trains_by_itself(make_config, tmp_path, monkeypatch):
+    def fits_others(slots, keys, trained):
+        return None if "heads.sentiment.weight" in keys else real(slots, keys, trained)
+
+    real = client_stack.open_kept
+    monkeypatch.setattr(client_stack, "open_kept", fits_others)
+    alone = answers(make_config(*ALIKE), tmp_path / "alone")
+    groups = watch_stacks(monkeypatch)
+    at_once = answers(make_config(*ALIKE, "compute.stack=6"), tmp_path / "stacked")
+    assert list(map(len, groups)) == [4]
+    same = [client for client, update in alone.items() if furthest(update, at_once[client]) == 0.0]
+    assert same == ["sentiment_client_1", "sentiment_client_2"]
 
 
 @pytest.mark.parametrize("schedule", ["joint", "annealed", "epoch"])
@@ -142,12 +210,12 @@ def test_clients_that_learn_the_weights_of_losses_train_by_themselves(make_confi
 
 
 def test_one_that_fails_costs_only_itself(make_config, tmp_path, monkeypatch):
-    def broken(member, losses, counts, settings):
-        told = real(member, losses, counts, settings)
-        return loop.TrainingFailed("broken") if member.client == first else told
+    def broken(member, *others):
+        trained = real(member, *others)
+        return outcomes.TrainingFailed("broken") if member.client == first else trained
 
-    real = loop._told
-    monkeypatch.setattr(loop, "_told", broken)
+    real = outcomes._trained
+    monkeypatch.setattr(outcomes, "_trained", broken)
     config = make_config(*ALIKE, "compute.stack=6")
     first = next(iter(prepare(config).clients))
     found = answers(config, tmp_path)
@@ -163,8 +231,6 @@ def test_without_memory_for_all_they_train_in_halves(make_config, tmp_path, monk
         if len(members) > 1:
             raise torch.OutOfMemoryError
         return real(stacks, members, *rest, **options)
-
-    from fedmtl.federation import client_stack
 
     real = client_stack.train_stack
     monkeypatch.setattr(client_stack, "train_stack", small)

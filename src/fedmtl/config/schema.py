@@ -334,8 +334,8 @@ class ComputeConfig(Section):
     )
     stack: Whole | None = Field(
         None,
-        description="Clients that train at once, as one batched computation, where they have one task each; empty is"
-        " as many as fit on a GPU, and none on a CPU; 0 trains each by itself.",
+        description="Clients that train at once, as one batched computation (one with several tasks is one by itself);"
+        " empty is as many as fit on a GPU, and none on a CPU; 0 trains each alone, step by step.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",

@@ -56,7 +56,7 @@ class StackedEngine:
                 label = stack_label(job, self._site)
                 (alone if label is None else stacks.setdefault(label, [])).append(job)
             for stack in stacks.values():
-                yield from self._run_stack(stack)
+                yield from self._run_stack(stack, alone)
             yield from self._alone.run(alone, max(0.0, ends - time.monotonic()))
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
@@ -66,15 +66,19 @@ class StackedEngine:
         self._threads.shutdown()
         self._alone.close()
 
-    def _run_stack(self, jobs: Sequence[Job]) -> Iterator[Update | Failure]:
+    def _run_stack(self, jobs: Sequence[Job], alone: list[Job]) -> Iterator[Update | Failure]:
+        """The answers of jobs that fit a stack; others are added to those that are run alone."""
         limit = self._setup.max_bytes
         encoded = list(self._threads.map(lambda job: encode_job(job, limit), jobs))
         received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))
         answers = run_stack(received, self._site, self._stacks, self._threads)
         for job, data, answer in zip(jobs, encoded, self._threads.map(_sent, answers), strict=True):
+            if answer is None:
+                alone.append(job)
+                continue
             asked = asked_for(job, len(data))
             yield asked.failed(str(answer)) if isinstance(answer, FedmtlError) else asked.take(answer, limit)
 
 
-def _sent(answer: Update | FedmtlError) -> np.ndarray | FedmtlError:
-    return answer if isinstance(answer, FedmtlError) else encode_update(answer)
+def _sent(answer: Update | FedmtlError | None) -> np.ndarray | FedmtlError | None:
+    return encode_update(answer) if isinstance(answer, Update) else answer

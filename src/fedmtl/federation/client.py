@@ -22,6 +22,7 @@ from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.training.local import Trained, TrainingFailed, train
+from fedmtl.training.optimizer import Slots
 from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
 
@@ -81,6 +82,12 @@ def open_job(job: Job, site: Site) -> Opened:
     )
 
 
+def kept_slots(opened: Opened) -> Slots:
+    """What the client kept of its optimizer."""
+    state = opened.state.items()
+    return {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state if slot.startswith(OPTIMIZER)}
+
+
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
     """Keep what stays at the client, and answer with how far the shared values moved."""
     state = opened.state
@@ -132,9 +139,6 @@ def _train(job: Job, site: Site) -> Update:
     opened = open_job(job, site)
     values = opened.values
     bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, site.buffers)
-    kept = {
-        slot.removeprefix(OPTIMIZER): tensors for slot, tensors in opened.state.items() if slot.startswith(OPTIMIZER)
-    }
     trained = train(
         bound,
         opened.shards,
@@ -142,7 +146,7 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        kept=kept,
+        kept=kept_slots(opened),
         pruned=job.pruned,
     )
     after = {key: value.cpu() for key, value in bound.values().items()}

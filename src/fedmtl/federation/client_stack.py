@@ -11,29 +11,39 @@ from functools import partial
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client import Opened, Site, close_job, open_job, out_of_memory
+from fedmtl.federation.client import Opened, Site, close_job, kept_slots, open_job, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.keys import is_personal
 from fedmtl.training.local import TrainingFailed
-from fedmtl.training.stacked.loop import Outcome, Stacks, train_stack
+from fedmtl.training.stacked.kept import open_kept
+from fedmtl.training.stacked.loop import Stacks, train_stack
+from fedmtl.training.stacked.outcomes import Outcome
 from fedmtl.training.stacked.plan import Member
-from fedmtl.training.stacked.shape import stacks_with
+from fedmtl.training.stacked.shape import reached, stacks_with
 
 Answer = Update | FedmtlError
 
 
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
-    # A stack knows the task's loss alone, starts its optimizers anew, and moves every weight.
-    is_alone = any(job.settings.get(name) for name in ("keep_optimizer", "smart", "distillation", "pruning"))
+    # A stack knows the task's loss alone, and moves every weight.
+    is_alone = any(job.settings.get(name) for name in ("smart", "distillation", "pruning"))
     learns_weights = job.settings.get("loss_weighting", "fixed") != "fixed"
     if job.kind != "train" or is_alone or learns_weights:
         return None
-    return stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
+    label = stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
+    if label is None or len(job.tasks) == 1:
+        return label
+    # Of several tasks a step is of one, another one at each client; and their gradients are never side by side.
+    knows_order = job.settings["task_schedule"] not in ("joint", "epoch") and not job.settings.get("measured_layers")
+    return f"{job.client}/{label}" if knows_order else None
 
 
-def run_stack(jobs: Sequence[Job], site: Site, stacks: Stacks, threads: Executor) -> list[Answer]:
-    """Train the clients of jobs that have a label in common; an answer or a reason for each."""
+def run_stack(jobs: Sequence[Job], site: Site, stacks: Stacks, threads: Executor) -> list[Answer | None]:
+    """Train the clients of jobs that have a label in common; an answer or a reason for each.
+
+    None is of one that must be run by itself after all: what it kept of its optimizer does not fit a stack.
+    """
     started = time.perf_counter()
     entered = list(threads.map(lambda job: _enter(job, site), jobs))
     there = [own for own in entered if isinstance(own, _Entered)]
@@ -52,16 +62,19 @@ class _Entered:
     member: Member
 
 
-def _enter(job: Job, site: Site) -> _Entered | FedmtlError:
+def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     try:
         opened = open_job(job, site)
     except FedmtlError as error:
         return error
-    [task] = job.tasks
-    keys = job.plan.keys(site.model.canonical(), job.tasks, job.client)[task]
-    return _Entered(
-        job, opened, Member(job.client, site.model.tasks[task], opened.shards[task], job.seed, keys, job.rows)
-    )
+    views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
+    keys = {name: key for view in views.values() for name, key in view.items()}
+    trained = [name for task, view in views.items() for name in reached(site.model, task, view)]
+    kept = open_kept(kept_slots(opened), keys, trained)
+    if kept is None:
+        return None
+    tasks = tuple(site.model.tasks[task] for task in job.tasks)
+    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, kept))
 
 
 def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:
@@ -80,8 +93,10 @@ def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlEr
     return [*_train(there[:half], stacks), *_train(there[half:], stacks)]
 
 
-def _answer(site: Site, seconds: float, entered: _Entered | FedmtlError, outcome: Outcome | Answer) -> Answer:
-    if isinstance(entered, FedmtlError):
+def _answer(
+    site: Site, seconds: float, entered: _Entered | FedmtlError | None, outcome: Outcome | FedmtlError | None
+) -> Answer | None:
+    if not isinstance(entered, _Entered):
         return entered
     if not isinstance(outcome, Outcome):
         return outcome

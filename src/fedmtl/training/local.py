@@ -174,8 +174,7 @@ def _pass(shard: Shard, size: int, seed: int, turn: int, task: str, number: int)
     return training_batches(shard, size, derive_seed(seed, "batches", task, number), derive_seed(turn, "turn", number))
 
 
-def num_steps(shard: Shard, settings: LocalSettings) -> int:
-    """How many steps a client with this one shard takes in a round."""
-    if not len(shard):
-        return 0
-    return settings.steps or settings.epochs * -(-len(shard) // settings.batch_size)
+def num_steps(shards: Mapping[str, Shard], settings: LocalSettings) -> int:
+    """How many steps a client takes in a round, where each is of one batch and no pass is drawn."""
+    batches = sum(-(-len(shard) // settings.batch_size) for shard in shards.values())
+    return (settings.steps or settings.epochs * batches) if batches else 0

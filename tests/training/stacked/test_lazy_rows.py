@@ -30,7 +30,8 @@ def make_table() -> Block:
 
 
 @pytest.mark.parametrize("beta1", [0.9, 0.3])
-def test_rows_end_where_adamw_on_all_of_them_would_have_moved_them(beta1: float) -> None:
+@pytest.mark.parametrize("age", [0, 25])
+def test_rows_end_where_adamw_on_all_of_them_would_have_moved_them(beta1: float, age: int) -> None:
     from fedmtl.training.stacked.lazy_rows import LazyRows
     from fedmtl.training.stacked.update import _step_plainly
 
@@ -40,6 +41,11 @@ def test_rows_end_where_adamw_on_all_of_them_would_have_moved_them(beta1: float)
     generator = torch.Generator().manual_seed(1)
     dense, sparse = make_table(), make_table()
     lazy = LazyRows(sparse, ROWS, 64, settings)
+    # After some steps there is something kept of them.
+    for slot in range(2 if age else 0):
+        kept = torch.rand(CLIENTS, ROWS * WIDTH, generator=generator) / 10
+        for table in (dense, sparse):
+            table.slots[slot].copy_(kept)
     for step in range(num_steps):
         # Most rows are used now and then, some never; the second client has no steps after the tenth.
         local = (torch.randint(0, 100, (CLIENTS, PLACES), generator=generator) ** 2 // 600).to(DEVICE)
@@ -47,8 +53,8 @@ def test_rows_end_where_adamw_on_all_of_them_would_have_moved_them(beta1: float)
         gradient = torch.randn(len(ids), WIDTH, generator=generator).to(DEVICE)
         rate = torch.tensor([0.05, 0.05 if step < 10 else -1.0, 0.02 * (step % 3)], device=DEVICE)
         corrections = [
-            torch.full_like(rate, 1 - beta1 ** (step + 1)),
-            torch.full_like(rate, (1 - 0.99 ** (step + 1)) ** 0.5),
+            torch.full_like(rate, 1 - beta1 ** (age + step + 1)),
+            torch.full_like(rate, (1 - 0.99 ** (age + step + 1)) ** 0.5),
         ]
         rates = Rates(rate, *corrections, torch.tensor([1.0, 0.5, 0.25], device=DEVICE))
         lazy.history[step] = torch.stack([rates.rate, rates.first, rates.second])

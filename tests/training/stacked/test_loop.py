@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import zip_longest
+
 import pytest
 import torch
 
@@ -10,8 +13,10 @@ from fedmtl.model.keys import Key
 from fedmtl.model.values import initial_weights
 from fedmtl.model.vocabulary import take_rows, used_rows
 from fedmtl.training.local import Trained, train
+from fedmtl.training.stacked.kept import open_kept
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.plan import Member
+from fedmtl.training.stacked.shape import reached
 
 from ..small_client import (
     CPU,
@@ -68,16 +73,19 @@ def make_clients(model, tasks, folder):
             }
             table = Key("all", model.table)
             weights[table] = take_rows(weights[table], rows)
-            clients.append((Member(f"{task.name}{number}", task, shard, 100 + number, keys, rows), weights))
+            clients.append(
+                (Member(f"{task.name}{number}", (task,), {task.name: shard}, 100 + number, keys, rows), weights)
+            )
     return clients
 
 
-def one_by_one(model, clients, settings, round_number=2):
+def one_by_one(model, clients, settings, round_number=2, kept=()):
     found = []
-    for member, weights in clients:
-        bound = BoundModel(model, PLAN, [member.task.name], "", copied(weights), member.rows)
+    for (member, weights), own in zip_longest(clients, kept):
+        tasks = [task.name for task in member.tasks]
+        bound = BoundModel(model, PLAN, tasks, "", copied(weights), member.rows)
         trained = train(
-            bound, {member.task.name: member.shard}, settings, round_number=round_number, seed=member.seed, device=CPU
+            bound, member.shards, settings, round_number=round_number, seed=member.seed, device=CPU, kept=own
         )
         found.append((trained, copied(bound.values())))
     return found
@@ -106,13 +114,93 @@ def test_a_stack_of_encoders_with_fewer_heads_does_too(task, tmp_path):
 def check_equal(model, tasks, options, tmp_path):
     settings = make_settings(*tasks, **options)
     clients = make_clients(model, tasks, tmp_path)
-    expected = one_by_one(model, clients, settings)
-    found = stacked(model, clients, settings)
+    check_same(clients, one_by_one(model, clients, settings), stacked(model, clients, settings))
+
+
+def check_same(clients, expected, found):
     for (member, before), (trained, values), outcome in zip(clients, expected, found, strict=True):
         assert isinstance(outcome.trained, Trained)
         assert outcome.trained.steps == trained.steps
+        assert outcome.trained.seen == trained.seen
         assert outcome.trained.losses == pytest.approx(trained.losses, rel=1e-7)
         moved = {member.keys[name]: value for name, value in outcome.delta.items()}
         assert furthest({key: values[key] - before[key] for key in moved}, moved) < 1e-10
         assert all(torch.equal(values[key], before[key]) for key in values if key not in moved)
         assert max(float(value.abs().max()) for value in moved.values()) > 1e-4
+        check_kept(trained.optimizer, outcome.trained.optimizer)
+
+
+def check_kept(expected, found):
+    assert found.keys() == expected.keys()
+    # A stack has the weights of classes in fp32: a gradient shows it, a step of AdamW does not.
+    assert all(furthest(expected[slot], found[slot]) < 1e-8 for slot in expected)
+
+
+# One encoder, pooled alike: single texts, pairs, and a score.
+SEVERAL = (BALANCED, DUAL, replace(THREE, pool="mean"))
+ORDERS = {
+    "even": {},
+    "of two passes, own rates, clipped": {
+        "local_epochs": 2, "max_grad_norm": 0.05, "weight_decay": 0.3,
+        "rates": {"dual": 3e-3}, "loss_weights": {"single": 0.4}, "head_rate": 20,
+    },
+    "round robin": {"task_schedule": "round_robin", "local_steps": 7},
+    "annealed": {"task_schedule": "annealed", "schedule": "linear", "num_rounds": 3},
+    "proximal": {"proximal": 0.7, "epsilon": 1e-2, "learning_rate": 0.01},
+    "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+    "a task that never has its turn": {"local_steps": 1},
+}  # fmt: skip
+
+
+def make_client(model, tasks, folder):
+    """One client that holds several tasks."""
+    shards = {task.name: make_shard(task, folder, list(own)) for task, own in zip(tasks, ALONE, strict=True)}
+    rows = used_rows((ids for shard in shards.values() for ids in shard.used_ids()), model.pad_id)
+    views = PLAN.keys(model.canonical(), list(shards), "")
+    weights = copied(initial_weights(model, PLAN))
+    weights[Key("all", model.table)] = take_rows(weights[Key("all", model.table)], rows)
+    keys = {name: key for view in views.values() for name, key in view.items()}
+    return Member("all", tasks, shards, 100, keys, rows), weights
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_a_client_with_several_tasks_is_a_stack_of_one(case, tmp_path):
+    model = small_model(*SEVERAL)
+    check_rounds(model, [make_client(model, SEVERAL, tmp_path)], make_settings(*SEVERAL, **ORDERS[case]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9}, {"optimizer": "sgd", "learning_rate": 0.05}],
+)
+def test_what_optimizers_keep_goes_on_in_the_next_round(options, tmp_path):
+    model = small_model(SINGLE, SCORES)
+    check_rounds(model, make_clients(model, (SINGLE, SCORES), tmp_path), make_settings(SINGLE, SCORES, **options))
+
+
+def check_rounds(model, clients, settings):
+    """Two rounds of the same stack; the second starts where the first ended, with what its optimizers kept."""
+    stacks = Stacks(model, CPU, torch.float64)
+    first = one_by_one(model, clients, settings, 1)
+    check_same(clients, first, stacked(model, clients, settings, stacks, 1))
+    later, kept = [], []
+    for (member, _), (trained, values) in zip(clients, first, strict=True):
+        reached_names = [name for task in member.tasks for name in reached(model, task.name, member.keys)]
+        own = open_kept(trained.optimizer, member.keys, reached_names)
+        assert own is not None
+        later.append((replace(member, kept=own), values))
+        kept.append(trained.optimizer)
+    check_same(later, one_by_one(model, later, settings, 2, kept), stacked(model, later, settings, stacks, 2))
+    assert len(stacks.made) == 1
+
+
+def test_values_that_made_different_numbers_of_steps_do_not_fit_a_stack(tmp_path):
+    model = small_model(SINGLE)
+    member, _ = make_clients(model, (SINGLE,), tmp_path)[0]
+    names = reached(model, "single", member.keys)
+    steps = {member.keys[name]: torch.tensor(3.0) for name in names}
+    assert open_kept({"step": steps}, member.keys, names).head_ages == {"single": 3}
+    # A head may be younger than the encoder, a layer may not.
+    head, layer = (next(name for name in names if name.startswith(part)) for part in ("heads.", "encoder."))
+    assert open_kept({"step": {**steps, member.keys[head]: torch.tensor(1.0)}}, member.keys, names).age == 3
+    assert open_kept({"step": {**steps, member.keys[layer]: torch.tensor(1.0)}}, member.keys, names) is None

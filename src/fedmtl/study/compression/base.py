@@ -85,7 +85,7 @@ def _settings(asked: Asked) -> Settings:
             "schedule": "linear",
             "warmup_rounds": 0.1,
         },
-        # One task would train in a stack and in bf16 on a GPU, several do not: a row must not differ by that.
+        # Some rows cannot train in a stack, which on a GPU is in bf16: a row must not differ by that.
         "compute": {"stack": 0},
     }
     return with_overrides(with_absolute_paths(settings, Path.cwd()), asked.overrides)

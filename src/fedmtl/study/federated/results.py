@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedmtl.config import Config
 from fedmtl.config.file import load_config
-from fedmtl.experiment.modes import keeps_optimizer
 from fedmtl.runs import RunFolder, read_events
 from fedmtl.study.measures import Spread, spread
 from fedmtl.study.record import read_record
@@ -107,16 +105,15 @@ def _budget(run: RunFolder, start: Event, events: Sequence[Event]) -> Budget:
         steps=sum(steps.values()),
         steps_in_a_row=max(steps.values(), default=0),
         seconds=math.fsum(event["train_seconds"] for event in rounds),
-        computed=_computed(config, start),
+        computed=_computed(start),
         cells_at_once=read_record(run).get("cells_at_once", 1),
     )
 
 
-def _computed(config: Config, start: Event) -> str:
-    """Where and how; clients that keep their optimizer or have several tasks train one by one, in fp32."""
-    is_stacked = start["stack"] and config.mode != "centralized" and not keeps_optimizer(config)
-    how = f"{start['precision']}, up to {start['stack']} clients at once" if is_stacked else "fp32"
-    return f"{start['device']}, {how}"
+def _computed(start: Event) -> str:
+    """Where and how."""
+    at_once = f", up to {start['stack']} clients at once" if start["stack"] else ""
+    return f"{start['device']}, {start['precision']}{at_once}"
 
 
 def overall(result: Result, tasks: Iterable[str]) -> float | None:

@@ -110,7 +110,7 @@ def base_settings(folder: StudyFolder, asked: Asked) -> Settings:
             "weight_decay": 0.0,
             "task_schedule": "annealed",
         },
-        # One task would train in a stack and in bf16 on a GPU, several do not: a row must not differ by that.
+        # Some rows cannot train in a stack, which on a GPU is in bf16: a row must not differ by that.
         "compute": {"stack": 0},
     }
     return with_overrides(with_absolute_paths(base, Path.cwd()), asked.overrides)

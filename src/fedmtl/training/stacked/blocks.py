@@ -41,12 +41,17 @@ class Block:
         shape = (sum(shape[0] for _, shape in places), *places[0][1][1:])
         return of[:, places[0][0].start : places[-1][0].stop].view(len(of), *shape)
 
-    def load(self, row: int, name: str, value: Tensor) -> None:
-        """Put in a client's value; one that is smaller (a table of fewer rows) fills the front."""
+    def load(self, buffer: Tensor, row: int, name: str, value: Tensor) -> None:
+        """Put a client's value into one of the buffers; one that is smaller (a table of fewer rows) fills the front."""
         place, _ = self.places[name]
-        own = self.values[row, place]
+        own = buffer[row, place]
         own[: value.numel()].copy_(value.reshape(-1), non_blocking=True)
         own[value.numel() :].zero_()
+
+    def part(self, buffer: Tensor, row: int, name: str, like: Tensor) -> Tensor:
+        """A client's value in one of the buffers, of the shape that was put in."""
+        start = self.places[name][0].start
+        return buffer[row, start : start + like.numel()].view(like.shape)
 
     def begin(self) -> None:
         """What was loaded is where this training starts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.model.keys import is_personal
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.vocabulary import compact_ids
 from fedmtl.seeds import derive_seed
-from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps
+from fedmtl.training.local import num_steps
+from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.stacked.outcomes import Outcome, Told, make_outcomes
 from fedmtl.training.stacked.plan import Member, StackPlan, folders, num_parts, plan_steps
 from fedmtl.training.stacked.replay import StepFunction, step_function
 from fedmtl.training.stacked.shape import StackShape, reached, round_rows
@@ -38,18 +38,6 @@ class Stacks:
     made: dict[tuple[StackShape, str], tuple[Stack, StepFunction]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A client's training, or why it failed: how far its values moved, and where those are that it keeps to itself.
-
-    `delta` is good until the next stack is trained.
-    """
-
-    trained: Trained | TrainingFailed
-    delta: Mapping[str, Tensor]
-    after: Mapping[str, Tensor]
-
-
 def train_stack(
     stacks: Stacks,
     members: Sequence[Member],
@@ -59,7 +47,7 @@ def train_stack(
     round_number: int,
 ) -> list[Outcome]:
     """Train clients that have a shape in common; `values` are theirs by canonical name, in the members' order."""
-    order = sorted(range(len(members)), key=lambda i: (members[i].task.name, i))
+    order = sorted(range(len(members)), key=lambda i: (members[i].tasks[0].name, i))
     ordered = [members[i] for i in order]
     own = [values[i] for i in order]
     store = _store(stacks, ordered)
@@ -68,8 +56,8 @@ def train_stack(
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
-    losses, counts = _run(stack, step, plan_steps(ordered, store, settings, round_number))
-    found = _outcomes(stack, ordered, losses, counts, settings, own)
+    told = _run(stack, step, plan_steps(ordered, store, settings, round_number))
+    found = make_outcomes(stack, ordered, told, own)
     outcomes = dict(zip(order, found, strict=True))
     return [outcomes[i] for i in range(len(members))]
 
@@ -86,18 +74,21 @@ def _store(stacks: Stacks, members: Sequence[Member]) -> TokenStore:
 def _shape(
     model: MultiTaskModel, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]], settings: LocalSettings
 ) -> StackShape:
-    tasks = [member.task.name for member in members]
-    heads = tuple((task, tasks.index(task), tasks.index(task) + tasks.count(task)) for task in dict.fromkeys(tasks))
-    trained = dict.fromkeys(name for member in members for name in reached(model, member.task.name, member.keys))
+    heads: dict[str, tuple[str, int, int]] = {}
+    trained: dict[str, None] = {}
+    for k, member in enumerate(members):
+        for task in member.tasks:
+            heads[task.name] = (task.name, heads.get(task.name, ("", k, 0))[1], k + 1)
+            trained |= dict.fromkeys(reached(model, task.name, member.keys))
     rows = max(len(value[model.table]) for value in values)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
-        model.pools[tasks[0]],
-        heads,
+        model.pools[members[0].tasks[0].name],
+        tuple(heads.values()),
         tuple(trained),
-        settings.batch_size * num_parts(members[0].task),
-        1 << max(num_steps(member.shard, settings) for member in members).bit_length(),
+        settings.batch_size * num_parts(members),
+        1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
     )
 
 
@@ -118,10 +109,9 @@ def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str,
     model = stack.model
     index = torch.empty(stack.index.shape, dtype=torch.int64)
     for k, (member, own) in enumerate(zip(members, values, strict=True)):
-        for block in stack.blocks:
-            if block.clients.start <= k < block.clients.stop:
-                for name in block.places:
-                    block.load(k - block.clients.start, name, own[name])
+        for _, block, row in stack.blocks_of(k):
+            for name in block.places:
+                block.load(block.values, row, name, own[name])
         every = np.arange(model.vocabulary_size)
         mapped = every if member.rows is None else compact_ids(member.rows, model.vocabulary_size)
         # What a client's texts do not use points past its rows; it must not point into another client's.
@@ -129,16 +119,26 @@ def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str,
     stack.index.copy_(index)
     for block in stack.blocks:
         block.begin()
+    for k, member in enumerate(members):
+        _load_kept(stack, k, member)
     if stack.lazy is not None:
         stack.lazy.begin()
 
 
-def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> tuple[np.ndarray, np.ndarray]:
-    """All steps; the losses as (steps, clients), and how many examples each was of."""
+def _load_kept(stack: Stack, k: int, member: Member) -> None:
+    for _, block, row in stack.blocks_of(k):
+        for slot, buffer in zip(SLOTS[stack.settings.optimizer], block.slots, strict=False):
+            kept = member.kept.slots.get(slot, {})
+            for name in kept.keys() & block.places.keys():
+                block.load(buffer, row, name, kept[name])
+
+
+def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> Told:
     inputs = stack.inputs
     buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
     counts = [np.zeros((0, len(stack.index)), np.int64)]
+    tasks: list[str | None] = []
     done = 0
     for plan in plans:
         arrays = [
@@ -148,55 +148,19 @@ def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> tuple[
         if stack.lazy is not None:
             stack.lazy.history[done : done + len(told)].copy_(arrays[3][:, :3])
             done += len(told)
-        for number, shape in enumerate(zip(plan.num_places.tolist(), plan.widths.tolist(), strict=True)):
+        shapes = zip(plan.num_places.tolist(), plan.widths.tolist(), plan.tasks, strict=True)
+        for number, shape in enumerate(shapes):
             for buffer, array in zip(buffers, arrays, strict=True):
                 buffer.copy_(array[number])
             step(*shape)
             told[number].copy_(inputs.losses)
         losses.append(told)
         counts.append(plan.counts)
-    return torch.cat(losses).cpu().numpy(), np.concatenate(counts)
+        tasks += plan.tasks
+    return Told(torch.cat(losses).cpu().numpy(), np.concatenate(counts), tasks)
 
 
 def _upload(array: np.ndarray, device: torch.device) -> Tensor:
     """To the device, without waiting for what it is busy with."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def _outcomes(
-    stack: Stack,
-    members: Sequence[Member],
-    losses: np.ndarray,
-    counts: np.ndarray,
-    settings: LocalSettings,
-    values: Sequence[Mapping[str, Tensor]],
-) -> list[Outcome]:
-    moved = stack.moved()
-    outcomes = []
-    for k, member in enumerate(members):
-        delta: dict[str, Tensor] = {}
-        after: dict[str, Tensor] = {}
-        for block, difference in zip(stack.blocks, moved, strict=True):
-            row = k - block.clients.start
-            if 0 <= row < block.num_clients:
-                for name, (place, _) in block.places.items():
-                    like = values[k][name]
-                    at = slice(place.start, place.start + like.numel())
-                    delta[name] = difference[row, at].view(like.shape)
-                    if is_personal(member.keys[name]):
-                        after[name] = block.values[row, at].view(like.shape).cpu().clone()
-        steps = num_steps(member.shard, settings)
-        outcomes.append(Outcome(_told(member, losses[:steps, k], counts[:steps, k], settings), delta, after))
-    return outcomes
-
-
-def _told(member: Member, losses: np.ndarray, counts: np.ndarray, settings: LocalSettings) -> Trained | TrainingFailed:
-    task = member.task.name
-    bad = np.flatnonzero(~np.isfinite(losses))
-    if len(bad):
-        return divergence(task, float(losses[bad[0]]), int(bad[0]), settings)
-    if not len(losses):
-        return Trained({}, 0, {})
-    seen = int(counts.sum())
-    return Trained({task: math.fsum(losses * counts) / seen}, len(losses), {}, {task: seen})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.local import num_steps, planned_steps
 from fedmtl.training.objective import class_weights
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.stacked.kept import NOTHING_KEPT, Kept
 from fedmtl.training.stacked.store import NOTHING, TokenStore
 from fedmtl.training.task_order import Step
 
@@ -24,26 +25,33 @@ from fedmtl.training.task_order import Step
 PLACES = 64
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
+# How many there are for each client and step; see StackPlan.
+FACTORS = 6
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a stack: its one task, its examples, and the values it starts from by canonical name."""
+    """A client of a stack: its tasks with their examples, the keys of its values by canonical name, what it kept.
+
+    A client with several tasks is the only one of its stack.
+    """
 
     client: str
-    task: Task
-    shard: Shard
+    tasks: tuple[Task, ...]
+    shards: Mapping[str, Shard]
     seed: int
     keys: dict[str, Key]
     rows: Rows | None
+    kept: Kept = NOTHING_KEPT
 
 
 @dataclass(frozen=True)
 class StackPlan:
     """Some steps, as (steps, clients, ...): sequences, labels, the weight of each example in its loss, how far to step.
 
-    `factors` are the learning rate, the two corrections of AdamW's means for their start, and the loss's weight; a rate
-    of minus one marks a client that has no step.
+    `factors` are the learning rate, the two corrections of AdamW's means for their start, the loss's weight, and the
+    corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the steps where
+    a client has several, and else None.
     """
 
     sequences: np.ndarray
@@ -53,75 +61,98 @@ class StackPlan:
     num_places: np.ndarray
     widths: np.ndarray
     counts: np.ndarray
+    tasks: list[str | None]
 
 
 def plan_steps(
     members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int
 ) -> Iterator[StackPlan]:
     """What every client does in each step, some steps at a time; those with fewer steps rest at the end."""
-    own = [planned_steps({m.task.name: m.shard}, settings, m.seed, round_number) for m in members]
-    counts = [num_steps(member.shard, settings) for member in members]
-    factors = _factors(counts, settings, round_number)
+    own = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
+    counts = [num_steps(member.shards, settings) for member in members]
+    rates = {count: _rates(count, settings, round_number) for count in set(counts)}
+    ages = [_Ages(member.kept.age, dict(member.kept.head_ages)) for member in members]
     first, size = 0, FIRST_STEPS
     while first < max(counts):
         steps = [list(islice(each, size)) for each in own]
-        yield _plan(members, steps, [factors[count][first : first + size] for count in counts], store, settings)
+        yield _plan(members, steps, [rates[count][first : first + size] for count in counts], ages, store, settings)
         first, size = first + size, STEPS
+
+
+@dataclass
+class _Ages:
+    """How many steps a client's encoder and heads have made so far."""
+
+    encoder: int
+    heads: dict[str, int]
+
+    def after(self, tasks: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each of these steps, from 1: of the encoder, and of the head that it moves."""
+        encoder = self.encoder + 1.0 + np.arange(len(tasks))
+        head = np.empty(len(tasks))
+        for number, task in enumerate(tasks):
+            head[number] = self.heads[task] = self.heads.get(task, 0) + 1
+        self.encoder += len(tasks)
+        return encoder, head
 
 
 def _plan(
     members: Sequence[Member],
     planned: Sequence[Sequence[Step]],
-    shared: Sequence[np.ndarray],
+    rates: Sequence[np.ndarray],
+    ages: Sequence[_Ages],
     store: TokenStore,
     settings: LocalSettings,
 ) -> StackPlan:
     longest, size = max(map(len, planned)), settings.batch_size
-    parts = num_parts(members[0].task)
+    parts = num_parts(members)
     shape = (longest, len(members), size)
     sequences = np.full((longest, len(members), parts, size), NOTHING, np.int64)
     labels, weights = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    factors = np.zeros((longest, 4, len(members)))
+    factors = np.ones((longest, FACTORS, len(members)))
     factors[:, 0] = -1.0
-    factors[:, 1:3] = 1.0
     for k, (member, steps) in enumerate(zip(members, planned, strict=True)):
-        if not steps:
-            continue
-        balance = class_weights(member.task, member.shard.labels[member.shard.indices])
-        sizes = np.asarray([len(batch) for _, batch in steps])
-        examples = np.concatenate([batch for _, batch in steps])
-        row = np.repeat(np.arange(len(steps)), sizes)
-        column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        own_labels = member.shard.labels[examples]
-        sequences[row, k, :, column] = store.sequences(member.shard.tokens, examples)
-        labels[row, k, column] = own_labels
-        weights[row, k, column] = 1.0 if balance is None else balance[own_labels]
-        there = factors[: len(steps), :, k]
-        there[:, :3] = shared[k]
-        there[:, 0] *= settings.learning_rates[member.task.name]
-        there[:, 3] = settings.loss_weights[member.task.name]
+        tasks = [task for task, _ in steps]
+        for task in member.tasks:
+            at = np.asarray([number for number, name in enumerate(tasks) if name == task.name], np.int64)
+            if not len(at):
+                continue
+            shard = member.shards[task.name]
+            balance = class_weights(task, shard.labels[shard.indices])
+            batches = [steps[number][1] for number in at]
+            sizes = np.asarray([len(batch) for batch in batches])
+            examples = np.concatenate(batches)
+            row = np.repeat(at, sizes)
+            column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            own_labels = shard.labels[examples]
+            found = store.sequences(shard.tokens, examples)
+            sequences[row, k, : found.shape[1], column] = found
+            labels[row, k, column] = own_labels
+            weights[row, k, column] = 1.0 if balance is None else balance[own_labels]
+            factors[at, 0, k] = rates[k][at] * settings.learning_rates[task.name]
+            factors[at, 3, k] = settings.loss_weights[task.name]
+        for place, number in zip((1, 4), ages[k].after(tasks), strict=True):
+            factors[: len(steps), place, k] = 1.0 - settings.betas[0] ** number
+            factors[: len(steps), place + 1, k] = np.sqrt(1.0 - settings.betas[1] ** number)
     flat = sequences.reshape(longest, len(members), parts * size)
     lengths = store.host_lengths[flat]
     places = lengths.sum(-1).max(-1)
     counts = (weights > 0).sum(-1)
+    told: list[str | None] = [task if len(members[0].tasks) > 1 else None for task, _ in max(planned, key=len)]
     return StackPlan(
-        flat, labels, weights, factors, -(-places // PLACES) * PLACES, _widths(lengths.max((1, 2))), counts
+        flat, labels, weights, factors, -(-places // PLACES) * PLACES, _widths(lengths.max((1, 2))), counts, told
     )
 
 
-def num_parts(task: Task) -> int:
-    return 2 if task.is_dual else 1
+def num_parts(members: Sequence[Member]) -> int:
+    """The most sequences of an example."""
+    return 2 if any(task.is_dual for member in members for task in member.tasks) else 1
 
 
-def _factors(counts: Sequence[int], settings: LocalSettings, round_number: int) -> dict[int, np.ndarray]:
-    """For each number of steps: what the rate is multiplied by, and the corrections of AdamW's means, step by step."""
-    found = {}
-    for count in set(counts):
-        number = np.arange(count)
-        rates = [rate_factor(settings, round_number - 1 + done) for done in (number / max(1, count)).tolist()]
-        means = [1.0 - settings.betas[0] ** (number + 1.0), np.sqrt(1.0 - settings.betas[1] ** (number + 1.0))]
-        found[count] = np.stack([np.asarray(rates), *means], 1)
-    return found
+def _rates(count: int, settings: LocalSettings, round_number: int) -> np.ndarray:
+    """What the rate is multiplied by, step by step."""
+    done = (np.arange(count) / max(1, count)).tolist()
+    return np.asarray([rate_factor(settings, round_number - 1 + part) for part in done])
 
 
 def _widths(longest: np.ndarray) -> np.ndarray:
@@ -131,4 +162,4 @@ def _widths(longest: np.ndarray) -> np.ndarray:
 
 
 def folders(members: Sequence[Member]) -> tuple[Path, ...]:
-    return tuple(sorted({member.shard.tokens for member in members}))
+    return tuple(sorted({shard.tokens for member in members for shard in member.shards.values()}))

@@ -35,16 +35,18 @@ class StackShape:
 def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, Mapping[str, Key]]) -> str | None:
     """A label that clients of one stack share, or None where a client must train alone.
 
-    `keys` are its views: canonical name -> key, of every task.
+    `keys` are its views: canonical name -> key, of every task. Several tasks must have one encoder, whole.
     """
-    if model.layout is None or len(tasks) != 1:
+    if model.layout is None:
         return None
-    [task] = tasks
-    trained = reached(model, task, keys[task])
-    if not any(not name.startswith(HEADS) for name in trained):
+    encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
+    pools = {model.pools[task] for task in tasks}
+    trained = [name for name in reached(model, tasks[0], keys[tasks[0]]) if not name.startswith(HEADS)]
+    if not trained or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
         return None
-    fixed = sorted(name for name, key in keys[task].items() if key.scope == "fixed" and not name.startswith(HEADS))
-    return "/".join([model.pools[task], "dual" if model.tasks[task].is_dual else "one", *fixed])
+    fixed = sorted(name for name, key in encoders[0].items() if key.scope == "fixed")
+    parts = ["dual" if model.tasks[task].is_dual else "one" for task in tasks]
+    return "/".join([*pools, *parts, *fixed])
 
 
 def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -21,6 +21,7 @@ from fedmtl.training.objective import example_losses
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.blocks import Block, make_block, squares
+from fedmtl.training.stacked.plan import FACTORS
 from fedmtl.training.stacked.shape import StackShape
 from fedmtl.training.stacked.store import TokenStore, stacked_batch
 from fedmtl.training.stacked.update import Rates, step_block
@@ -96,15 +97,19 @@ class Stack:
             torch.zeros(rows, shape.num_sequences, dtype=torch.int64, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
-            torch.zeros(4, rows, dtype=master, device=device),
+            torch.zeros(FACTORS, rows, dtype=master, device=device),
             torch.zeros(rows, dtype=master, device=device),
         )
         self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
         self.seed = torch.zeros((), dtype=torch.int64, device=device)
 
-    def step(self, store: TokenStore, num_places: int, width: int) -> None:
-        """One step of every client from what is in the inputs; the losses go there too."""
-        losses, ids = self._losses(store, num_places, width)
+    def step(self, store: TokenStore, num_places: int, width: int, task: str | None = None) -> None:
+        """One step of every client from what is in the inputs; the losses go there too.
+
+        Where a client has several tasks, the step is of one of them.
+        """
+        heads = [(name, rows) for name, rows in self.shape.head_rows if task in (None, name)]
+        losses, ids = self._losses(store, num_places, width, heads)
         self.inputs.losses.copy_(losses.detach())
         total = (losses * self.inputs.factors[3]).sum()
         wanted = [leaf for leaf in self._leaves.values() if leaf.value.requires_grad]
@@ -115,7 +120,7 @@ class Stack:
         for name in self._fixed_neighbours:
             block = self._block_of(name)
             block.joined(block.gradients, (name,)).zero_()
-        self._move()
+        self._move([self.heads[name] for name, _ in heads])
         if self.lazy is None and self.model.table in self._trained:
             if self.settings.proximal:
                 self.table.gradients.zero_()
@@ -140,13 +145,25 @@ class Stack:
             torch.cuda.synchronize(self.seed.device)
         return found
 
-    def _losses(self, store: TokenStore, num_places: int, width: int) -> tuple[Tensor, Tensor]:
+    def slots(self) -> list[list[Tensor]]:
+        """What the optimizer of every block knows, on the host; asked for after `moved`."""
+        return [[slot.cpu() for slot in block.slots] for block in self.blocks]
+
+    def blocks_of(self, client: int) -> Iterator[tuple[int, Block, int]]:
+        """The blocks that have a client's values: their number, themselves, and its row in them."""
+        for number, block in enumerate(self.blocks):
+            if block.clients.start <= client < block.clients.stop:
+                yield number, block, client - block.clients.start
+
+    def _losses(
+        self, store: TokenStore, num_places: int, width: int, heads: Sequence[tuple[str, slice]]
+    ) -> tuple[Tensor, Tensor]:
         batch = stacked_batch(store, self.index, self.shape.num_rows, self.inputs.sequences, num_places, width)
         clients = torch.arange(len(batch.ids), device=batch.ids.device)
         ids = (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
         words = self._words(ids).view(*batch.ids.shape, -1)
         vectors = stacked_vectors(self._ops(batch, words), self.layout, batch, self.shape.pool, words)
-        parts = [self._task_losses(task, rows, vectors[rows]) for task, rows in self.shape.head_rows]
+        parts = [self._task_losses(task, rows, vectors[rows]) for task, rows in heads]
         losses = torch.cat(parts) * self.inputs.weights
         return losses.sum(1) / self.inputs.weights.sum(1).clamp(min=1e-12), ids
 
@@ -166,8 +183,9 @@ class Stack:
         task = self.tasks[name]
         weight, bias = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in ("weight", "bias"))
         features = vectors.to(weight.dtype)
-        if task.is_dual:
-            features = pair_features(*features.chunk(2, 1))
+        size = self.inputs.labels.shape[1]
+        # Beside tasks of two texts, one of a single text leaves the places of the second empty.
+        features = pair_features(*features.chunk(2, 1)) if task.is_dual else features[:, :size]
         if task.dropout:
             features = F.dropout(features, task.dropout)
         outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
@@ -175,19 +193,21 @@ class Stack:
         labels = labels if task.is_regression or task.outputs == 1 else labels.long()
         return example_losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
 
-    def _move(self) -> None:
+    def _move(self, heads: Sequence[Block]) -> None:
+        every = [self.table, self.matrices, self.vectors, *heads]
+        moved = [block for block in every if self._moves(block) and not (self.lazy and block is self.table)]
         if self.settings.proximal:
-            for block in self.blocks:
+            for block in moved:
                 block.gradients.add_(block.values - block.before, alpha=self.settings.proximal)
-        moved = [block for block in self.blocks if self._moves(block) and not (self.lazy and block is self.table)]
-        rate, first, second, _ = self.inputs.factors
+        rate, first, second, _, head_first, head_second = self.inputs.factors
         clip = torch.ones_like(rate)
         if self.settings.max_grad_norm > 0:
             square = squares(moved, len(rate)) + (self.lazy.squares() if self.lazy else 0.0)
             clip = (self.settings.max_grad_norm / (square.sqrt() + 1e-6)).clamp(max=1.0)
         rates = Rates(rate, first, second, clip)
+        of_heads = Rates(rate, head_first, head_second, clip)
         for block in moved:
-            step_block(block, rates, self.settings)
+            step_block(block, of_heads if any(block is head for head in heads) else rates, self.settings)
         if self.lazy is not None:
             self.lazy.step(rates)
 
