@@ -22,7 +22,7 @@ NOTES = {
         "Examples are those seen by all clients together: every mode sees the same ones as often. Steps are those of"
         " all clients; in a row are those of the client that makes most.",
         "Local is the mean of the clients' own models, each scored on all validation examples of its task.",
-        "Where nothing is averaged, the optimizer is kept from round to round; such clients train one by one, in fp32.",
+        "Where nothing is averaged, the optimizer is kept from round to round.",
     ),
     2: ("In one place it does not matter how examples were dealt: centralized rows are those of the base.",),
     3: ("A task has three clients; 300 samples a client are 900 examples of each task.",),
