@@ -15,7 +15,7 @@ from fedmtl.federation import client_stack
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
 from fedmtl.runs import create_run
-from fedmtl.training.stacked import outcomes
+from fedmtl.training.local import TrainingFailed
 
 # A random encoder's cosine hardly moves: a small epsilon would make steps of rounding.
 ALIKE = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
@@ -210,12 +210,13 @@ def test_clients_that_learn_the_weights_of_losses_train_by_themselves(make_confi
 
 
 def test_one_that_fails_costs_only_itself(make_config, tmp_path, monkeypatch):
-    def broken(member, *others):
-        trained = real(member, *others)
-        return outcomes.TrainingFailed("broken") if member.client == first else trained
+    def broken(stacks, members, *others, **options):
+        found = zip(members, real(stacks, members, *others, **options), strict=True)
+        failed = TrainingFailed("broken")
+        return [replace(one, trained=failed) if member.client == first else one for member, one in found]
 
-    real = outcomes._trained
-    monkeypatch.setattr(outcomes, "_trained", broken)
+    real = client_stack.train_stack
+    monkeypatch.setattr(client_stack, "train_stack", broken)
     config = make_config(*ALIKE, "compute.stack=6")
     first = next(iter(prepare(config).clients))
     found = answers(config, tmp_path)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from fedmtl.errors import CannotContinue
 from fedmtl.report.formats import duration
 from fedmtl.study.folder import StudyFolder
-from fedmtl.study.grid import Outcome, Standing
+from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
+from fedmtl.study.record import Keep
 
 
 def standing_words(standing: Standing) -> str:
@@ -35,6 +36,20 @@ def as_cells_end(write: Callable[[Standing], None], watch: Callable[[Standing], 
         watch(standing)
 
     return follow
+
+
+def run_written(
+    folder: StudyFolder,
+    cells: Sequence[Cell],
+    at_once: int,
+    write: Callable[[Standing], None],
+    watch: Callable[[Standing], None],
+    keep: Keep,
+) -> list[Outcome]:
+    """Run a grid and write after each cell; cells that failed are an error when all others have their numbers."""
+    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
+    refuse_failed(folder, outcomes)
+    return outcomes
 
 
 def refuse_failed(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:

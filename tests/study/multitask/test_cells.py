@@ -3,9 +3,10 @@
 import pytest
 
 from fedmtl.study.folder import open_study
+from fedmtl.study.multitask.asked import Asked
 from fedmtl.study.multitask.cells import NEVER, TASKS, rows, setups
 from fedmtl.study.multitask.report import ERRORS, PRINTED, average, slips
-from fedmtl.study.multitask.study import Asked, base_settings, make_cells, seeds_of
+from fedmtl.study.multitask.study import base_settings, make_cells, seeds_of
 
 EVERY = (1, 2, 3, 4, 5, 6, 7)
 

@@ -11,8 +11,9 @@ from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.runs import RunFolder, read_events
 from fedmtl.study.folder import open_study
+from fedmtl.study.multitask.asked import Asked
 from fedmtl.study.multitask.cells import rows
-from fedmtl.study.multitask.study import Asked, base_settings, make_cells, study_multitask
+from fedmtl.study.multitask.study import base_settings, make_cells, study_multitask
 
 SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--set", "compute.device=cpu")
 

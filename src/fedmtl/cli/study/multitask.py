@@ -51,7 +51,9 @@ def multitask(
     name: StudyName = None,
 ) -> None:
     """Compare multi-task methods: schedules, LoRA, adapters and SMART, each cell a run, with a report's numbers."""
-    from fedmtl.study.multitask.study import Asked, study_multitask
+    from fedmtl.study.multitask.asked import QUICK, Asked
+    from fedmtl.study.multitask.study import study_multitask
+    from fedmtl.study.setups import given_over
 
     asked = Asked(
         data=None if data is None else str(data),
@@ -61,11 +63,9 @@ def multitask(
         seeds=whole_numbers(seeds, "--seeds"),
         seed_rows=seed_rows,
         rows=rows,
-        epochs=epochs or (2 if quick else 100),
-        steps=steps or (18 if quick else 30_000),
-        batch_size=batch_size or (8 if quick else 16),
         cfimdb=not no_cfimdb,
         overrides=tuple(set or ()),
+        **given_over(QUICK if quick else {}, {"epochs": epochs, "steps": steps, "batch_size": batch_size}),
     )
     show_study(
         name or ("multitask-quick" if quick else "multitask"),

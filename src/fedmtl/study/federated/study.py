@@ -13,10 +13,10 @@ from fedmtl.study.federated.page import write_study
 from fedmtl.study.federated.results import Result, read_result
 from fedmtl.study.federated.tables import Known
 from fedmtl.study.folder import StudyFolder, note_asked
-from fedmtl.study.grid import Outcome, Standing, run_grid
+from fedmtl.study.grid import Outcome, Standing
 from fedmtl.study.record import Keep, is_settled
 from fedmtl.study.setups import cell_name, check_seeds, fits
-from fedmtl.study.standing import as_cells_end, refuse_failed
+from fedmtl.study.standing import run_written
 from fedmtl.tasks.builtin import BUILTIN
 
 
@@ -43,9 +43,7 @@ def study_federated(
         known = Known(wanted, metrics, read_results(folder, asked, wanted, read))
         write_study(folder, asked, about, known, standing)
 
-    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
-    refuse_failed(folder, outcomes)
-    return outcomes
+    return run_written(folder, cells, at_once, write, watch, keep)
 
 
 def wanted_setups(asked: Asked, every: Mapping[str, Setup]) -> list[Setup]:

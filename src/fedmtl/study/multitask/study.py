@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +11,16 @@ from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.errors import ConfigError
 from fedmtl.study.folder import StudyFolder, note_asked
-from fedmtl.study.grid import Cell, Outcome, Standing, run_grid
+from fedmtl.study.grid import Cell, Outcome, Standing
 from fedmtl.study.measures import Measured, read_cell
+from fedmtl.study.multitask.asked import TABLES, Asked
 from fedmtl.study.multitask.cells import NEVER, TASKS, Row, Setup, rows, setups
 from fedmtl.study.multitask.data import write_embedded, write_sentiment
 from fedmtl.study.multitask.page import write_study
 from fedmtl.study.multitask.tables import average_of
 from fedmtl.study.record import Keep, is_settled
 from fedmtl.study.setups import Settings, cell_name, check_seeds, check_tables, fits, merged
-from fedmtl.study.standing import as_cells_end, refuse_failed
-
-TABLES = (1, 2, 3, 4, 5, 6, 7)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is wanted of the study; all of it stands in study.yaml.
-
-    `overrides` change what all rows have in common, and leave alone what a row is about.
-    """
-
-    data: str | None = None
-    encoder: str = "tiny"
-    quick: bool = False
-    tables: tuple[int, ...] = TABLES
-    seeds: tuple[int, ...] = (0,)
-    seed_rows: str = "*"
-    rows: str = "*"
-    epochs: int = 100
-    steps: int = 30_000
-    batch_size: int = 16
-    cfimdb: bool = True
-    overrides: tuple[str, ...] = ()
+from fedmtl.study.standing import run_written
 
 
 def study_multitask(
@@ -65,9 +43,7 @@ def study_multitask(
     def write(standing: Standing) -> None:
         write_study(folder, about, wanted, read_results(folder, asked, wanted), standing)
 
-    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
-    refuse_failed(folder, outcomes)
-    return outcomes
+    return run_written(folder, cells, at_once, write, watch, keep)
 
 
 def _check(asked: Asked) -> None:

@@ -7,14 +7,14 @@ from dataclasses import asdict
 
 from fedmtl.errors import ConfigError
 from fedmtl.study.folder import StudyFolder, note_asked
-from fedmtl.study.grid import Outcome, Standing, run_grid
+from fedmtl.study.grid import Outcome, Standing
 from fedmtl.study.record import Keep
 from fedmtl.study.scaling.asked import Asked
 from fedmtl.study.scaling.cells import make_cells
 from fedmtl.study.scaling.page import write_study
 from fedmtl.study.scaling.results import read_results
 from fedmtl.study.scaling.verdicts import Known
-from fedmtl.study.standing import as_cells_end, refuse_failed
+from fedmtl.study.standing import run_written
 
 
 def study_scaling(
@@ -36,9 +36,7 @@ def study_scaling(
     def write(standing: Standing) -> None:
         write_study(folder, about, Known(asked, read_results(folder, asked)), standing)
 
-    outcomes = run_grid(folder, cells, at_once, as_cells_end(write, watch), keep)
-    refuse_failed(folder, outcomes)
-    return outcomes
+    return run_written(folder, cells, at_once, write, watch, keep)
 
 
 def study_folder_name(asked: Asked) -> str:

@@ -74,18 +74,18 @@ def _store(stacks: Stacks, members: Sequence[Member]) -> TokenStore:
 def _shape(
     model: MultiTaskModel, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]], settings: LocalSettings
 ) -> StackShape:
-    heads: dict[str, tuple[str, int, int]] = {}
+    holders: dict[str, list[int]] = {}
     trained: dict[str, None] = {}
     for k, member in enumerate(members):
         for task in member.tasks:
-            heads[task.name] = (task.name, heads.get(task.name, ("", k, 0))[1], k + 1)
+            holders.setdefault(task.name, []).append(k)
             trained |= dict.fromkeys(reached(model, task.name, member.keys))
     rows = max(len(value[model.table]) for value in values)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
         model.pools[members[0].tasks[0].name],
-        tuple(heads.values()),
+        tuple((task, own[0], own[-1] + 1) for task, own in holders.items()),
         tuple(trained),
         settings.batch_size * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmtl.model.keys import is_personal
 from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps
-from fedmtl.training.optimizer import SLOTS, Slots
+from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.kept import Named, close_kept
 from fedmtl.training.stacked.plan import Member
@@ -56,22 +56,24 @@ def make_outcomes(
                 delta[name] = block.part(moved[number], row, name, like)
                 if is_personal(member.keys[name]):
                     after[name] = block.part(block.values, row, name, like).cpu().clone()
-        trained = _trained(member, k, told, stack.settings)
+        tasks = _tasks(member, told, stack.settings)
+        trained = _trained(k, told, tasks, stack.settings)
         if slots and isinstance(trained, Trained):
-            steps = Counter(_tasks(member, told, trained.steps))
-            trained = replace(trained, optimizer=_kept(stack, slots, k, member, values[k], steps))
+            named = _named(stack, slots, k, values[k])
+            kept = close_kept(member.kept, named, member.keys, Counter(tasks), stack.settings.optimizer)
+            trained = replace(trained, optimizer=kept)
         outcomes.append(Outcome(trained, delta, after))
     return outcomes
 
 
-def _tasks(member: Member, told: Told, steps: int) -> list[str]:
+def _tasks(member: Member, told: Told, settings: LocalSettings) -> list[str]:
     """The task of each of a client's steps."""
-    return [task or member.tasks[0].name for task in told.tasks[:steps]]
+    return [task or member.tasks[0].name for task in told.tasks[: num_steps(member.shards, settings)]]
 
 
-def _trained(member: Member, k: int, told: Told, settings: LocalSettings) -> Trained | TrainingFailed:
-    steps = num_steps(member.shards, settings)
-    losses, counts, tasks = told.losses[:steps, k], told.counts[:steps, k], _tasks(member, told, steps)
+def _trained(k: int, told: Told, tasks: Sequence[str], settings: LocalSettings) -> Trained | TrainingFailed:
+    steps = len(tasks)
+    losses, counts = told.losses[:steps, k], told.counts[:steps, k]
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         return divergence(tasks[bad[0]], float(losses[bad[0]]), int(bad[0]), settings)
@@ -84,17 +86,11 @@ def _trained(member: Member, k: int, told: Told, settings: LocalSettings) -> Tra
     return Trained(means, steps, {}, seen)
 
 
-def _kept(
-    stack: Stack,
-    slots: Sequence[Sequence[Tensor]],
-    k: int,
-    member: Member,
-    values: Mapping[str, Tensor],
-    steps: Mapping[str, int],
-) -> Slots:
+def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, values: Mapping[str, Tensor]) -> Named:
+    """What the optimizer knows of a client's values, by slot and canonical name."""
     named: Named = {}
     for number, block, row in stack.blocks_of(k):
         for slot, buffer in zip(SLOTS[stack.settings.optimizer], slots[number], strict=False):
-            for name in block.places.keys() & set(stack.shape.trained):
+            for name in block.places.keys() & stack.trained:
                 named.setdefault(slot, {})[name] = block.part(buffer, row, name, values[name]).clone()
-    return close_kept(member.kept, named, member.keys, steps, stack.settings.optimizer)
+    return named

@@ -83,11 +83,11 @@ class Stack:
             task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
-        self._trained = set(shape.trained)
+        self.trained = set(shape.trained)
         self.lazy = self._lazy_rows()
         self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
         # A product for several layers finds the gradients of all, also of one that is fixed.
-        self._fixed_neighbours = [name for name in names if ".attention.self." in name and name not in self._trained]
+        self._fixed_neighbours = [name for name in names if ".attention.self." in name and name not in self.trained]
         self._leaves: dict[tuple[str, ...], Leaf] = {}
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # Memory that the device writes to without waiting; getting it is slow, so that it is kept.
@@ -121,7 +121,7 @@ class Stack:
             block = self._block_of(name)
             block.joined(block.gradients, (name,)).zero_()
         self._move([self.heads[name] for name, _ in heads])
-        if self.lazy is None and self.model.table in self._trained:
+        if self.lazy is None and self.model.table in self.trained:
             if self.settings.proximal:
                 self.table.gradients.zero_()
             else:
@@ -169,7 +169,7 @@ class Stack:
 
     def _words(self, ids: Tensor) -> Tensor:
         table = self._rows_of(self.table.computed)
-        if self.model.table not in self._trained:
+        if self.model.table not in self.trained:
             return table.index_select(0, ids)
         take: Callable[[Tensor], object] = partial(_add_rows, self._rows_of(self.table.gradients), ids)
         if self.lazy is not None:
@@ -212,13 +212,13 @@ class Stack:
             self.lazy.step(rates)
 
     def _moves(self, block: Block) -> bool:
-        return any(name in self._trained for name in block.places)
+        return any(name in self.trained for name in block.places)
 
     def _lazy_rows(self) -> Any:
         """The table's rows where a step may touch few of them: by the kernels, for an optimizer that they know."""
         settings, values = self.settings, self.table.values
         is_known = settings.optimizer == "adamw" and not settings.proximal and values.dtype == torch.float32
-        kernels = lazy_kernels() if values.is_cuda and is_known and self.model.table in self._trained else None
+        kernels = lazy_kernels() if values.is_cuda and is_known and self.model.table in self.trained else None
         return None if kernels is None else kernels(self.table, self.shape.num_rows, self.shape.num_steps, settings)
 
     def _rows_of(self, buffer: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class Stack:
         if names not in self._leaves:
             block = self._block_of(names[0])
             value = block.joined(block.computed, names).detach()
-            is_trained = any(name in self._trained for name in names)
+            is_trained = any(name in self.trained for name in names)
             gradient = block.joined(block.gradients, names) if is_trained else None
             self._leaves[names] = Leaf(value.requires_grad_(is_trained), gradient)
         return self._leaves[names]
