@@ -190,6 +190,10 @@ def test_out_of_memory_says_which_setting_to_lower(given, monkeypatch, error):
     monkeypatch.setattr(client_module, "train", full)
     with pytest.raises(FedmtlError, match=r"out of memory; lower training.batch_size \(8\) or model.max_length"):
         run_job(job(), site)
+    small = job()
+    small = replace(small, settings={**small.settings, "batch_sizes": {small.tasks[0]: 4}})
+    with pytest.raises(FedmtlError, match=rf"lower tasks\.{small.tasks[0]}\.batch_size \(4\) or"):
+        run_job(small, site)
 
 
 def test_no_text_is_in_what_a_client_sends(given):

@@ -103,6 +103,7 @@ def make_settings(
     *tasks: Task,
     rates: dict[str, float] | None = None,
     loss_weights: dict[str, float] | None = None,
+    batch_sizes: dict[str, int] | None = None,
     keep_optimizer: bool = True,
     **training: Any,
 ) -> LocalSettings:
@@ -114,6 +115,7 @@ def make_settings(
         {task.name: (rates or {}).get(task.name) for task in tasks},
         {task.name: (loss_weights or {}).get(task.name, 1.0) for task in tasks},
         keep_optimizer=keep_optimizer,
+        batch_sizes=batch_sizes,
     )
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 from collections import Counter
 
@@ -9,8 +10,9 @@ from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
 from fedmtl.model.values import initial_weights
 from fedmtl.training import local
-from fedmtl.training.local import TrainingFailed, planned_steps, train
+from fedmtl.training.local import TrainingFailed, num_steps, planned_steps, train
 from fedmtl.training.predict import predict
+from fedmtl.training.settings import LocalSettings
 
 from .small_client import (
     CPU,
@@ -57,6 +59,17 @@ def test_each_epoch_visits_each_example_once_in_an_order_of_its_own(tmp_path):
         seen = Counter((task, row) for task, batch in epoch for row in batch.tolist())
         assert seen == Counter([("single", row) for row in range(12)] + [("dual", row) for row in range(5)])
     assert len({str(rows_of(epoch)) for epoch in epochs}) == 3
+
+
+def test_a_task_may_have_a_batch_size_of_its_own(tmp_path):
+    shards = {"single": make_shard(SINGLE, tmp_path), "dual": make_shard(DUAL, tmp_path, range(5))}
+    settings = make_settings(SINGLE, DUAL, batch_size=4, batch_sizes={"dual": 2})
+    sizes = Counter((task, len(batch)) for task, batch in planned_steps(shards, settings, 5))
+    # Twelve by four; five by two are two whole batches and a rest.
+    assert sizes == Counter({("single", 4): 3, ("dual", 2): 2, ("dual", 1): 1})
+    assert num_steps(shards, settings) == 6
+    assert settings.largest_batch == 4
+    assert LocalSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
 
 def test_the_plan_depends_on_the_seed_alone(tmp_path):

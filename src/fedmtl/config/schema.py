@@ -131,6 +131,9 @@ class TaskConfig(Section):
     val_samples: Count | None = Field(None, description="Use this many validation examples, drawn by seed.")
     weight: Positive = Field(1.0, description="How much the task counts; training.task_weight_in says where.")
     learning_rate: Positive | None = Field(None, description="As training.learning_rate, for steps on this task.")
+    batch_size: Count | None = Field(
+        None, description="As training.batch_size, for steps on this task; a small task wants more and smaller ones."
+    )
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
     patience: Count | None = Field(
         None,
@@ -369,3 +372,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
     output: str = Field("runs", description="Folder that holds the run folders.")
+
+    def batch_size_of(self, task: str) -> int:
+        """Examples per step on a task."""
+        return self.tasks[task].batch_size or self.training.batch_size

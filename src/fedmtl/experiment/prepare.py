@@ -117,6 +117,7 @@ def assemble(
                 {name: task.learning_rate for name, task in tasks.items()},
                 {name: task.weight for name, task in tasks.items()},
                 keep_optimizer=keeps_optimizer(config),
+                batch_sizes={name: task.batch_size for name, task in tasks.items()},
             ),
             measured_layers=tuple(movable),
         ),
@@ -139,7 +140,7 @@ def assemble(
         model=model,
         strategy=strategy,
         state=State(0, start_weights(config.model, weights, plan, model), plan),
-        compute=choose_compute(config, device, model, len(population.train)),
+        compute=choose_compute(config, device, model, len(population.train), strategy.settings.largest_batch),
         evaluates_at_clients=at_clients,
         refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
     )

@@ -192,6 +192,8 @@ def _gather(job: Job, site: Site, own: Weights) -> Weights:
 
 
 def out_of_memory(job: Job) -> str:
-    size = job.settings.get("batch_size")
-    key = "training.batch_size" if job.kind == "train" else "evaluation.batch_size"
-    return f"out of memory; lower {key} ({size}) or model.max_length"
+    sizes = job.settings.get("batch_sizes", {})
+    own = next((task for task in job.tasks if task in sizes), None)
+    size = job.settings.get("batch_size") if own is None else sizes[own]
+    section = "evaluation" if job.kind != "train" else "training" if own is None else f"tasks.{own}"
+    return f"out of memory; lower {section}.batch_size ({size}) or model.max_length"

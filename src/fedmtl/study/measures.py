@@ -103,11 +103,13 @@ def _trained(reached: Sequence[Reached]) -> Sequence[Reached]:
 
 def _budget(run: RunFolder, events: Sequence[Event], at_once: int) -> Budget:
     rounds = [event for event in events if event["event"] == "round"]
-    training = load_config(run.config).training
+    config = load_config(run.config)
     samples = sum(event.get("samples") or 0 for event in rounds)
     trained = sum(bool(event.get("samples")) for event in rounds)
+    seen = [part for event in rounds for part in event.get("seen", {}).items()]
+    batches = sum(number / config.batch_size_of(task) for task, number in seen)
     return Budget(
-        steps=trained * training.local_steps if training.local_steps else round(samples / training.batch_size),
+        steps=trained * config.training.local_steps if config.training.local_steps else round(batches),
         examples=samples,
         passes=_passes(events, rounds),
         train_seconds=math.fsum(event["train_seconds"] for event in rounds),

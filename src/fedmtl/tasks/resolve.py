@@ -45,6 +45,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         class_weights=_class_weights(name, given, kind, labels),
         weight=given.weight,
         learning_rate=given.learning_rate,
+        batch_size=given.batch_size,
         dropout=config.model.head_dropout if given.dropout is None else given.dropout,
         patience=given.patience,
         auxiliary=given.auxiliary,

@@ -26,6 +26,7 @@ class Task:
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     weight: float = 1.0
     learning_rate: float | None = None
+    batch_size: int | None = None
     dropout: float = 0.1
     patience: int | None = None
     auxiliary: bool = False

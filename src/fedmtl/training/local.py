@@ -161,9 +161,9 @@ def _seen(plan: list[Step]) -> dict[str, int]:
 
 def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int, turn: int = 0) -> Iterator[Step]:
     """The (task, batch) of all batches of the round; `turn` is what the round's clients have in common."""
-    size = settings.batch_size
+    sizes = {task: settings.batch_size_of(task) for task in shards}
     held = {
-        task: Holding(len(shard), -(-len(shard) // size), partial(_pass, shard, size, seed, turn, task))
+        task: Holding(len(shard), -(-len(shard) // sizes[task]), partial(_pass, shard, sizes[task], seed, turn, task))
         for task, shard in shards.items()
         if len(shard)
     }
@@ -176,5 +176,5 @@ def _pass(shard: Shard, size: int, seed: int, turn: int, task: str, number: int)
 
 def num_steps(shards: Mapping[str, Shard], settings: LocalSettings) -> int:
     """How many steps a client takes in a round, where each is of one batch and no pass is drawn."""
-    batches = sum(-(-len(shard) // settings.batch_size) for shard in shards.values())
+    batches = sum(-(-len(shard) // settings.batch_size_of(task)) for task, shard in shards.items())
     return (settings.steps or settings.epochs * batches) if batches else 0

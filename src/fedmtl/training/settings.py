@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedmtl.config import TrainingConfig
@@ -41,6 +41,16 @@ class LocalSettings:
     measured_layers: tuple[str, ...] = ()
     # Whether weights are pruned in this run; which ones, a job says.
     pruning: bool = False
+    # Of tasks that do not take `batch_size`.
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def batch_size_of(self, task: str) -> int:
+        return self.batch_sizes.get(task, self.batch_size)
+
+    @property
+    def largest_batch(self) -> int:
+        """The most examples of a step, whichever task it is of."""
+        return max(map(self.batch_size_of, self.learning_rates), default=self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,8 +67,9 @@ def local_settings(
     weights: Mapping[str, float],
     *,
     keep_optimizer: bool,
+    batch_sizes: Mapping[str, int | None] | None = None,
 ) -> LocalSettings:
-    """The config's training section with every task's own learning rate and loss weight filled in."""
+    """The config's training section with every task's own learning rate, loss weight and batch size filled in."""
     in_loss = training.task_weight_in == "loss"
     return LocalSettings(
         num_rounds=training.num_rounds,
@@ -88,6 +99,7 @@ def local_settings(
         smart=None if training.smart is None else training.smart.model_dump(),
         distillation=_taught(training, list(weights)),
         pruning=training.pruning is not None,
+        batch_sizes={task: size for task, size in (batch_sizes or {}).items() if size},
     )
 
 

@@ -48,6 +48,7 @@ CASES = {
         (SINGLE, SCORES),
         {"max_grad_norm": 0.05, "weight_decay": 0.3, "rates": {"scores": 3e-3}, "loss_weights": {"single": 0.4}},
     ),
+    "two tasks, own batch sizes": ((SINGLE, SCORES), {"batch_sizes": {"single": 7, "scores": 2}, "local_epochs": 2}),
     "heads with a rate of their own": ((SINGLE,), {"head_rate": 20, "weight_decay": 0.3}),
     "unclipped": ((SINGLE,), {"max_grad_norm": 0}),
     "proximal": ((SINGLE,), {"proximal": 0.7, "local_epochs": 2, "epsilon": 1e-2, "learning_rate": 0.01}),
@@ -148,6 +149,7 @@ ORDERS = {
     "annealed": {"task_schedule": "annealed", "schedule": "linear", "num_rounds": 3},
     "proximal": {"proximal": 0.7, "epsilon": 1e-2, "learning_rate": 0.01},
     "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+    "own batch sizes": {"batch_sizes": {"single": 7, "dual": 2}},
     "a task that never has its turn": {"local_steps": 1},
 }  # fmt: skip
 

@@ -95,7 +95,7 @@ def _budget(run: RunFolder, start: Event, events: Sequence[Event]) -> Budget:
     steps: dict[str, int] = {}
     for event in (event for event in events if event["event"] == "update"):
         made = training.local_steps or training.local_epochs * sum(
-            math.ceil(about["examples"] / training.batch_size) for about in event["tasks"].values()
+            math.ceil(about["examples"] / config.batch_size_of(task)) for task, about in event["tasks"].items()
         )
         steps[event["client"]] = steps.get(event["client"], 0) + made
     rounds = [event for event in events if event["event"] == "round"]

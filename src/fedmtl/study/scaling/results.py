@@ -70,7 +70,8 @@ def read_result(run: RunFolder) -> Result:
     rounds = [event for event in events if event["event"] == "round" and event["round"]]
     start, data = (_first(events, kind) for kind in ("start", "data"))
     held = [part["examples"] for own in _first(events, "clients")["clients"].values() for part in own["tasks"].values()]
-    training = load_config(run.config).training
+    config = load_config(run.config)
+    training, size = config.training, config.batch_size_of(data["task"])
     moved = math.fsum(event["bytes_up"] + event["bytes_down"] for event in rounds)
     return Result(
         cell=run.name,
@@ -80,7 +81,7 @@ def read_result(run: RunFolder) -> Result:
         num_train=data["train"],
         num_scored=data["validation"],
         is_cut=data["validation_cut"],
-        steps=training.local_steps or training.local_epochs * math.ceil(max(held) / training.batch_size),
+        steps=training.local_steps or training.local_epochs * math.ceil(max(held) / size),
         round_bytes=moved / max(1, len(rounds)),
         train_seconds=math.fsum(event["train_seconds"] for event in rounds),
         evaluate_seconds=math.fsum(event["evaluate_seconds"] for event in rounds),

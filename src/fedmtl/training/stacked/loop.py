@@ -87,7 +87,7 @@ def _shape(
         model.pools[members[0].tasks[0].name],
         tuple((task, own[0], own[-1] + 1) for task, own in holders.items()),
         tuple(trained),
-        settings.batch_size * num_parts(members),
+        settings.largest_batch * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
     )
 

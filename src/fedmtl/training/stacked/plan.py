@@ -104,7 +104,7 @@ def _plan(
     store: TokenStore,
     settings: LocalSettings,
 ) -> StackPlan:
-    longest, size = max(map(len, planned)), settings.batch_size
+    longest, size = max(map(len, planned)), settings.largest_batch
     parts = num_parts(members)
     shape = (longest, len(members), size)
     sequences = np.full((longest, len(members), parts, size), NOTHING, np.int64)

@@ -92,7 +92,7 @@ class Stack:
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # Memory that the device writes to without waiting; getting it is slow, so that it is kept.
         self._host: dict[int, Tensor] = {}
-        rows, size = shape.num_clients, settings.batch_size
+        rows, size = shape.num_clients, settings.largest_batch
         self.inputs = Inputs(
             torch.zeros(rows, shape.num_sequences, dtype=torch.int64, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
