@@ -85,10 +85,13 @@ def seeds_of(asked: Asked, setup: Setup, wanted: Sequence[Setup]) -> tuple[int, 
 
 
 def make_cells(asked: Asked, base: Base, every: Mapping[str, Setup], wanted: Sequence[Setup]) -> list[Cell]:
-    """The cells of the wanted setups, each once; what is asked for first comes first with all its seeds."""
+    """The cells of the wanted setups, each once; what is asked for first comes first with all its seeds.
+
+    Among these the longest begin, so that none is left to run alone at the end.
+    """
     used = list(dict.fromkeys(setup.cell for setup in wanted))
     order = [
-        (_stage(every[name]), number, at, name, seed)
+        (_stage(every[name]), -every[name].point.rounds, number, at, name, seed)
         for number, seed in enumerate(asked.seeds)
         for at, name in enumerate(used)
         if seed in seeds_of(asked, every[name], wanted)
@@ -97,7 +100,9 @@ def make_cells(asked: Asked, base: Base, every: Mapping[str, Setup], wanted: Seq
 
 
 def _stage(setup: Setup) -> int:
-    return 0 if setup.point.name in FIRST and setup.kind in MODES else 1
+    if setup.kind not in MODES:
+        return 2
+    return 0 if setup.point.name in FIRST else 1
 
 
 def _cell(asked: Asked, base: Base, setup: Setup, seed: int) -> Cell:
