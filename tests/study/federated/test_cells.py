@@ -6,11 +6,12 @@ import pytest
 
 from fedmtl.config.file import config_from, load_config
 from fedmtl.errors import ConfigError
-from fedmtl.study.federated.asked import Asked, parse_numbers, parse_own, parse_rates
+from fedmtl.study.federated.asked import Asked, parse_own
 from fedmtl.study.federated.cells import MODES, setups
 from fedmtl.study.federated.make import make_cells, open_base
 from fedmtl.study.federated.study import wanted_setups
 from fedmtl.study.folder import open_study
+from fedmtl.study.rates import parse_rates
 
 PRESET = Path(__file__).parents[3] / "configs/glue-dual.yaml"
 
@@ -125,12 +126,6 @@ def test_rates_are_tried_without_the_dev_sets(tmp_path, data):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["federated", "=1e-4", "federated=fast", "federated=-1", "federated=nan"])
-def test_a_rate_that_is_none_is_named(text):
-    with pytest.raises(ConfigError, match=r"--rate: found"):
-        parse_rates(text)
-
-
 def test_settings_of_some_modes_go_over_all_else(tmp_path):
     own = (parse_own("federated-prox:training.proximal=1"), parse_own("federated*:federation.average=weighted"))
     found = cells(tmp_path, Asked(quick=True, own_overrides=own))
@@ -141,9 +136,3 @@ def test_settings_of_some_modes_go_over_all_else(tmp_path):
     assert settings["base-centralized"]["federation"]["average"] == "uniform"
     with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
         parse_own("training.proximal=1")
-
-
-def test_numbers_are_above_zero():
-    assert parse_numbers("5,0.5,5", "--alphas") == (5.0, 0.5)
-    with pytest.raises(ConfigError, match="--alphas: found 5,0;"):
-        parse_numbers("5,0", "--alphas")

@@ -2,6 +2,7 @@ import pytest
 
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
+from fedmtl.study.rates import parse_rates
 from fedmtl.study.scaling.asked import encoder_label, encoder_settings, make_asked, read_partition
 from fedmtl.study.scaling.cells import make_cells
 
@@ -35,6 +36,20 @@ def test_what_is_given_replaces_the_presets():
     # a preset's own threshold is not kept for other rounds
     assert make_asked("quick", {}).threshold_rounds["sentiment"] == 3
     assert make_asked("quick", {"rounds": 9}).threshold_rounds["sentiment"] == 18
+
+
+def test_an_encoder_may_have_a_rate_of_its_own():
+    names = {"encoders": ("a/all-MiniLM-L6-v2", "tiny"), "tasks": ("ag_news",), "clients": (1, 32)}
+
+    def rates(**given):
+        cells = make_cells(make_asked("ours", {**names, **given}))
+        return {cell.name: config_from(dict(cell.settings)).training.learning_rate for cell in cells}
+
+    found = rates(rates=parse_rates("tiny-ag_news-32=1e-3"))
+    assert found["all-MiniLM-L6-v2-ag_news-1-seed0"] == 5e-5
+    assert (found["tiny-ag_news-1-seed1"], found["tiny-ag_news-32-seed1"]) == (2e-4, 1e-3)
+    # the preset's is for its own optimizer and rate
+    assert set(rates(learning_rate=0.5).values()) == set(rates(optimizer="sgd", learning_rate=0.5).values()) == {0.5}
 
 
 def test_an_encoder_may_have_its_shape_alone():

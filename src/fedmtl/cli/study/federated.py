@@ -63,8 +63,9 @@ def federated(
     name: StudyName = None,
 ) -> None:
     """Compare a federation with the same data in one place and at each client alone: modes, skew, samples, clients."""
-    from fedmtl.study.federated.asked import QUICK, Asked, parse_numbers, parse_own, parse_rates
+    from fedmtl.study.federated.asked import QUICK, Asked, parse_own
     from fedmtl.study.federated.study import study_federated, study_folder_name
+    from fedmtl.study.rates import parse_numbers, parse_rates
     from fedmtl.study.setups import given_over
 
     given = {

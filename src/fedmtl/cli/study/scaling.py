@@ -95,6 +95,9 @@ def scaling(
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", help="As training.learning_rate.", metavar="X")
     ] = None,
+    rate: Annotated[
+        str, typer.Option(help="Learning rates by setup; the last that fits counts.", metavar="NAME=X,...")
+    ] = "",
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="As training.batch_size.", min=1, metavar="N")
     ] = None,
@@ -110,6 +113,7 @@ def scaling(
     name: StudyName = None,
 ) -> None:
     """Divide the same examples among 1 to 32 clients: accuracy, rounds to 90% of one client's, collapse to chance."""
+    from fedmtl.study.rates import parse_rates
     from fedmtl.study.scaling.asked import make_asked
     from fedmtl.study.scaling.study import study_folder_name, study_scaling
 
@@ -130,6 +134,7 @@ def scaling(
         "local_epochs": local_epochs,
         "optimizer": None if optimizer is None else optimizer.value,
         "learning_rate": learning_rate,
+        "rates": parse_rates(rate),
         "batch_size": batch_size,
         "max_length": max_length,
         "rows": rows,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmtl.errors import ConfigError
+from fedmtl.study.rates import Rates, rate_for
 from fedmtl.study.setups import fits
 
 TASKS = ("sst2", "qqp", "stsb")
@@ -34,7 +35,7 @@ class Asked:
     alphas: tuple[float, ...] = (5.0, 0.5, 0.2)
     rounds: int = 8
     long_rounds: int = 30
-    rates: tuple[tuple[str, float], ...] = ()
+    rates: Rates = ()
     choose: tuple[float, ...] = ()
     overrides: tuple[str, ...] = ()
     own_overrides: tuple[tuple[str, str], ...] = ()
@@ -45,8 +46,9 @@ class Asked:
 
     def rate(self, setup: str, kind: str) -> float | None:
         """The rate that was given for a setup, by its name or its kind; None where none was."""
-        given = [rate for pattern, rate in self.rates if fits(setup, pattern) or fits(kind, pattern)]
-        return given[-1] if given else None
+        # A config writes a mode with underscores.
+        mode = kind.replace("-", "_")
+        return rate_for(self.rates, setup, kind, mode, setup.removesuffix(kind) + mode)
 
     def overrides_of(self, setup: str, kind: str) -> list[str]:
         """What was given for a setup alone, by its name or its kind."""
@@ -57,33 +59,9 @@ class Asked:
 QUICK: Mapping[str, Any] = {"samples": (10, 20), "alphas": (5.0, 1.0, 0.5), "rounds": 2, "long_rounds": 4}
 
 
-def parse_numbers(text: str, option: str) -> tuple[float, ...]:
-    """`5,0.5` as numbers above 0, each once; `option` is named where they are not."""
-    return tuple(dict.fromkeys(_number(part, text, option) for part in text.split(",") if part.strip()))
-
-
-def parse_rates(text: str) -> tuple[tuple[str, float], ...]:
-    """`federated*=4e-4,local=1e-4` as patterns and rates."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    if any(not sign or not name.strip() for name, sign, _ in pairs):
-        raise ConfigError(f"--rate: found {text}; write such as federated=4e-4,centralized*=1e-4")
-    # A mode's own name has underscores, a setup's has none.
-    return tuple((name.strip().replace("_", "-"), _number(rate, text, "--rate")) for name, _, rate in pairs)
-
-
 def parse_own(text: str) -> tuple[str, str]:
     """`federated-prox:training.proximal=1` as a pattern and an override."""
     names, sign, override = text.partition(":")
     if not sign or not names.strip() or "=" not in override:
         raise ConfigError(f"--set-for {text}: write `NAME:KEY=VALUE`, such as federated-prox:training.proximal=1")
     return names.strip().replace("_", "-"), override
-
-
-def _number(part: str, text: str, option: str) -> float:
-    try:
-        value = float(part)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{option}: found {text}; write numbers above 0 with commas between, such as 4e-4")
-    return value

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
+from fedmtl.study.rates import Rates
 from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
 
@@ -33,7 +34,8 @@ class Asked:
     """All of it stands in study.yaml. Rounds are by task; `config` is what all cells have in common.
 
     `examples` and `validation` None are all there are. `score_on` official is a task's dev or test file, train a tenth
-    cut from train. `overrides` change `config`, under what a cell is about.
+    cut from train. `rates` are learning rates by names of setups, over that of `config`. `overrides` change `config`,
+    under what a cell is about.
     """
 
     preset: str
@@ -51,6 +53,7 @@ class Asked:
     partition: str = "iid"
     rows: str = "*"
     seed_rows: str = "*"
+    rates: Rates = ()
     overrides: tuple[str, ...] = field(default=())
 
     @property
@@ -65,6 +68,8 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
     found = read_preset(preset)
     known = {name: value for name, value in given.items() if value is not None}
     config: Settings = copy.deepcopy(found.pop("config"))
+    # A preset's rates belong to its own optimizer and rate.
+    by_name = {} if {"learning_rate", "optimizer"} & known.keys() else found.get("rates", {})
     for name, section in SETTINGS.items():
         if name in known:
             config.setdefault(section, {})[name] = known.pop(name)
@@ -79,6 +84,7 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
         "rounds": by_task,
         "threshold_rounds": {task: threshold or LONGER * own for task, own in by_task.items()},
         "config": config,
+        "rates": (*((name, float(rate)) for name, rate in by_name.items()), *known.get("rates", ())),
         **{name: values[name] or None for name in ("examples", "validation")},
         **{name: tuple(values[name]) for name in ("encoders", "clients", "seeds")},
     }

@@ -19,6 +19,7 @@ from typing import Any
 from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.study.grid import Cell
+from fedmtl.study.rates import rate_for
 from fedmtl.study.scaling.asked import Asked, encoder_label, encoder_settings, read_partition
 from fedmtl.study.setups import Settings, cell_name, fits
 from fedmtl.tasks.sources import find_table
@@ -94,10 +95,10 @@ def rounds_of(asked: Asked, setup: Setup) -> int:
 
 
 def _cell(asked: Asked, base: Settings, encoder: str, setup: Setup, seed: int) -> Cell:
-    rounds = rounds_of(asked, setup)
+    rounds, rate = rounds_of(asked, setup), rate_for(asked.rates, setup.name)
     own: dict[str, Settings] = {
         "model": encoder_settings(encoder),
-        "training": {"num_rounds": rounds, "schedule": "constant"},
+        "training": {"num_rounds": rounds, "schedule": "constant", **({} if rate is None else {"learning_rate": rate})},
         "federation": {"clients_per_task": setup.clients},
         "partition": read_partition(asked.partition),
         "evaluation": {"every": 1},

@@ -55,9 +55,11 @@ def _asked(asked: Asked) -> str:
     data = "embedded, synthetic texts in miniature" if asked.is_quick else ", ".join(asked.tasks)
     amount = "all examples" if asked.examples is None else f"{count(asked.examples)} examples"
     seeds = ", ".join(map(str, asked.seeds))
+    rates = "".join(f" ({rate:g} for {pattern})" for pattern, rate in asked.rates)
     return (
-        f"{encoders} on {data}: {amount}, {asked.partition}, {training['optimizer']} at {training['learning_rate']:g},"
-        f" {training['local_epochs']} local epochs; preset {asked.preset}, seeds {seeds}."
+        f"{encoders} on {data}: {amount}, {asked.partition}, {training['optimizer']} at"
+        f" {training['learning_rate']:g}{rates}, {training['local_epochs']} local epochs;"
+        f" preset {asked.preset}, seeds {seeds}."
     )
 
 
