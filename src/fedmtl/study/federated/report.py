@@ -46,7 +46,8 @@ NOTES = (
 )
 WHY = (
     "Final is the score of the one model that a run saves: after the last round, all tasks. Best is over all rounds.",
-    "Why similarity need not fall: it is scored by Pearson's r; the learning rate falls to zero, so that the last"
-    " rounds do not leave what was reached; with uniform averaging each task has the same say in the encoder, by"
-    " examples stsb has a twentieth. The rows federated-constant and federated-weighted show it without.",
+    "Why it may fall: an encoder is where its tasks pull it to, and as the learning rate falls to zero those win that"
+    " make most steps (our reading); a small task makes few. It is held by its weight (tasks.stsb.weight), by more and"
+    " smaller steps (tasks.stsb.batch_size), by a rate that does not fall (federated-constant). By examples"
+    " (federated-weighted) stsb has a twentieth of the say.",
 )
