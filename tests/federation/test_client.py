@@ -190,10 +190,15 @@ def test_out_of_memory_says_which_setting_to_lower(given, monkeypatch, error):
     monkeypatch.setattr(client_module, "train", full)
     with pytest.raises(FedmtlError, match=r"out of memory; lower training.batch_size \(8\) or model.max_length"):
         run_job(job(), site)
-    small = job()
-    small = replace(small, settings={**small.settings, "batch_sizes": {small.tasks[0]: 4}})
-    with pytest.raises(FedmtlError, match=rf"lower tasks\.{small.tasks[0]}\.batch_size \(4\) or"):
-        run_job(small, site)
+    task = job().tasks[0]
+    for sizes, named in (
+        ({task: 4}, rf"tasks\.{task}\.batch_size \(4\)"),
+        ({"other": 16}, r"training.batch_size \(8\)"),
+    ):
+        with pytest.raises(FedmtlError, match=f"lower {named} or"):
+            run_job(replace(job(), settings={**job().settings, "batch_sizes": sizes}), site)
+    both = replace(job(), tasks=(task, "other"), settings={**job().settings, "batch_sizes": {task: 4}})
+    assert "lower training.batch_size (8)" in client_module.out_of_memory(both)
 
 
 def test_no_text_is_in_what_a_client_sends(given):

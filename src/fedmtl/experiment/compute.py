@@ -30,7 +30,7 @@ def choose_device(config: Config) -> str:
     return str(pick_device(config.compute.device, "compute.device"))
 
 
-def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clients: int, largest_batch: int) -> Compute:
+def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clients: int) -> Compute:
     """What the config says, and for what it leaves open what suits the machine."""
     workers = num_workers(config.compute, device, num_clients)
     asked = config.compute.stack
@@ -44,7 +44,8 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
     stack = 0 if asked is None and (workers or device == "cpu") else asked
     if stack is None:
         free, _ = torch.cuda.mem_get_info(device)
-        stack = clients_at_once(model, largest_batch, config.model.max_length, free, DTYPES[precision])
+        largest = max(map(config.batch_size_of, config.tasks))
+        stack = clients_at_once(model, largest, config.model.max_length, free, DTYPES[precision])
     if stack == 0:
         if config.compute.precision == "bf16":
             raise ConfigError("compute.precision: bf16 is for clients that train at once; write `stack: 1` or more")

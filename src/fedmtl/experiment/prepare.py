@@ -140,7 +140,7 @@ def assemble(
         model=model,
         strategy=strategy,
         state=State(0, start_weights(config.model, weights, plan, model), plan),
-        compute=choose_compute(config, device, model, len(population.train), strategy.settings.largest_batch),
+        compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
         refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
     )

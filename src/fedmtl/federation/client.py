@@ -192,8 +192,8 @@ def _gather(job: Job, site: Site, own: Weights) -> Weights:
 
 
 def out_of_memory(job: Job) -> str:
-    sizes = job.settings.get("batch_sizes", {})
-    own = next((task for task in job.tasks if task in sizes), None)
-    size = job.settings.get("batch_size") if own is None else sizes[own]
-    section = "evaluation" if job.kind != "train" else "training" if own is None else f"tasks.{own}"
-    return f"out of memory; lower {section}.batch_size ({size}) or model.max_length"
+    """What to say: the setting of the largest batches."""
+    common, own = job.settings["batch_size"], job.settings.get("batch_sizes", {})
+    largest = max(job.tasks, key=lambda task: own.get(task, common))
+    section = "evaluation" if job.kind != "train" else f"tasks.{largest}" if largest in own else "training"
+    return f"out of memory; lower {section}.batch_size ({own.get(largest, common)}) or model.max_length"

@@ -18,7 +18,7 @@ def parse_rates(text: str) -> Rates:
     """`federated*=4e-4,local=1e-4` as patterns and rates."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if any(not sign or not name.strip() for name, sign, _ in pairs):
-        raise ConfigError(f"--rate: found {text}; write such as federated=4e-4,centralized*=1e-4")
+        raise ConfigError(f"--rate: found {text}; write NAME=X with commas between, such as local=1e-4,tiny-*=2e-4")
     return tuple((name.strip(), _number(rate, text, "--rate")) for name, _, rate in pairs)
 
 

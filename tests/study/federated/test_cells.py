@@ -96,6 +96,7 @@ def test_what_is_asked_for_first_comes_first_with_all_its_seeds(tmp_path):
     last_needed = max(order.index(f"{name}-seed1") for name in ("base-local", "long-federated", "dirichlet-0.5-local"))
     others = ("base-federated-prox", "samples-300-federated", "clients-1-local", "original-local")
     assert last_needed < min(order.index(f"{name}-seed0") for name in others)
+    assert order.index("original-local-seed0") < order.index("base-federated-prox-seed1")
     variants = [name for name in order if "-prox-" in name or "-fedadam-" in name]
     assert order.index("clients-1-local-seed1") < min(map(order.index, variants))
     assert order[:2] == ["long-federated-seed0", "long-federated-seed1"]

@@ -39,14 +39,14 @@ def test_what_is_given_replaces_the_presets():
 
 
 def test_an_encoder_may_have_a_rate_of_its_own():
-    names = {"encoders": ("a/all-MiniLM-L6-v2", "tiny"), "tasks": ("ag_news",), "clients": (1, 32)}
+    names = {"encoders": ("a/all-MiniLM-L6-v2", "minilm-l6", "tiny"), "tasks": ("ag_news",), "clients": (1, 32)}
 
     def rates(**given):
         cells = make_cells(make_asked("ours", {**names, **given}))
         return {cell.name: config_from(dict(cell.settings)).training.learning_rate for cell in cells}
 
     found = rates(rates=parse_rates("tiny-ag_news-32=1e-3"))
-    assert found["all-MiniLM-L6-v2-ag_news-1-seed0"] == 5e-5
+    assert found["all-MiniLM-L6-v2-ag_news-1-seed0"] == found["minilm-l6-ag_news-32-seed1"] == 5e-5
     assert (found["tiny-ag_news-1-seed1"], found["tiny-ag_news-32-seed1"]) == (2e-4, 1e-3)
     # the preset's is for its own optimizer and rate
     assert set(rates(learning_rate=0.5).values()) == set(rates(optimizer="sgd", learning_rate=0.5).values()) == {0.5}

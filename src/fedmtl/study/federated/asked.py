@@ -46,9 +46,9 @@ class Asked:
 
     def rate(self, setup: str, kind: str) -> float | None:
         """The rate that was given for a setup, by its name or its kind; None where none was."""
-        # A config writes a mode with underscores.
-        mode = kind.replace("-", "_")
-        return rate_for(self.rates, setup, kind, mode, setup.removesuffix(kind) + mode)
+        # A config writes a mode with underscores, the name of a setup has none.
+        rates = tuple((pattern.replace("_", "-"), rate) for pattern, rate in self.rates)
+        return rate_for(rates, setup, kind)
 
     def overrides_of(self, setup: str, kind: str) -> list[str]:
         """What was given for a setup alone, by its name or its kind."""

@@ -48,6 +48,6 @@ WHY = (
     "Final is the score of the one model that a run saves: after the last round, all tasks. Best is over all rounds.",
     "Why it may fall: an encoder is where its tasks pull it to, and as the learning rate falls to zero those win that"
     " make most steps (our reading); a small task makes few. It is held by its weight (tasks.stsb.weight), by more and"
-    " smaller steps (tasks.stsb.batch_size), by a rate that does not fall (federated-constant). By examples"
+    " smaller steps (tasks.stsb.batch_size), and best by a last layer of its own (sharing.rules). By examples"
     " (federated-weighted) stsb has a twentieth of the say.",
 )
