@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from fedmtl.federation.combine import combine
+from fedmtl.federation.combine import combine, per_example
 from fedmtl.federation.messages import Update
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
@@ -60,6 +60,24 @@ def test_task_weights_multiply_the_examples():
 def test_uniform_ignores_the_number_of_examples():
     updates = [update("a", {"sst2": 99}, {ENCODER: 1.0}), update("b", {"stsb": 1}, {ENCODER: 2.0})]
     assert combine(updates, zeros(ENCODER), PLAN, EQUAL, "uniform")[ENCODER].item() == 1.5
+
+
+def test_tasks_alike_a_client_counts_by_its_part_of_its_task():
+    updates = [
+        update("a", {"sst2": 30}, {ENCODER: 1.0, head("sst2"): 1.0}),
+        update("b", {"sst2": 10, "qqp": 8}, {ENCODER: 3.0, head("sst2"): 5.0, head("qqp"): 2.0}),
+        update("c", {"stsb": 4}, {ENCODER: 10.0, head("stsb"): 9.0}),
+    ]
+    counted = per_example({"sst2": 1.0, "qqp": 1.0, "stsb": 2.0}, [one.num_examples for one in updates])
+    assert counted == {"sst2": 1 / 40, "qqp": 1 / 8, "stsb": 2 / 4}
+    mean = combine(updates, zeros(ENCODER, *map(head, EQUAL)), PLAN, counted, "tasks")
+    # a 3/4 of sst2, b 1/4 of sst2 and all of qqp, c stsb with weight 2: (.75*1 + 1.25*3 + 2*10) / 4
+    assert mean[ENCODER].item() == 6.125
+    assert mean[head("sst2")].item() == 2.0
+
+
+def test_a_task_that_nobody_was_asked_for_keeps_its_weight():
+    assert per_example({"sst2": 3.0, "stsb": 2.0}, [{"sst2": 6, "stsb": 0}]) == {"sst2": 0.5, "stsb": 2.0}
 
 
 def test_a_group_counts_only_the_tasks_in_it():

@@ -97,6 +97,19 @@ def test_one_bad_client_costs_its_own_contribution_and_nothing_else(bad):
     assert last.state.accepted == {"b": 3, "c": 3}
 
 
+def test_tasks_alike_count_by_the_examples_of_the_clients_that_were_asked():
+    steps = {"a": 1.0, "b": 5.0, "c": 10.0}
+    strategy = make_strategy(average="tasks")
+    engine = FakeEngine(lambda job: trained(job, steps[job.client]))
+    first = list(rounds(start(), strategy, engine, flat))[1].state.weights
+    # sst2: (1*1 + 3*5) / 4 = 4; both tasks alike: (4 + 10) / 2
+    assert (first[head("sst2")].item(), first[ENCODER].item()) == (4.0, 7.0)
+    without_a = replace(strategy, active_tasks=lambda client, number: {"b": ("sst2",), "c": ("stsb",)}.get(client, ()))
+    first = list(rounds(start(), without_a, engine, flat))[1].state.weights
+    # b is all of sst2 now, not three quarters
+    assert first[ENCODER].item() == 7.5
+
+
 def test_a_second_answer_of_one_client_does_not_count():
     class Twice(FakeEngine):
         def run(self, jobs, deadline):

@@ -11,6 +11,7 @@ from fedmtl.config.methods import (
     TaskWeightingConfig,
 )
 from fedmtl.config.schema import (
+    Average,
     CheckpointConfig,
     ClientConfig,
     ComputeConfig,
@@ -36,6 +37,7 @@ from fedmtl.config.schema import (
 __all__ = [
     "AdaptersConfig",
     "AdaptiveSharingConfig",
+    "Average",
     "CheckpointConfig",
     "ClientConfig",
     "ComputeConfig",

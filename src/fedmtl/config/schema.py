@@ -272,10 +272,15 @@ class ServerOptimizerConfig(Section):
     tau: Positive = Field(1e-3, description="Adaptivity of fedadam and fedyogi: the denominator's floor.")
 
 
+Average = Literal["weighted", "uniform", "tasks"]
+
+
 class FederationConfig(Section):
     clients_per_task: Count = Field(1, description="Clients made for each task where `clients` names none.")
-    average: Literal["weighted", "uniform"] = Field(
-        "weighted", description="Clients count by their examples, or all the same."
+    average: Average = Field(
+        "weighted",
+        description="Clients count by their examples (weighted), all the same (uniform), or by their examples within a"
+        " task, tasks alike (tasks).",
     )
     server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)
     clients_per_round: Count | None = Field(None, description="Clients sampled for a round; empty is all of them.")

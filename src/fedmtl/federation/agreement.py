@@ -17,6 +17,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from fedmtl.config import Average
 from fedmtl.federation.combine import add_delta
 from fedmtl.federation.messages import Update
 from fedmtl.model.keys import Key, Weights
@@ -41,7 +42,7 @@ class TaskUpdates:
         tasks: Sequence[str],
         before: Weights,
         plan: SharingPlan,
-        average: str = "weighted",
+        average: Average = "weighted",
     ) -> None:
         self._layers, self._tasks, self._before, self._plan = layers, tasks, before, plan
         self._is_uniform = average == "uniform"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import torch
 
+from fedmtl.config import Average
 from fedmtl.federation.messages import Update
 from fedmtl.model.keys import Key, Weights
 from fedmtl.model.plan import SharingPlan, scope_tasks
@@ -18,13 +19,27 @@ def client_weight(
     scope: str,
     plan: SharingPlan,
     task_weights: Mapping[str, float],
-    average: Literal["weighted", "uniform"],
+    average: Average,
 ) -> float:
-    """How much a client counts for a value of that scope: its examples of the tasks in it, times their weights."""
+    """How much a client counts for a value of that scope: its examples of the tasks in it, times their weights.
+
+    Of a mean that takes tasks alike, the weights are those of `per_example`.
+    """
     tasks = scope_tasks(plan, scope, update.tasks)
     if average == "uniform":
         return sum(task_weights[task] for task in tasks) / max(1, len(tasks))
     return sum(update.num_examples[task] * task_weights[task] for task in tasks)
+
+
+def per_example(task_weights: Mapping[str, float], held: Iterable[Mapping[str, int]]) -> dict[str, float]:
+    """What one example of each task counts, so that a task has its weight however many there are.
+
+    `held` are the examples by task of each client that is asked. One that fails takes its part of a task's weight away.
+    """
+    sizes = Counter[str]()
+    for own in held:
+        sizes.update(own)
+    return {task: weight / sizes[task] if sizes[task] else weight for task, weight in task_weights.items()}
 
 
 class StreamingMean:
@@ -39,7 +54,7 @@ class StreamingMean:
         before: Weights,
         plan: SharingPlan,
         task_weights: Mapping[str, float],
-        average: Literal["weighted", "uniform"] = "weighted",
+        average: Average = "weighted",
     ) -> None:
         self._before, self._plan, self._task_weights, self._average = before, plan, task_weights, average
         self._sums: Weights = {}
@@ -66,7 +81,7 @@ def combine(
     before: Weights,
     plan: SharingPlan,
     task_weights: Mapping[str, float],
-    average: Literal["weighted", "uniform"] = "weighted",
+    average: Average = "weighted",
 ) -> Weights:
     """The mean of updates that are all there; their order does not matter, as they are summed by client id."""
     mean = StreamingMean(before, plan, task_weights, average)

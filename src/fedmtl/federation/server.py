@@ -11,11 +11,12 @@ import torch
 from fedmtl.errors import CannotContinue
 from fedmtl.federation.adaptive_sharing import adapt
 from fedmtl.federation.agreement import TaskUpdates
-from fedmtl.federation.combine import StreamingMean
+from fedmtl.federation.combine import StreamingMean, per_example
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.early_stop import follow
 from fedmtl.federation.messages import (
     ClientId,
+    ClientInfo,
     Engine,
     Evaluation,
     Failure,
@@ -86,11 +87,15 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     number = state.round + 1
     weights, settings = _weights(state, strategy)
     average = strategy.federation.average
-    mean = StreamingMean(state.weights, state.plan, weights, average)
+    infos = engine.clients()
+    asked = {client: (tasks, infos[client]) for client, tasks in sample_clients(strategy, infos, number).items()}
+    held = ({task: info.num_examples.get(task, 0) for task in tasks} for tasks, info in asked.values())
+    counted = per_example(weights, held) if average == "tasks" else weights
+    mean = StreamingMean(state.weights, state.plan, counted, average)
     follows = strategy.federation.task_weighting.kind == "progress"
     told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
     by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
-    accepted, failures = _collect(state, strategy, engine, dispatch, settings, (mean, by_task))
+    accepted, failures = _collect(state, strategy, engine, dispatch, settings, asked, (mean, by_task))
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
         first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
@@ -159,18 +164,18 @@ def _collect(
     engine: Engine,
     dispatch: Dispatch,
     settings: LocalSettings,
+    asked: Mapping[ClientId, tuple[tuple[str, ...], ClientInfo]],
     sums: Sequence[StreamingMean | TaskUpdates],
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
     """Send the round's jobs, and sort the answers into those that count, which join the sums, and those that do not."""
     number = state.round + 1
-    infos = engine.clients()
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
     sent: list[ClientId] = []
 
     def jobs() -> Iterator[Job]:
         told = settings.to_dict()
-        for client, tasks in sample_clients(strategy, infos, number).items():
-            job = dispatch.job("train", state, client, tasks, infos[client].rows, number, told)
+        for client, (tasks, info) in asked.items():
+            job = dispatch.job("train", state, client, tasks, info.rows, number, told)
             expected[client] = (expect(job), job.fixed)
             sent.append(client)
             yield job

@@ -84,13 +84,6 @@ def test_samples_are_per_client_and_never_more_than_there_are(tmp_path, data):
     assert found["original-federated-seed0"].settings["tasks"]["sst2"]["train_samples"] == 1
 
 
-def test_task_weights_give_each_task_the_same_say(tmp_path, data):
-    found = cells(tmp_path, Asked(data=data, rows="base-federated-task-weights"))
-    tasks = found["base-federated-task-weights-seed0"].settings["tasks"]
-    # 6 * 1 = 4 * 1.5 = 2 * 3
-    assert {task: about["weight"] for task, about in tasks.items()} == {"sst2": 1.0, "qqp": 1.5, "stsb": 3.0}
-
-
 def test_what_is_asked_for_first_comes_first_with_all_its_seeds(tmp_path):
     order = list(cells(tmp_path, Asked(quick=True, seeds=(0, 1))))
     last_needed = max(order.index(f"{name}-seed1") for name in ("base-local", "long-federated", "dirichlet-0.5-local"))
@@ -134,6 +127,6 @@ def test_settings_of_some_modes_go_over_all_else(tmp_path):
     assert settings["long-federated-prox"]["training"]["proximal"] == 1
     assert "proximal" not in settings["base-federated"]["training"]
     assert settings["base-federated"]["federation"]["average"] == "weighted"
-    assert settings["base-centralized"]["federation"]["average"] == "uniform"
+    assert settings["base-centralized"]["federation"]["average"] == "tasks"
     with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
         parse_own("training.proximal=1")

@@ -21,20 +21,19 @@ from fedmtl.study.federated.asked import Asked
 
 FEDERATED, CENTRALIZED, LOCAL = "federated", "centralized", "local"
 MODES = (FEDERATED, "federated-single-task", CENTRALIZED, "centralized-single-task", LOCAL)
-# What else the package offers a federation; `task-weights` has its weights from the data.
+# What else the package offers a federation.
 VARIANTS: dict[str, dict[str, Any]] = {
     "federated-fedadam": {"federation": {"server_optimizer": {"kind": "fedadam", "learning_rate": 5e-3}}},
     "federated-prox": {"training": {"proximal": 0.1}},
     "federated-weighted": {"federation": {"average": "weighted"}},
-    "federated-task-weights": {"federation": {"average": "weighted"}},
+    "federated-uniform": {"federation": {"average": "uniform"}},
     "federated-constant": {"training": {"schedule": "constant", "warmup_rounds": 0.0}},
 }
-TASK_WEIGHTS = "federated-task-weights"
 WORDS = {
     "federated-fedadam": "FedAdam at the server, rate 0.005",
     "federated-prox": "FedProx, mu 0.1",
-    "federated-weighted": "clients weighted by examples",
-    "federated-task-weights": "clients weighted by examples, tasks alike",
+    "federated-weighted": "clients weighted by examples, of whatever task",
+    "federated-uniform": "clients alike, whatever their examples",
     "federated-constant": "a constant learning rate",
 }
 CLIENTS = 3

@@ -11,7 +11,7 @@ from fedmtl.config.file import with_overrides
 from fedmtl.config.paths import with_absolute_paths
 from fedmtl.errors import ConfigError
 from fedmtl.study.federated.asked import Asked
-from fedmtl.study.federated.cells import FIRST, MODES, TASK_WEIGHTS, VARIANTS, Setup
+from fedmtl.study.federated.cells import FIRST, MODES, VARIANTS, Setup
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.grid import Cell
 from fedmtl.study.setups import Settings, cell_name, fits, merged
@@ -54,8 +54,8 @@ def _settings(asked: Asked, data: Settings, tasks: Settings) -> Settings:
         "model": model,
         "data": data,
         "tasks": tasks,
-        # By examples, similarity would have a twentieth of the say in the encoder.
-        "federation": {"average": "uniform"},
+        # By examples alone, similarity would have a twentieth of the say in the encoder.
+        "federation": {"average": "tasks"},
         "training": training,
     }
     return with_overrides(with_absolute_paths(base, Path.cwd()), asked.overrides)
@@ -111,8 +111,6 @@ def _cell(asked: Asked, base: Base, setup: Setup, seed: int) -> Cell:
     most = point.samples * point.clients if point.samples else max(base.sizes.values())
     sizes = {task: min(size, most) for task, size in base.sizes.items()}
     tasks: Settings = {task: {"train_samples": size} for task, size in sizes.items() if point.samples}
-    if setup.kind == TASK_WEIGHTS:
-        tasks = merged(tasks, {task: {"weight": max(sizes.values()) / size} for task, size in sizes.items()})
     rate = point.rate or asked.rate(setup.name, setup.kind)
     training = {} if rate is None else {"training": {"learning_rate": rate}}
     settings = merged(merged(settings, {"mode": setup.mode, "seed": seed, "tasks": tasks}), training)
