@@ -67,10 +67,11 @@ def digest(run: RunFolder) -> str:
         [],
         [*GROUPS, TWO_TASKS, "federation.server_optimizer.kind=fedadam"],
         ["model.pair=cross", "model.pool=mean", "training.keep_optimizer=true", "training.proximal=0.1"],
+        ["training.logit_adjustment=1", "federation.average=tasks", "partition={kind: dirichlet, alpha: 0.5}"],
         INT8,
         [*GROUPS, TWO_TASKS, "wire.down=fp16", "wire.up=topk", "wire.topk_share=0.1"],
     ],
-    ids=["plain", "groups", "kept", "int8", "topk"],
+    ids=["plain", "groups", "kept", "skewed", "int8", "topk"],
 )
 def test_1_any_number_of_workers_gives_the_same_weights(make_config, overrides):
     runs = [start_run(make_config(*overrides, f"compute.workers={workers}"), "parity") for workers in (0, 1, 2)]

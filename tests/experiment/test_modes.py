@@ -55,6 +55,14 @@ def test_centralized_is_plain_training_that_keeps_its_optimizer(make_config):
     assert prepare(make_config("training.keep_optimizer=true")).strategy.settings.keep_optimizer
 
 
+def test_a_client_alone_is_told_nothing_of_the_labels_of_others(make_config):
+    def adjustment(*overrides):
+        return prepare(make_config("training.logit_adjustment=1", *overrides)).strategy.settings.logit_adjustment
+
+    assert adjustment() == adjustment("mode=federated_single_task") == 1
+    assert adjustment("mode=local") == 0
+
+
 def test_compare_shows_the_guides_standard_against_multi_task(make_config):
     shared = summarize(run(make_config(), "shared")[1])
     apart = summarize(run(make_config("mode=federated_single_task"), "apart")[1])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 
@@ -19,6 +20,16 @@ def test_a_client_is_opened_when_it_is_asked_for(make_config, monkeypatch):
     assert sum(prepared.clients["sentiment_client_07"].num_examples.values()) > 0
     assert opened == ["sentiment_client_07"]
     assert prepared.clients["sentiment_client_07"].rows is prepared.clients["sentiment_client_07"].rows
+
+
+def test_labels_are_counted_in_their_order_and_scores_are_not(make_config):
+    skewed = prepare(make_config("federation.clients_per_task=3", "partition={kind: dirichlet, alpha: 0.5}"))
+    counted = [info.label_counts["sentiment"] for name, info in skewed.clients.items() if "sentiment" in name]
+    whole = prepare(make_config("mode=centralized")).clients
+    (everything,) = whole.values()
+    assert [sum(column) for column in zip_longest(*counted, fillvalue=0)] == everything.label_counts["sentiment"]
+    assert len({tuple(own) for own in counted}) == 3
+    assert everything.label_counts["similarity"] == []
 
 
 def test_texts_are_let_go_once_they_are_tokens(make_config):

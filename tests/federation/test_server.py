@@ -110,6 +110,22 @@ def test_tasks_alike_count_by_the_examples_of_the_clients_that_were_asked():
     assert first[ENCODER].item() == 7.5
 
 
+def test_adjusting_clients_are_told_the_labels_of_all_that_are_asked():
+    class Counting(FakeEngine):
+        def clients(self):
+            counts = {"a": {"sst2": [1]}, "b": {"sst2": [1, 2]}, "c": {}}
+            return {name: replace(info, label_counts=counts[name]) for name, info in super().clients().items()}
+
+    engine, strategy = Counting(), make_strategy()
+    list(rounds(start(), strategy, engine, flat))
+    assert all(job.settings["label_counts"] == {} for job in engine.jobs)
+    engine = Counting()
+    adjusting = replace(strategy, settings=replace(strategy.settings, logit_adjustment=1.0))
+    list(rounds(start(), adjusting, engine, flat))
+    assert engine.jobs
+    assert all(job.settings["label_counts"] == {"sst2": [2, 2], "stsb": []} for job in engine.jobs)
+
+
 def test_a_second_answer_of_one_client_does_not_count():
     class Twice(FakeEngine):
         def run(self, jobs, deadline):

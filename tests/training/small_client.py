@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +105,21 @@ def make_settings(
     rates: dict[str, float] | None = None,
     loss_weights: dict[str, float] | None = None,
     batch_sizes: dict[str, int] | None = None,
+    label_counts: dict[str, list[int]] | None = None,
     keep_optimizer: bool = True,
     **training: Any,
 ) -> LocalSettings:
     config = TrainingConfig.model_validate(
         {"batch_size": 5, "learning_rate": 1e-3, "num_rounds": 2, "task_weight_in": "loss", **training}
     )
-    return local_settings(
+    settings = local_settings(
         config,
         {task.name: (rates or {}).get(task.name) for task in tasks},
         {task.name: (loss_weights or {}).get(task.name, 1.0) for task in tasks},
         keep_optimizer=keep_optimizer,
         batch_sizes=batch_sizes,
     )
+    return replace(settings, label_counts=label_counts or {})
 
 
 def furthest(first: Weights, second: Weights) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedmtl.training.objective import Objective, class_weights, example_losses, task_loss
+from fedmtl.training.objective import Objective, class_weights, example_losses, label_offsets, task_loss
 
 from .small_client import CPU, CROSS, bind, make_settings, make_shard, make_task, small_model
 
@@ -116,3 +116,47 @@ def test_tasks_without_a_teacher_have_their_own_loss_alone(tmp_path):
         for settings in (None, taught(0.5, ["other"]))
     ]
     assert losses[0] == losses[1]
+
+
+def test_outputs_are_offset_by_how_a_clients_labels_differ_from_all():
+    # Here 5 + 1 and 1 + 1 of 8: 3/4 and 1/4. Everywhere 7 + 1 and 23 + 1 of 32: 1/4 and 3/4.
+    labels = np.array([0, 0, 1, 0, 0, 0])
+    settings = make_settings(BCE, logit_adjustment=1, label_counts={"bce": [7, 23], "two": [7, 23]})
+    two = label_offsets(make_task("two"), labels, settings)
+    assert two.tolist() == pytest.approx([math.log(3), -math.log(3)])
+    assert label_offsets(BCE, labels, settings).tolist() == pytest.approx([-2 * math.log(3)])
+    half = replace(settings, logit_adjustment=0.5)
+    assert label_offsets(BCE, labels, half).tolist() == pytest.approx([-math.log(3)])
+
+
+def test_a_label_that_a_client_does_not_have_is_offset_by_as_if_it_had_one():
+    # Of three labels only the first two were ever counted: 1, 9, 0 and here 0, 7, 0.
+    settings = make_settings(CE, logit_adjustment=1, label_counts={"ce": [1, 9]})
+    shares = np.array([1 / 10, 8 / 10, 1 / 10]) / np.array([2 / 13, 10 / 13, 1 / 13])
+    assert label_offsets(CE, np.ones(7, int), settings).tolist() == pytest.approx(np.log(shares).tolist())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"logit_adjustment": 1}, {"label_counts": {"ce": [1, 2, 3]}}], ids=["none", "no counts", "off"]
+)
+def test_without_adjustment_or_counts_nothing_is_offset(options):
+    assert label_offsets(CE, np.array([0, 1]), make_settings(CE, **options)) is None
+    assert (
+        label_offsets(MSE, np.array([0.5]), make_settings(MSE, logit_adjustment=1, label_counts={"mse": [1]})) is None
+    )
+
+
+def test_adjusted_training_of_a_skewed_client_finds_what_all_clients_would():
+    """A model of no features, that is, a bias: of one client's labels alone it comes to the federation's shares."""
+    # ce's loss at outputs z + log(here / everywhere) is lowest where softmax(z) is `everywhere`.
+    here, everywhere = np.array([6.0, 2.0]) / 8, np.array([1.0, 3.0]) / 4
+    offsets = label_offsets(
+        make_task("two"), np.repeat([0, 1], [5, 1]), make_settings(logit_adjustment=1, label_counts={"two": [0, 2]})
+    )
+    z = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    for _ in range(2000):
+        # the smoothed shares, as the offsets have them
+        loss = -(torch.from_numpy(here) * F.log_softmax(z + torch.from_numpy(offsets).double(), 0)).sum()
+        (step,) = torch.autograd.grad(loss, z)
+        z = (z - 0.5 * step).detach().requires_grad_()
+    assert z.softmax(0).tolist() == pytest.approx(everywhere.tolist(), abs=1e-6)

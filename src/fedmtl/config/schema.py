@@ -228,6 +228,11 @@ class TrainingConfig(Section):
     proximal: NonNegative = Field(
         0.0, description="FedProx's mu: how hard a client is held near the weights it received."
     )
+    logit_adjustment: NonNegative = Field(
+        0.0,
+        description="How far a client's loss allows for shares of labels that are not the federation's: 0 is not at"
+        " all, 1 in full.",
+    )
     keep_optimizer: bool | None = Field(
         None,
         description="Keep a client's optimizer state between rounds; empty is yes where nothing is averaged"

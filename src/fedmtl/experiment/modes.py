@@ -75,3 +75,8 @@ def keeps_optimizer(config: Config) -> bool:
     if config.training.keep_optimizer is not None:
         return config.training.keep_optimizer
     return config.mode.startswith("centralized") or config.mode == "local"
+
+
+def logit_adjustment(config: Config) -> float:
+    """A client that trains alone knows no labels but its own."""
+    return 0.0 if config.mode == "local" else config.training.logit_adjustment

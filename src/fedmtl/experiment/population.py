@@ -62,6 +62,7 @@ class ClientInfos(Mapping[str, ClientInfo]):
             rows,
             self._evaluation_rows(client),
             {task: shard.num_tokens() for task, shard in shards.items()},
+            {task: _label_counts(shard) for task, shard in shards.items()},
         )
 
     def _evaluation_rows(self, client: str) -> Rows | None:
@@ -70,6 +71,12 @@ class ClientInfos(Mapping[str, ClientInfo]):
         own = self._population.validation.get(client, {})
         ids = [ids for shard in own.values() for ids in shard.used_ids()]
         return used_rows([self._shared_rows, *ids], self._pad_id) if ids else self._shared_rows
+
+
+def _label_counts(shard: Shard) -> list[int]:
+    """How often each label occurs; none of scores."""
+    is_label = np.issubdtype(shard.labels.dtype, np.integer)
+    return [int(count) for count in np.bincount(shard.labels[shard.indices])] if is_label else []
 
 
 def build_population(

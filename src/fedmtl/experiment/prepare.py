@@ -16,7 +16,14 @@ from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
-from fedmtl.experiment.modes import keeps_optimizer, mode_active_tasks, mode_codecs, mode_data, mode_plan
+from fedmtl.experiment.modes import (
+    keeps_optimizer,
+    logit_adjustment,
+    mode_active_tasks,
+    mode_codecs,
+    mode_data,
+    mode_plan,
+)
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.server_distillation import open_server_distillation
 from fedmtl.experiment.teacher import Observer, open_teacher
@@ -120,6 +127,7 @@ def assemble(
                 batch_sizes={name: task.batch_size for name, task in tasks.items()},
             ),
             measured_layers=tuple(movable),
+            logit_adjustment=logit_adjustment(config),
         ),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,

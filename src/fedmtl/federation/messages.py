@@ -97,15 +97,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client: examples per task, the token rows its texts use, and tokens per task.
+    """What the server knows of a client: examples per task, the token rows its texts use, tokens and labels per task.
 
-    The latter, where known, only say who trains longest, so that those can start first.
+    Tokens, where known, only say who trains longest, so that those can start first; labels are counted in their order.
     """
 
     num_examples: Mapping[str, int]
     rows: Rows | None = None
     evaluation_rows: Rows | None = None
     num_tokens: Mapping[str, int] = field(default_factory=dict)
+    label_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

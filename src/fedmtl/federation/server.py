@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 
@@ -92,6 +93,8 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     held = ({task: info.num_examples.get(task, 0) for task in tasks} for tasks, info in asked.values())
     counted = per_example(weights, held) if average == "tasks" else weights
     mean = StreamingMean(state.weights, state.plan, counted, average)
+    if settings.logit_adjustment:
+        settings = replace(settings, label_counts=_label_counts(asked.values()))
     follows = strategy.federation.task_weighting.kind == "progress"
     told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
     by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
@@ -140,6 +143,16 @@ def _weights(state: State, strategy: Strategy) -> tuple[Mapping[str, float], Loc
         return weighted(strategy.task_weights, factors), strategy.settings
     loss_weights = weighted(strategy.settings.loss_weights, factors)
     return strategy.task_weights, replace(strategy.settings, loss_weights=loss_weights)
+
+
+def _label_counts(asked: Iterable[tuple[Sequence[str], ClientInfo]]) -> dict[str, list[int]]:
+    """How often each label of a task occurs at the clients that are asked for it, together."""
+    found: dict[str, list[int]] = {}
+    for tasks, info in asked:
+        for task in tasks:
+            own = info.label_counts.get(task, ())
+            found[task] = [a + b for a, b in zip_longest(found.get(task, ()), own, fillvalue=0)]
+    return found
 
 
 def _scarce_task(

@@ -40,6 +40,7 @@ class Objective:
         self._class_weights = {
             task: None if weights is None else torch.from_numpy(weights).to(device) for task, weights in found.items()
         }
+        self._offsets = {} if settings is None else _offsets_of(bound, shards, settings, device)
 
     def loss(self, task: str, batch: np.ndarray) -> Tensor:
         """What a step on these examples of the task's shard minimises; the model has its values afterwards."""
@@ -61,14 +62,29 @@ class Objective:
         own = self._bound.model.tasks[task]
         told = self._distillation
         if told is None or task not in told["tasks"]:
-            return task_loss(own, outputs, labels, self._class_weights[task])
+            return self._labelled(task, outputs, labels)
         answers = torch.from_numpy(self._shards[task].teacher_outputs(batch)).to(self._device)
         taught = outputs_loss(own, answers, outputs, told["temperature"])
         if told["weight"] == 1.0:
             return taught
-        labelled = task_loss(own, outputs, labels, self._class_weights[task])
+        labelled = self._labelled(task, outputs, labels)
         share = float(told["weight"])
         return (1.0 - share) * labelled + share * taught
+
+    def _labelled(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+        offsets = self._offsets.get(task)
+        calibrated = outputs if offsets is None else outputs + offsets.to(outputs.dtype)
+        return task_loss(self._bound.model.tasks[task], calibrated, labels, self._class_weights[task])
+
+
+def _offsets_of(
+    bound: BoundModel, shards: Mapping[str, Shard], settings: LocalSettings, device: torch.device
+) -> dict[str, Tensor]:
+    found = {
+        task: label_offsets(bound.model.tasks[task], shard.labels[shard.indices], settings)
+        for task, shard in shards.items()
+    }
+    return {task: torch.from_numpy(own).to(device) for task, own in found.items() if own is not None}
 
 
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
@@ -104,3 +120,21 @@ def class_weights(task: Task, labels: np.ndarray) -> np.ndarray | None:
     counts = np.bincount(labels, minlength=len(task.labels))
     # A label this client does not have is never looked up; 1 keeps the division whole.
     return (len(labels) / (len(task.labels) * np.maximum(counts, 1))).astype(np.float32)
+
+
+def label_offsets(task: Task, labels: np.ndarray, settings: LocalSettings) -> np.ndarray | None:
+    """What training adds to a task's outputs: the log of each label's share here over its share at all clients.
+
+    Logit adjustment of Menon et al. 2021, Long-Tail Learning via Logit Adjustment: what is trained then answers for the
+    federation's shares, and a client is not moved by its own being different. A label counts once more than it occurs,
+    so that one that is missing is not pushed away without end.
+    """
+    counted = settings.label_counts.get(task.name)
+    if task.is_regression or not settings.logit_adjustment or not counted:
+        return None
+    here, everywhere = np.ones(len(task.labels)), np.ones(len(task.labels))
+    here += np.bincount(labels, minlength=len(here))
+    everywhere[: len(counted)] += counted
+    offsets = settings.logit_adjustment * (np.log(here / here.sum()) - np.log(everywhere / everywhere.sum()))
+    # One output for two labels is how far the second is above the first.
+    return np.asarray(offsets[1:] - offsets[:1] if task.outputs == 1 else offsets, np.float32)

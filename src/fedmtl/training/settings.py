@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,9 @@ class LocalSettings:
     pruning: bool = False
     # Of tasks that do not take `batch_size`.
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    logit_adjustment: float = 0.0
+    # With it: how often each label occurs at the clients of the round together, by task.
+    label_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def batch_size_of(self, task: str) -> int:
         return self.batch_sizes.get(task, self.batch_size)
@@ -100,6 +103,7 @@ def local_settings(
         distillation=_taught(training, list(weights)),
         pruning=training.pruning is not None,
         batch_sizes={task: size for task, size in (batch_sizes or {}).items() if size},
+        logit_adjustment=training.logit_adjustment,
     )
 
 
@@ -113,6 +117,8 @@ def with_one_loss(settings: LocalSettings, distillation: Mapping[str, Any] | Non
         gradients="sum",
         loss_weighting="fixed",
         measured_layers=(),
+        logit_adjustment=0.0,
+        label_counts={},
         smart=None,
         distillation=distillation,
     )

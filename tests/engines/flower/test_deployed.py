@@ -28,7 +28,8 @@ def programs(tmp_path):
 
 @pytest.fixture
 def config(make_config, tmp_path):
-    found = make_config("federation.clients_per_task=1", "compute.workers=1")
+    skewed = ("training.logit_adjustment=1", "federation.average=tasks")
+    found = make_config("federation.clients_per_task=1", "compute.workers=1", *skewed)
     (tmp_path / "run.yaml").write_text(dump_config(found))
     return found
 

@@ -49,6 +49,8 @@ CASES = {
         {"max_grad_norm": 0.05, "weight_decay": 0.3, "rates": {"scores": 3e-3}, "loss_weights": {"single": 0.4}},
     ),
     "two tasks, own batch sizes": ((SINGLE, SCORES), {"batch_sizes": {"single": 7, "scores": 2}, "local_epochs": 2}),
+    "labels that differ, two outputs": ((SINGLE,), {"logit_adjustment": 1, "label_counts": {"single": [40, 3]}}),
+    "labels that differ, one output": ((CROSS,), {"logit_adjustment": 0.5, "label_counts": {"cross": [3, 40]}}),
     "heads with a rate of their own": ((SINGLE,), {"head_rate": 20, "weight_decay": 0.3}),
     "unclipped": ((SINGLE,), {"max_grad_norm": 0}),
     "proximal": ((SINGLE,), {"proximal": 0.7, "local_epochs": 2, "epsilon": 1e-2, "learning_rate": 0.01}),

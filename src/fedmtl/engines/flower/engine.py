@@ -204,6 +204,10 @@ def client_info(hello: Hello) -> ClientInfo:
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
         {task: held.tokens for task, held in hello.tasks.items()},
+        {
+            task: [held.labels.get(label, 0) for label in hello.terms.labels.get(task, ())]
+            for task, held in hello.tasks.items()
+        },
     )
 
 

@@ -83,6 +83,16 @@ class Stack:
             task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
+        # What logit adjustment adds to the outputs, whoever trains next.
+        self.offsets = {
+            task: torch.zeros(
+                rows.stop - rows.start,
+                self.heads[task].places[f"{HEADS}{task}.bias"][1][0],
+                dtype=master,
+                device=device,
+            )
+            for task, rows in shape.head_rows
+        }
         self.trained = set(shape.trained)
         self.lazy = self._lazy_rows()
         self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
@@ -189,6 +199,8 @@ class Stack:
         if task.dropout:
             features = F.dropout(features, task.dropout)
         outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        if self.settings.logit_adjustment:
+            outputs = outputs + self.offsets[name].unsqueeze(1)
         labels = self.inputs.labels[rows].reshape(-1)
         labels = labels if task.is_regression or task.outputs == 1 else labels.long()
         return example_losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
