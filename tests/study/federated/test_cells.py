@@ -6,7 +6,7 @@ import pytest
 
 from fedmtl.config.file import config_from, load_config
 from fedmtl.errors import ConfigError
-from fedmtl.study.federated.asked import Asked, parse_own
+from fedmtl.study.federated.asked import Asked, make_asked, parse_own
 from fedmtl.study.federated.cells import MODES, setups
 from fedmtl.study.federated.make import make_cells, open_base
 from fedmtl.study.federated.study import wanted_setups
@@ -118,6 +118,42 @@ def test_rates_are_tried_without_the_dev_sets(tmp_path, data):
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*.tsv")) == [
         "qqp/train.tsv", "sst2/train.tsv", "stsb/train.tsv",
     ]  # fmt: skip
+
+
+def given(**values):
+    return {"rates": (), "overrides": (), "own_overrides": (), **values}
+
+
+@pytest.mark.parametrize(("preset", "layers"), [("tiny", "encoder.layer.1.*"), ("minilm-l6", "encoder.layer.[345].*")])
+def test_a_preset_gives_a_federation_layers_by_task_and_one_place_all_shared(tmp_path, data, preset, layers):
+    found = cells(tmp_path, make_asked(preset, given(data=data, encoder="tiny")))
+    assert sum(name.startswith("base-federated-seed") for name in found) == 3
+    rules = {name: cell.settings["sharing"]["rules"] for name, cell in found.items()}
+    shared = [{"heads.*": "task"}, {"*": "all"}]
+    assert rules["base-centralized-seed2"] == rules["base-centralized-single-task-seed0"] == shared
+    assert rules["base-federated-seed0"] == rules["long-federated-seed1"] == [shared[0], {layers: "task"}, shared[1]]
+    skewed, even = (found[f"{point}-federated-seed0"].settings["training"] for point in ("dirichlet-0.5", "base"))
+    assert (skewed["logit_adjustment"], even.get("logit_adjustment")) == (1, None)
+    assert (
+        skewed["learning_rate"]
+        == even["learning_rate"]
+        > found["base-local-seed0"].settings["training"]["learning_rate"]
+    )
+    for cell in found.values():
+        config_from({**cell.settings, "output": "runs"})
+
+
+def test_what_is_given_goes_over_a_preset(tmp_path, data):
+    asked = make_asked(
+        "tiny", given(data=data, seeds=(7,), rates=(("local", 1.0),), overrides=("tasks.stsb.weight=5",))
+    )
+    found = cells(tmp_path, asked)
+    assert found["base-local-seed7"].settings["training"]["learning_rate"] == 1.0
+    assert found["base-federated-seed7"].settings["tasks"]["stsb"]["weight"] == 5
+    # of a setup's own
+    assert found["long-federated-seed7"].settings["tasks"]["stsb"]["weight"] == 3
+    with pytest.raises(ConfigError, match="--preset tiny: --quick has settings of its own"):
+        make_asked("tiny", given(quick=True))
 
 
 def test_settings_of_some_modes_go_over_all_else(tmp_path):

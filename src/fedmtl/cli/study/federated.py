@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,29 +10,43 @@ import typer
 
 from fedmtl.cli.study.options import (
     Common,
-    Encoder,
     Jobs,
     Keep,
     Kept,
     Quick,
     Rows,
-    Seeds,
     StudyName,
     show_study,
     whole_numbers,
 )
 
 
+class Preset(Enum):
+    """For which encoder."""
+
+    tiny = "tiny"
+    minilm_l6 = "minilm-l6"
+
+
 def federated(
     data: Annotated[
         Path | None, typer.Option(help="Folder with sst2, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
     ] = None,
-    encoder: Encoder = "tiny",
+    preset: Annotated[
+        Preset | None, typer.Option(help="The settings of docs/results/federated.md for this encoder; empty is none.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="The encoder, as model.server_model; empty is the preset's, or tiny.")
+    ] = None,
     quick: Quick = False,
-    seeds: Seeds = "0",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Seeds, with commas between: scores are means over them. Empty is the preset's, or 0."),
+    ] = None,
     seed_rows: Annotated[
-        str, typer.Option("--seed-rows", help="Which setups get all seeds, such as 'base-*'; others get the first.")
-    ] = "*",
+        str | None,
+        typer.Option("--seed-rows", help="Which setups get all seeds, such as 'base-*'; others get the first."),
+    ] = None,
     rows: Rows = "*",
     samples: Annotated[
         str | None,
@@ -63,30 +78,27 @@ def federated(
     name: StudyName = None,
 ) -> None:
     """Compare a federation with the same data in one place and at each client alone: modes, skew, samples, clients."""
-    from fedmtl.study.federated.asked import QUICK, Asked, parse_own
+    from fedmtl.study.federated.asked import make_asked, parse_own
     from fedmtl.study.federated.study import study_federated, study_folder_name
     from fedmtl.study.rates import parse_numbers, parse_rates
-    from fedmtl.study.setups import given_over
 
     given = {
+        "data": None if data is None else str(data),
+        "encoder": encoder,
+        "quick": quick,
+        "seeds": None if seeds is None else whole_numbers(seeds, "--seeds"),
+        "seed_rows": seed_rows,
+        "rows": rows,
         "samples": None if samples is None else whole_numbers(samples, "--samples"),
         "alphas": None if alphas is None else parse_numbers(alphas, "--alphas"),
         "rounds": rounds,
         "long_rounds": long_rounds,
+        "rates": parse_rates(rate),
+        "choose": parse_numbers(choose, "--choose"),
+        "overrides": tuple(set or ()),
+        "own_overrides": tuple(map(parse_own, set_for or ())),
     }
-    asked = Asked(
-        data=None if data is None else str(data),
-        encoder=encoder,
-        quick=quick,
-        seeds=whole_numbers(seeds, "--seeds"),
-        seed_rows=seed_rows,
-        rows=rows,
-        rates=parse_rates(rate),
-        choose=parse_numbers(choose, "--choose"),
-        overrides=tuple(set or ()),
-        own_overrides=tuple(map(parse_own, set_for or ())),
-        **given_over(QUICK if quick else {}, given),
-    )
+    asked = make_asked(None if preset is None else preset.value, given)
     show_study(
         name or study_folder_name(asked),
         jobs,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmtl.errors import ConfigError
+from fedmtl.study.presets import read_preset
 from fedmtl.study.rates import Rates, rate_for
-from fedmtl.study.setups import fits
+from fedmtl.study.setups import Settings, fits, given_over
 
 TASKS = ("sst2", "qqp", "stsb")
 QUICK_TASKS = ("sentiment", "paraphrase", "similarity")
@@ -57,6 +58,32 @@ class Asked:
 
 # What a miniature does unless told otherwise.
 QUICK: Mapping[str, Any] = {"samples": (10, 20), "alphas": (5.0, 1.0, 0.5), "rounds": 2, "long_rounds": 4}
+
+
+def make_asked(preset: str | None, given: Mapping[str, Any]) -> Asked:
+    """The defaults, a preset over them, and what was given over that; None is not given.
+
+    Of rates and settings the last counts, so that those that were given come after the preset's.
+    """
+    found: Settings = dict(QUICK) if given.get("quick") else {}
+    if preset is not None:
+        if given.get("quick"):
+            raise ConfigError(f"--preset {preset}: --quick has settings of its own; leave one of them out")
+        found = _read(preset)
+    lists = {name: (*found.get(name, ()), *given[name]) for name in ("rates", "overrides", "own_overrides")}
+    return Asked(**{**given_over(found, given), **lists})
+
+
+def _read(preset: str) -> Settings:
+    found = read_preset("federated", preset)
+    return {
+        "encoder": found["encoder"],
+        "seeds": tuple(found["seeds"]),
+        "seed_rows": found["seed_rows"],
+        "rates": tuple((name, float(rate)) for name, rate in found["rates"].items()),
+        "overrides": tuple(found["set"]),
+        "own_overrides": tuple(map(parse_own, found["set_for"])),
+    }
 
 
 def parse_own(text: str) -> tuple[str, str]:

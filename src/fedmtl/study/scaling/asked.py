@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
+from fedmtl.study.presets import read_preset
 from fedmtl.study.rates import Rates
 from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
@@ -65,7 +64,7 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
     """The preset with what was given put over it; None is nothing. 0 examples or validation rows are all."""
     if preset not in PRESETS:
         raise ConfigError(f"--preset: found {preset}; write one of ours, paper")
-    found = read_preset(preset)
+    found = read_preset("scaling", preset)
     known = {name: value for name, value in given.items() if value is not None}
     config: Settings = copy.deepcopy(found.pop("config"))
     # A preset's rates belong to its own optimizer and rate.
@@ -91,13 +90,6 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
     asked = Asked(preset=preset, **values)
     _check(asked)
     return asked
-
-
-def read_preset(name: str) -> Settings:
-    """A preset's file, which is in the package."""
-    place = files("fedmtl.study.scaling") / "presets" / f"{name}.yaml"
-    found: Settings = parse_yaml(place.read_text(encoding="utf-8"), f"{name}.yaml")
-    return found
 
 
 def _by_task(rounds: int | Mapping[str, int], tasks: tuple[str, ...]) -> dict[str, int]:
