@@ -13,7 +13,7 @@ from fedmtl.study.federated.study import wanted_setups
 from fedmtl.study.folder import open_study
 from fedmtl.study.rates import parse_rates
 
-PRESET = Path(__file__).parents[3] / "configs/glue-dual.yaml"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture
@@ -41,7 +41,16 @@ def test_the_base_is_the_preset_in_the_configs(tmp_path, data):
     found = cells(tmp_path, Asked(data=data, encoder="prajjwal1/bert-tiny", rows="base-federated"))
     settings = dict(found["base-federated-seed0"].settings)
     assert settings.pop("data") == {"root": data, "source": "files"}
-    assert config_from(settings) == load_config(PRESET)
+    assert config_from(settings) == load_config(CONFIGS / "glue-dual.yaml")
+
+
+@pytest.mark.parametrize(("preset", "config"), [("tiny", "glue-tiny.yaml"), ("minilm-l6", "glue-minilm.yaml")])
+def test_a_presets_federation_is_the_config_of_its_encoder(tmp_path, data, preset, config):
+    found = cells(tmp_path, make_asked(preset, given(data=data, rows="base-federated")))
+    settings = dict(found["base-federated-seed0"].settings)
+    assert settings.pop("data") == {"root": data, "source": "files"}
+    assert settings.pop("evaluation") == {"batch_size": 512}
+    assert config_from(settings) == load_config(CONFIGS / config)
 
 
 def test_every_mode_stands_at_every_point_with_its_data():

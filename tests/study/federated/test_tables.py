@@ -67,6 +67,26 @@ def test_a_gain_is_the_shared_models_score_over_the_clients_own():
     assert len(lines) == 4
 
 
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ([(0.7, 0.75), (0.79, 0.6)], "yes"),
+        # +10 and -5: on the mean +2.5; a draw is not above
+        ([(0.7, 0.7), (0.85, 0.8)], "on the mean of seeds"),
+        ([(0.7, 0.8), (0.85, 0.8)], "no"),
+    ],
+)
+def test_every_client_gains_with_all_seeds_or_on_their_mean(seeds, words):
+    local = [{"sst2": {"sst2_1": first, "sst2_2": second}} for first, second in seeds]
+    found = known(
+        {
+            "base-federated": {seed: result(f"f{seed}", 0.8) for seed in (0, 1)},
+            "base-local": {seed: result(f"l{seed}", 0.7, clients=own) for seed, own in enumerate(local)},
+        }
+    )
+    assert column(gain_table(found), "every") == [words]
+
+
 def test_an_end_is_compared_with_the_highest_round():
     curve = {0: 0.95, 1: 0.6, 2: 0.9, 3: 0.88}
     found = known({"long-federated": {0: result("long-federated-seed0", 0.8, curves={"stsb": curve}), 1: None}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -18,7 +18,8 @@ SHARED = ("federated", "federated-single-task", *VARIANTS)
 GAIN_NOTES = (
     "A client's own model and the shared one are scored on the same validation examples of its task, after the last"
     " round. Above is of all clients of all finished seeds; gains are in points. A client whose own score is undefined"
-    " is not counted.",
+    " is not counted. The last column: yes is with every seed, else the mean of a client's seeds decides; what a"
+    " client has is dealt anew with every seed.",
     "With one client per task, local is trained on all examples of the task.",
 )
 
@@ -86,9 +87,20 @@ def _row(setup: Setup, known: Known) -> tuple[Value, ...]:
         values += [f"{sum(one > 0 for one in own)} of {len(own)}", *(_plain(f(own)) for f in (min, mean))] if own else [
             None, None, None,
         ]  # fmt: skip
-    known_gains = [gain.points for gain in found if gain.points is not None]
-    is_every = all(points > 0 for points in known_gains)
-    return (*values, ("yes" if is_every else "no") if known_gains else None)
+    return (*values, _every(found))
+
+
+def _every(found: Sequence[Gain]) -> str | None:
+    """Whether each client gains: with every seed, or on the mean of its seeds."""
+    by_client: dict[tuple[str, str], list[float]] = {}
+    for gain in found:
+        if gain.points is not None:
+            by_client.setdefault((gain.task, gain.client), []).append(gain.points)
+    if not by_client:
+        return None
+    if all(min(points) > 0 for points in by_client.values()):
+        return "yes"
+    return "on the mean of seeds" if all(mean(points) > 0 for points in by_client.values()) else "no"
 
 
 def _plain(value: float) -> Spread:
