@@ -9,7 +9,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.study.federated.asked import Asked, make_asked, parse_own
 from fedmtl.study.federated.cells import MODES, setups
 from fedmtl.study.federated.make import make_cells, open_base
-from fedmtl.study.federated.study import wanted_setups
+from fedmtl.study.federated.study import check_names, wanted_setups
 from fedmtl.study.folder import open_study
 from fedmtl.study.rates import parse_rates
 
@@ -163,6 +163,26 @@ def test_what_is_given_goes_over_a_preset(tmp_path, data):
     assert found["long-federated-seed7"].settings["tasks"]["stsb"]["weight"] == 3
     with pytest.raises(ConfigError, match="--preset tiny: --quick has settings of its own"):
         make_asked("tiny", given(quick=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"rates": (("federation", 1e-4),)},
+            "--rate: no setup and no kind fits federation; there are base-centralized,",
+        ),
+        ({"own_overrides": (parse_own("centralised*:seed=1"),)}, r"--set-for: no setup and no kind fits centralised\*"),
+    ],
+)
+def test_a_name_that_fits_nothing_is_refused(asked, words):
+    with pytest.raises(ConfigError, match=words):
+        check_names(Asked(quick=True, **asked))
+
+
+@pytest.mark.parametrize("preset", [None, "tiny", "minilm-l6"])
+def test_names_that_fit_are_not(preset):
+    check_names(make_asked(preset, given(choose=(1e-4,), rates=parse_rates("centralized_single_task=1,base-*=2"))))
 
 
 def test_settings_of_some_modes_go_over_all_else(tmp_path):

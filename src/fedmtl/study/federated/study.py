@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from fedmtl.errors import ConfigError
 from fedmtl.study.federated.asked import Asked
@@ -32,6 +32,7 @@ def study_federated(
     Cells that failed are an error at the end, when all others have their numbers.
     """
     check_seeds(asked.seeds)
+    check_names(asked)
     every = setups(asked)
     wanted = wanted_setups(asked, every)
     cells = make_cells(asked, open_base(folder, asked), every, wanted)
@@ -44,6 +45,16 @@ def study_federated(
         write_study(folder, asked, about, known, standing)
 
     return run_written(folder, cells, at_once, write, watch, keep)
+
+
+def check_names(asked: Asked) -> None:
+    """Raise a ConfigError for a rate or a setting that is meant for no setup there is."""
+    every = setups(replace(asked, choose=()))
+    names = sorted({*every, *(setup.kind for setup in every.values())})
+    given = [("--rate", pattern.replace("_", "-")) for pattern, _ in asked.rates]
+    for option, pattern in [*given, *(("--set-for", pattern) for pattern, _ in asked.own_overrides)]:
+        if not any(fits(name, pattern) for name in names):
+            raise ConfigError(f"{option}: no setup and no kind fits {pattern}; there are {', '.join(names)}")
 
 
 def wanted_setups(asked: Asked, every: Mapping[str, Setup]) -> list[Setup]:
