@@ -93,6 +93,10 @@ def test_settings_that_contradict_each_other_are_named(mistake, text, message):
             "training.loss_weighting: uncertainty learns what tasks.sst2.weight is to say of the loss; write"
             " `task_weight_in: averaging`",
         ),
+        (
+            "tasks: {sst2: {class_weights: balanced}}\ntraining: {logit_adjustment: 1}",
+            "tasks.sst2.class_weights: found balanced with training.logit_adjustment; both make up for",
+        ),
     ],
 )
 def test_tasks_whose_settings_cannot_be_had_together_are_named(mistake, text, message):

@@ -21,6 +21,7 @@ def check_config(config: Config) -> None:
     _check_model(config)
     _check_rounds(config)
     _check_tasks(config)
+    _check_labels(config)
     _check_several_tasks(config)
     _check_distillation(config)
     _check_pruning(config)
@@ -100,6 +101,15 @@ def _check_tasks(config: Config) -> None:
         twice = _first_repeated(task.labels or [])
         if twice is not None:
             raise ConfigError(f"tasks.{name}.labels: {shown(twice)} stands there twice; keep one")
+
+
+def _check_labels(config: Config) -> None:
+    for name, given in config.tasks.items():
+        if config.training.logit_adjustment and given.class_weights == "balanced":
+            raise ConfigError(
+                f"tasks.{name}.class_weights: found balanced with training.logit_adjustment; both make up for a"
+                " client's shares of labels, so keep one"
+            )
 
 
 def _check_several_tasks(config: Config) -> None:
