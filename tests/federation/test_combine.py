@@ -68,7 +68,7 @@ def test_tasks_alike_a_client_counts_by_its_part_of_its_task():
         update("b", {"sst2": 10, "qqp": 8}, {ENCODER: 3.0, head("sst2"): 5.0, head("qqp"): 2.0}),
         update("c", {"stsb": 4}, {ENCODER: 10.0, head("stsb"): 9.0}),
     ]
-    counted = per_example({"sst2": 1.0, "qqp": 1.0, "stsb": 2.0}, [one.num_examples for one in updates])
+    counted = per_example({"sst2": 1.0, "qqp": 1.0, "stsb": 2.0}, {"sst2": 40, "qqp": 8, "stsb": 4})
     assert counted == {"sst2": 1 / 40, "qqp": 1 / 8, "stsb": 2 / 4}
     mean = combine(updates, zeros(ENCODER, *map(head, EQUAL)), PLAN, counted, "tasks")
     # a 3/4 of sst2, b 1/4 of sst2 and all of qqp, c stsb with weight 2: (.75*1 + 1.25*3 + 2*10) / 4
@@ -77,7 +77,11 @@ def test_tasks_alike_a_client_counts_by_its_part_of_its_task():
 
 
 def test_a_task_that_nobody_was_asked_for_keeps_its_weight():
-    assert per_example({"sst2": 3.0, "stsb": 2.0}, [{"sst2": 6, "stsb": 0}]) == {"sst2": 0.5, "stsb": 2.0}
+    assert per_example({"sst2": 3.0, "qqp": 5.0, "stsb": 2.0}, {"sst2": 6, "stsb": 0}) == {
+        "sst2": 0.5,
+        "qqp": 5.0,
+        "stsb": 2.0,
+    }
 
 
 def test_a_group_counts_only_the_tasks_in_it():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -31,15 +30,13 @@ def client_weight(
     return sum(update.num_examples[task] * task_weights[task] for task in tasks)
 
 
-def per_example(task_weights: Mapping[str, float], held: Iterable[Mapping[str, int]]) -> dict[str, float]:
+def per_example(task_weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
     """What one example of each task counts, so that a task has its weight however many there are.
 
-    `held` are the examples by task of each client that is asked. One that fails takes its part of a task's weight away.
+    `sizes` are the examples of the clients that are asked, together. One that fails takes its part of a task's weight
+    away.
     """
-    sizes = Counter[str]()
-    for own in held:
-        sizes.update(own)
-    return {task: weight / sizes[task] if sizes[task] else weight for task, weight in task_weights.items()}
+    return {task: weight / (sizes.get(task) or 1) for task, weight in task_weights.items()}
 
 
 class StreamingMean:

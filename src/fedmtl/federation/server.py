@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -33,6 +34,7 @@ from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.task_weighting import progress_factors, weighted
 from fedmtl.federation.validate import Expected, expect, refusal
+from fedmtl.model.vocabulary import Rows
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
@@ -89,16 +91,18 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     weights, settings = _weights(state, strategy)
     average = strategy.federation.average
     infos = engine.clients()
-    asked = {client: (tasks, infos[client]) for client, tasks in sample_clients(strategy, infos, number).items()}
-    held = ({task: info.num_examples.get(task, 0) for task in tasks} for tasks, info in asked.values())
-    counted = per_example(weights, held) if average == "tasks" else weights
+    asked = sample_clients(strategy, infos, number)
+    counted = weights
+    if average == "tasks" or settings.logit_adjustment:
+        sizes, labels = _held(asked, infos)
+        counted = per_example(weights, sizes) if average == "tasks" else weights
+        settings = replace(settings, label_counts=labels) if settings.logit_adjustment else settings
     mean = StreamingMean(state.weights, state.plan, counted, average)
-    if settings.logit_adjustment:
-        settings = replace(settings, label_counts=_label_counts(asked.values()))
     follows = strategy.federation.task_weighting.kind == "progress"
     told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
     by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
-    accepted, failures = _collect(state, strategy, engine, dispatch, settings, asked, (mean, by_task))
+    wanted = ((client, tasks, infos[client].rows) for client, tasks in asked.items())
+    accepted, failures = _collect(state, strategy, engine, dispatch, settings, wanted, (mean, by_task))
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
         first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
@@ -145,14 +149,22 @@ def _weights(state: State, strategy: Strategy) -> tuple[Mapping[str, float], Loc
     return strategy.task_weights, replace(strategy.settings, loss_weights=loss_weights)
 
 
-def _label_counts(asked: Iterable[tuple[Sequence[str], ClientInfo]]) -> dict[str, list[int]]:
-    """How often each label of a task occurs at the clients that are asked for it, together."""
-    found: dict[str, list[int]] = {}
-    for tasks, info in asked:
+def _held(
+    asked: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
+) -> tuple[Counter[str], dict[str, list[int]]]:
+    """How many examples of each task the clients that are asked for it have together, and how often each label.
+
+    An info is let go once it is counted: there may be many.
+    """
+    sizes = Counter[str]()
+    labels: dict[str, list[int]] = {}
+    for client, tasks in asked.items():
+        info = infos[client]
         for task in tasks:
-            own = info.label_counts.get(task, ())
-            found[task] = [a + b for a, b in zip_longest(found.get(task, ()), own, fillvalue=0)]
-    return found
+            sizes[task] += info.num_examples.get(task, 0)
+            counts = zip_longest(labels.get(task, ()), info.label_counts.get(task, ()), fillvalue=0)
+            labels[task] = [a + b for a, b in counts]
+    return sizes, labels
 
 
 def _scarce_task(
@@ -177,7 +189,7 @@ def _collect(
     engine: Engine,
     dispatch: Dispatch,
     settings: LocalSettings,
-    asked: Mapping[ClientId, tuple[tuple[str, ...], ClientInfo]],
+    asked: Iterable[tuple[ClientId, tuple[str, ...], Rows | None]],
     sums: Sequence[StreamingMean | TaskUpdates],
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
     """Send the round's jobs, and sort the answers into those that count, which join the sums, and those that do not."""
@@ -187,8 +199,8 @@ def _collect(
 
     def jobs() -> Iterator[Job]:
         told = settings.to_dict()
-        for client, (tasks, info) in asked.items():
-            job = dispatch.job("train", state, client, tasks, info.rows, number, told)
+        for client, tasks, rows in asked:
+            job = dispatch.job("train", state, client, tasks, rows, number, told)
             expected[client] = (expect(job), job.fixed)
             sent.append(client)
             yield job
