@@ -129,7 +129,7 @@ def test_outputs_are_offset_by_how_a_clients_labels_differ_from_all():
     assert label_offsets(BCE, labels, half).tolist() == pytest.approx([-math.log(3)])
 
 
-def test_a_label_that_a_client_does_not_have_is_offset_by_as_if_it_had_one():
+def test_a_label_that_a_client_does_not_have_is_offset_as_if_there_were_one():
     # Of three labels only the first two were ever counted: 1, 9, 0 and here 0, 7, 0.
     settings = make_settings(CE, logit_adjustment=1, label_counts={"ce": [1, 9]})
     shares = np.array([1 / 10, 8 / 10, 1 / 10]) / np.array([2 / 13, 10 / 13, 1 / 13])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -34,13 +34,8 @@ class Objective:
         self._distillation = settings.distillation if settings else None
         smart = settings.smart if settings else None
         self._smart = None if smart is None else Smart(bound, SmartConfig.model_validate(smart), seed, device)
-        found = {
-            task: class_weights(bound.model.tasks[task], shard.labels[shard.indices]) for task, shard in shards.items()
-        }
-        self._class_weights = {
-            task: None if weights is None else torch.from_numpy(weights).to(device) for task, weights in found.items()
-        }
-        self._offsets = {} if settings is None else _offsets_of(bound, shards, settings, device)
+        self._class_weights = self._by_labels(class_weights)
+        self._offsets = self._by_labels(lambda task, labels: label_offsets(task, labels, settings)) if settings else {}
 
     def loss(self, task: str, batch: np.ndarray) -> Tensor:
         """What a step on these examples of the task's shard minimises; the model has its values afterwards."""
@@ -73,18 +68,16 @@ class Objective:
 
     def _labelled(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
         offsets = self._offsets.get(task)
-        calibrated = outputs if offsets is None else outputs + offsets.to(outputs.dtype)
-        return task_loss(self._bound.model.tasks[task], calibrated, labels, self._class_weights[task])
+        adjusted = outputs if offsets is None else outputs + offsets.to(outputs.dtype)
+        return task_loss(self._bound.model.tasks[task], adjusted, labels, self._class_weights[task])
 
-
-def _offsets_of(
-    bound: BoundModel, shards: Mapping[str, Shard], settings: LocalSettings, device: torch.device
-) -> dict[str, Tensor]:
-    found = {
-        task: label_offsets(bound.model.tasks[task], shard.labels[shard.indices], settings)
-        for task, shard in shards.items()
-    }
-    return {task: torch.from_numpy(own).to(device) for task, own in found.items() if own is not None}
+    def _by_labels(self, make: Callable[[Task, np.ndarray], np.ndarray | None]) -> dict[str, Tensor | None]:
+        """What is made of a task and of the labels this client has of it, on the device."""
+        found = {
+            task: make(self._bound.model.tasks[task], shard.labels[shard.indices])
+            for task, shard in self._shards.items()
+        }
+        return {task: None if own is None else torch.from_numpy(own).to(self._device) for task, own in found.items()}
 
 
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:

@@ -9,13 +9,11 @@ import typer
 
 from fedmtl.cli.study.options import (
     Common,
-    Encoder,
     Jobs,
     Keep,
     Kept,
     Quick,
     Rows,
-    Seeds,
     StudyName,
     show_study,
     whole_numbers,
@@ -26,10 +24,10 @@ def multitask(
     data: Annotated[
         Path | None, typer.Option(help="Folder with sst5, cfimdb, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
     ] = None,
-    encoder: Encoder = "tiny",
+    encoder: Annotated[str, typer.Option(help="The encoder, as model.server_model.")] = "tiny",
     quick: Quick = False,
     tables: Annotated[str, typer.Option(help="Tables of the report, with commas between.")] = "1,2,3,4,5,6,7",
-    seeds: Seeds = "0",
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")] = "0",
     seed_rows: Annotated[
         str,
         typer.Option("--seed-rows", help="Which setups get all seeds, such as 'lora-*,joint'; others get the first."),

@@ -40,8 +40,6 @@ StudyName = Annotated[
 ]
 
 
-Encoder = Annotated[str, typer.Option(help="The encoder, as model.server_model.")]
-Seeds = Annotated[str, typer.Option(help="Seeds, with commas between: scores are means over them.")]
 Common = Annotated[
     list[str] | None,
     typer.Option("--set", help="Replace a setting that the rows have in common.", metavar="KEY=VALUE"),

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedmtl.cli.study.options import Jobs, Keep, Kept, Quick, Rows, StudyName, show_study, whole_numbers
-from fedmtl.errors import ConfigError
 
 
 class Preset(Enum):
@@ -113,12 +112,12 @@ def scaling(
     name: StudyName = None,
 ) -> None:
     """Divide the same examples among 1 to 32 clients: accuracy, rounds to 90% of one client's, collapse to chance."""
+    from fedmtl.study.presets import refuse_both
     from fedmtl.study.rates import parse_rates
     from fedmtl.study.scaling.asked import make_asked
     from fedmtl.study.scaling.study import study_folder_name, study_scaling
 
-    if quick and preset is not None:
-        raise ConfigError(f"--preset {preset.value}: --quick has settings of its own; leave one of them out")
+    refuse_both(None if preset is None else preset.value, quick=quick)
     given = {
         "data": None if data is None else str(data.expanduser().absolute()),
         "encoders": _listed(encoders),

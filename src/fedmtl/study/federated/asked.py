@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmtl.errors import ConfigError
-from fedmtl.study.presets import read_preset
+from fedmtl.study.presets import preset_rates, read_preset, refuse_both
 from fedmtl.study.rates import Rates, rate_for
 from fedmtl.study.setups import Settings, fits, given_over
 
@@ -45,11 +45,14 @@ class Asked:
     def tasks(self) -> tuple[str, ...]:
         return QUICK_TASKS if self.quick else TASKS
 
+    @property
+    def named_rates(self) -> Rates:
+        """As the names of setups are written: a config writes a mode with underscores, a setup has none."""
+        return tuple((pattern.replace("_", "-"), rate) for pattern, rate in self.rates)
+
     def rate(self, setup: str, kind: str) -> float | None:
         """The rate that was given for a setup, by its name or its kind; None where none was."""
-        # A config writes a mode with underscores, the name of a setup has none.
-        rates = tuple((pattern.replace("_", "-"), rate) for pattern, rate in self.rates)
-        return rate_for(rates, setup, kind)
+        return rate_for(self.named_rates, setup, kind)
 
     def overrides_of(self, setup: str, kind: str) -> list[str]:
         """What was given for a setup alone, by its name or its kind."""
@@ -65,11 +68,8 @@ def make_asked(preset: str | None, given: Mapping[str, Any]) -> Asked:
 
     Of rates and settings the last counts, so that those that were given come after the preset's.
     """
-    found: Settings = dict(QUICK) if given.get("quick") else {}
-    if preset is not None:
-        if given.get("quick"):
-            raise ConfigError(f"--preset {preset}: --quick has settings of its own; leave one of them out")
-        found = _read(preset)
+    refuse_both(preset, quick=given.get("quick", False))
+    found: Settings = dict(QUICK) if given.get("quick") else {} if preset is None else _read(preset)
     lists = {name: (*found.get(name, ()), *given[name]) for name in ("rates", "overrides", "own_overrides")}
     return Asked(**{**given_over(found, given), **lists})
 
@@ -80,7 +80,7 @@ def _read(preset: str) -> Settings:
         "encoder": found["encoder"],
         "seeds": tuple(found["seeds"]),
         "seed_rows": found["seed_rows"],
-        "rates": tuple((name, float(rate)) for name, rate in found["rates"].items()),
+        "rates": preset_rates(found),
         "overrides": tuple(found["set"]),
         "own_overrides": tuple(map(parse_own, found["set_for"])),
     }

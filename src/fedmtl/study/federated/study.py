@@ -51,10 +51,10 @@ def check_names(asked: Asked) -> None:
     """Raise a ConfigError for a rate or a setting that is meant for no setup there is."""
     every = setups(replace(asked, choose=()))
     names = sorted({*every, *(setup.kind for setup in every.values())})
-    given = [("--rate", pattern.replace("_", "-")) for pattern, _ in asked.rates]
-    for option, pattern in [*given, *(("--set-for", pattern) for pattern, _ in asked.own_overrides)]:
-        if not any(fits(name, pattern) for name in names):
-            raise ConfigError(f"{option}: no setup and no kind fits {pattern}; there are {', '.join(names)}")
+    for option, given in (("--rate", asked.named_rates), ("--set-for", asked.own_overrides)):
+        for pattern, _ in given:
+            if not any(fits(name, pattern) for name in names):
+                raise ConfigError(f"{option}: no setup and no kind fits {pattern}; there are {', '.join(names)}")
 
 
 def wanted_setups(asked: Asked, every: Mapping[str, Setup]) -> list[Setup]:

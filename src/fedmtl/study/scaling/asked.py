@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.errors import ConfigError
-from fedmtl.study.presets import read_preset
+from fedmtl.study.presets import preset_rates, read_preset
 from fedmtl.study.rates import Rates
 from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
@@ -68,7 +68,7 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
     known = {name: value for name, value in given.items() if value is not None}
     config: Settings = copy.deepcopy(found.pop("config"))
     # A preset's rates belong to its own optimizer and rate.
-    by_name = {} if {"learning_rate", "optimizer"} & known.keys() else found.get("rates", {})
+    rates = () if {"learning_rate", "optimizer"} & known.keys() else preset_rates(found)
     for name, section in SETTINGS.items():
         if name in known:
             config.setdefault(section, {})[name] = known.pop(name)
@@ -83,7 +83,7 @@ def make_asked(preset: str, given: Mapping[str, Any]) -> Asked:
         "rounds": by_task,
         "threshold_rounds": {task: threshold or LONGER * own for task, own in by_task.items()},
         "config": config,
-        "rates": (*((name, float(rate)) for name, rate in by_name.items()), *known.get("rates", ())),
+        "rates": (*rates, *known.get("rates", ())),
         **{name: values[name] or None for name in ("examples", "validation")},
         **{name: tuple(values[name]) for name in ("encoders", "clients", "seeds")},
     }

@@ -54,7 +54,8 @@ def train_stack(
     store = _store(stacks, ordered)
     stack, step = _stack(stacks, store, _shape(stacks.model, ordered, own, settings), settings)
     _load(stack, ordered, own)
-    _load_offsets(stack, ordered, settings)
+    if settings.logit_adjustment:
+        _load_offsets(stack, ordered, settings)
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
