@@ -101,6 +101,12 @@ def create_run(output: Path, name: str) -> RunFolder:
         raise _storage_error(error, output) from error
 
 
+def make_private_folder(path: Path) -> None:
+    """Make a folder, and those above it, that only its owner may open; one that is there already is closed to others."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+
+
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
     """The run of that name under `output`, or in that folder."""
     for path in (output / name_or_folder, Path(name_or_folder).expanduser()):

@@ -11,7 +11,7 @@ from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Held, Hello, Terms, read_hello, refusal, version_only
 
 OURS = Terms(version=__version__, tokenizer="t1", encoder="e1", labels={"sst2": ["no", "yes"], "stsb": []})
-HELD = Held(examples=3, tokens=9, truncated=0, labels={"no": 1, "yes": 2})
+HELD = Held(examples=3, validation=2, tokens=9, truncated=0, labels={"no": 1, "yes": 2})
 ENROLLED = {"a": ["sst2"], "b": ["sst2", "stsb"]}
 
 

@@ -180,6 +180,7 @@ def _held(
     return {
         name: Held(
             examples=len(shard),
+            validation=info.num_validation[name],
             tokens=info.num_tokens[name],
             truncated=population.truncated[name],
             labels=label_counts(tasks[name], shard.labels[shard.indices]),

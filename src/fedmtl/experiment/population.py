@@ -63,7 +63,12 @@ class ClientInfos(Mapping[str, ClientInfo]):
             self._evaluation_rows(client),
             {task: shard.num_tokens() for task, shard in shards.items()},
             {task: _label_counts(shard) for task, shard in shards.items()},
+            {task: len(self._validation_shard(client, task)) for task in shards},
         )
+
+    def _validation_shard(self, client: str, task: str) -> Shard:
+        own = self._population.validation.get(client, {})
+        return own[task] if task in own else self._population.shared_validation[task]
 
     def _evaluation_rows(self, client: str) -> Rows | None:
         if not self._evaluated:

@@ -49,6 +49,7 @@ class Held(Said):
     """What a site has of one task: counts, never texts."""
 
     examples: Count
+    validation: Count
     tokens: Count
     truncated: Count
     labels: Annotated[dict[Word, Count], Field(max_length=MOST_LABELS)]

@@ -100,6 +100,7 @@ class ClientInfo:
     """What the server knows of a client: examples per task, the token rows its texts use, tokens and labels per task.
 
     Tokens, where known, only say who trains longest, so that those can start first; labels are counted in their order.
+    `num_validation` bounds what the client may say that it scored; a task without an entry is not bounded.
     """
 
     num_examples: Mapping[str, int]
@@ -107,6 +108,7 @@ class ClientInfo:
     evaluation_rows: Rows | None = None
     num_tokens: Mapping[str, int] = field(default_factory=dict)
     label_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    num_validation: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

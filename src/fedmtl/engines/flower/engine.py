@@ -208,6 +208,7 @@ def client_info(hello: Hello) -> ClientInfo:
             task: [held.labels.get(label, 0) for label in hello.terms.labels.get(task, ())]
             for task, held in hello.tasks.items()
         },
+        {task: held.validation for task, held in hello.tasks.items()},
     )
 
 
