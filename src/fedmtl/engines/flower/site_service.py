@@ -20,7 +20,7 @@ from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.faults import Fault
 
 FOREVER = 1e9
-# Of the server's words on this site's terminal.
+# Of foreign words on this site's terminal.
 MOST_LETTERS = 500
 
 Say = Callable[[str], None]
@@ -81,7 +81,7 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
                 keeper.answer(received, answer)
                 if isinstance(answer, Refused):
-                    say(f"a job was not done: {answer.words}")
+                    say(f"a job was not done: {printable(answer.words)}")
 
 
 class _Keeper:
@@ -109,7 +109,7 @@ class _Keeper:
                 self._record("in", "unreadable", b"")
                 self._say(f"a message could not be read: {printable(str(error))}")
             except LineLost as error:
-                self._lost(f"the server is not there ({error}); trying again until it is")
+                self._lost(f"the server is not there ({printable(str(error))}); trying again until it is")
                 time.sleep(wait)
                 wait = min(LONGEST_WAIT, 2 * wait)
 
@@ -129,7 +129,8 @@ class _Keeper:
                 self._record("out", "hello", answer.encode(), decision="accepted")
                 self._line.answer(received.message, "hello", words=answer)
         except LineLost as error:
-            self._lost(f"the answer could not be sent ({error}); trying again until the server is there")
+            why = printable(str(error))
+            self._lost(f"the answer could not be sent ({why}); trying again until the server is there")
         finally:
             for path in (frame, answer):
                 if isinstance(path, Path):
@@ -161,7 +162,7 @@ class _Keeper:
 
 
 def printable(words: str) -> str:
-    """A server's words as they may stand on a terminal: no control character, and not without end."""
+    """Words of a server, or of a file, as they may stand on a terminal: no control character, and not without end."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in words[:MOST_LETTERS])
     return shown + "..." if len(words) > MOST_LETTERS else shown
 
