@@ -14,7 +14,7 @@ from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, LineLost
-from fedmtl.engines.flower.site_service import WelcomeCall
+from fedmtl.engines.flower.site_service import WelcomeCall, printable
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.federation.server import RoundFailed
@@ -121,6 +121,11 @@ def test_no_text_of_a_site_is_on_the_line(make_config, tmp_path):
             for piece in re.findall(r"(?:\S+ ){3}", text):
                 assert piece.encode() not in sent
                 assert json.dumps(piece)[1:-1].encode() not in sent
+
+
+def test_words_of_a_server_do_not_steer_the_sites_terminal():
+    assert printable("done\x1b[2J\n\x9b1mnow") == "done?[2J??1mnow"
+    assert printable("x" * 1000) == "x" * 500 + "..."
 
 
 def test_a_taken_address_is_one_line(make_config):
