@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedmtl import __version__
+from fedmtl.cli.audit import audit
 from fedmtl.cli.certs import certs, enroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
@@ -19,6 +20,7 @@ from fedmtl.cli.distill import distill
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.measure import measure
+from fedmtl.cli.policy import policy
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.prune import prune
@@ -61,6 +63,8 @@ for command in (
     app.command()(command)
 app.add_typer(study)
 app.add_typer(certs)
+app.add_typer(policy)
+app.add_typer(audit)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,8 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedmtl.errors import PolicyError
 from fedmtl.model.keys import Key, Weights, weights_sha256
 from fedmtl.model.tensor_files import load_tensors, save_tensors
+
+DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 def fixed_digest(key: Key, value: Tensor) -> str:
@@ -60,11 +63,14 @@ class InitialValues:
 def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], initial: InitialValues) -> Weights:
     """All fixed values of a job: as the model started, as sent, which are stored by digest, or from that store.
 
-    Raises KeyError with the name of a value that is in none of them.
+    Raises KeyError with the name of a value that is in none of them. A digest becomes a file's name: whatever is not
+    one, or not that of the value that came with it, is a PolicyError.
     """
     values: Weights = {}
     for name, digest in digests.items():
         key = Key("fixed", name)
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise PolicyError("the job names a fixed value by what is no digest").coded("job_weights")
         path = folder / f"{digest}.safetensors"
         own = initial.fixed(name, digest)
         if own is not None:
@@ -72,6 +78,8 @@ def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], i
         elif key in weights:
             values[key] = weights[key]
             if not path.exists():
+                if fixed_digest(key, weights[key]) != digest:
+                    raise PolicyError(f"the fixed value {name} is not that of its digest").coded("job_weights")
                 save_tensors(path, {"fixed": {key: weights[key]}})
         elif path.exists():
             values[key] = load_tensors(path)["fixed"][key]

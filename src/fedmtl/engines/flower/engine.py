@@ -204,10 +204,8 @@ def client_info(hello: Hello) -> ClientInfo:
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
         {task: held.tokens for task, held in hello.tasks.items()},
-        {
-            task: [held.labels.get(label, 0) for label in hello.terms.labels.get(task, ())]
-            for task, held in hello.tasks.items()
-        },
+        # Of a regression scores are counted for the record only.
+        {task: [] if held.is_regression else list(held.labels) for task, held in hello.tasks.items()},
         {task: held.validation for task, held in hello.tasks.items()},
     )
 

@@ -19,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from google.protobuf.message import DecodeError
 
 from fedmtl.errors import WireError
+from fedmtl.federation.faults import read_fault
 
 NOTE, FRAME = "note", "frame"
 # Welcomes hold a config, hellos the token rows of a site.
@@ -30,7 +31,7 @@ Pull = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Envelope:
-    """What came; `frame` is the file its bytes are in. An `error` is the other side's reason why there is no answer."""
+    """What came; `frame` is the file its bytes are in. An `error` says in our own words why there is none."""
 
     kind: str = ""
     words: str = ""
@@ -58,8 +59,7 @@ def _open(message_id: str, pull: Pull, into: Path, max_bytes: int) -> Envelope:
     message = pull(message_id)
     children = get_object_children_ids_from_object_content(message)
     if not children:
-        reason = Message.inflate(message).error.reason or "no reason given"
-        return Envelope(error=reason[:MOST_LETTERS])
+        return Envelope(error=read_fault(Message.inflate(message).error.reason))
     records = _references(pull(children[0]), RecordDict)
     note = ConfigRecord.inflate(pull(records[NOTE]))
     kind, words = note["kind"], note["words"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -36,6 +37,7 @@ SECONDS = Key("", "seconds")
 PRUNED = "pruned/"
 MOST_EXAMPLES = 1 << 53
 MOST_TASKS = 1000
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -175,15 +177,20 @@ def _from_bits(bits: Mapping[Key, Coded], weights: Mapping[Key, Coded]) -> dict[
 
 
 def _words(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(is_name, values)):
-        raise ValueError(f"not a list of names: {values!r}")
+    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(_is_plain_name, values)):
+        raise ValueError("not a list of names")
     return tuple(values)
 
 
 def _name(value: Any) -> str:
-    if not is_name(value):
-        raise ValueError(f"not a name: {value!r}")
+    if not _is_plain_name(value):
+        raise ValueError("not a name")
     return str(value)
+
+
+def _is_plain_name(value: Any) -> bool:
+    """Whether a client or a task may be called so: it will stand in file names, on terminals and in pages."""
+    return is_name(value) and PLAIN_NAME.fullmatch(value) is not None
 
 
 def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, float]:
@@ -200,7 +207,7 @@ def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
 
 def _share(value: Any) -> float | None:
     if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
-        raise ValueError(f"not a share: {value!r}")
+        raise ValueError("not a share")
     return None if value is None else float(value)
 
 
@@ -208,7 +215,7 @@ def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float
     """For each layer a number for every two tasks."""
     for layer, rows in values.items():
         if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
-            raise ValueError(f"not {size} by {size} inner products: {layer!r}")
+            raise ValueError(f"not {size} by {size} inner products of a layer")
     products = {layer: [[float(value) for value in row] for row in rows] for layer, rows in values.items()}
     if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
         raise ValueError("inner products that are not numbers")
@@ -217,10 +224,10 @@ def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MOST_EXAMPLES:
-        raise ValueError(f"not a count of examples: {value!r}")
+        raise ValueError("not a count of examples")
     return value
 
 
 def _expect(header: Mapping[str, Any], kind: str) -> None:
     if header["type"] != kind:
-        raise ValueError(f"a message of type {header['type']} came where {kind} is due")
+        raise ValueError(f"a message of another type came where {kind} is due")
