@@ -31,6 +31,7 @@ from fedmtl.experiment.run import Log, Observer, drive
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
+from fedmtl.federation.server import all_stopped
 from fedmtl.runs import RunFolder, create_run, cut_back, read_events, write_atomic
 
 
@@ -190,8 +191,11 @@ def _open(
 def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
     """Wait for all who are expected, then for enough of them before every round.
 
-    A resumed run expects those of its last round, no longer than it would have waited for their answers.
+    A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
+    killed after its last round, when its sites had left, expects nobody.
     """
+    if state.round >= prepared.strategy.settings.num_rounds or all_stopped(state, prepared.strategy):
+        return
     federation = prepared.config.federation
     is_new = state.round == 0
     last = [client for client, number in state.accepted.items() if number == state.round]

@@ -1,4 +1,4 @@
-"""A site whose worker dies is given the job once more, before the server hears of a failure.
+"""Deaths in a deployment: a site's worker gets its job once more, and a server that had said goodbye waits for nobody.
 
 The workers live at the top of this file, so that they can be imported.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ from engines.flower.deployment import Server, Site, of_kind
 from fedmtl.engines.flower.site_service import SiteJob
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.experiment.run import start_run
+from fedmtl.experiment.serve import resume_served
 from fedmtl.experiment.site_worker import SiteSettings, start_site
+from fedmtl.runs import cut_back
 
 CLIENT, TASK = "sentiment_client", "sentiment"
 
@@ -77,3 +80,26 @@ def test_a_sites_worker_that_dies_gets_its_job_once_more(make_config, tmp_path, 
         assert len(list((tmp_path / CLIENT).glob("died-*"))) == deaths
     finally:
         site.made.close()
+
+
+def test_a_server_killed_after_its_last_round_waits_for_no_site(make_config, tmp_path):
+    config = make_config(
+        f"tasks={{{TASK}: {{train_samples: 40, val_samples: 24}}}}",
+        "federation.clients_per_task=1",
+        "training.num_rounds=1",
+        "federation.round_timeout=30",
+    )
+    server = Server(config)
+    site = Site(server, tmp_path / CLIENT, CLIENT, (TASK,))
+    run = server.finish()
+    site.finish()
+    sha = of_kind(run, "end")[0]["weights_sha256"]
+    # As if it had been killed while it wrote the model.
+    cut_back(run, 1)
+    run.report.unlink()
+    began = time.monotonic()
+    resume_served(run)
+    assert time.monotonic() - began < 25
+    assert [event["weights_sha256"] for event in of_kind(run, "end")] == [sha]
+    assert [event["round"] for event in of_kind(run, "round")] == [0, 1]
+    assert run.report.exists()
