@@ -28,7 +28,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -425,9 +424,15 @@ def run_calm(config: str, folder: Path) -> tuple[Outcome, float]:
 
 
 def run_trials(
-    configs: Sequence[str], num_kills: int, seed: int, folder: Path, say: Callable[[Trial], None], setups: Sequence[str]
+    configs: Sequence[str],
+    setups: Sequence[str],
+    num_kills: int,
+    seed: int,
+    folder: Path,
+    say: Callable[[Trial], None],
+    most_kills: int = MOST_KILLS,
 ) -> list[Trial]:
-    """Trials of all configs and set-ups in turn, until that many processes were killed."""
+    """Trials of all configs and set-ups in turn, until that many processes were killed, `most_kills` in each."""
     calm = {name: run_calm(name, folder / f"calm-{name}") for name in configs}
     trials: list[Trial] = []
     while (left := num_kills - sum(len(trial.kills) for trial in trials)) > 0:
@@ -435,7 +440,7 @@ def run_trials(
         config, setup = configs[number // len(setups) % len(configs)], setups[number % len(setups)]
         place = folder / f"{number:03d}-{config}-{setup}"
         expected, pace = calm[config]
-        trial = run_trial(config, setup, place, expected, pace, f"{seed}-{number}", min(left, MOST_KILLS))
+        trial = run_trial(config, setup, place, expected, pace, f"{seed}-{number}", min(left, most_kills))
         trials.append(trial)
         say(trial)
     return trials
@@ -497,8 +502,8 @@ def main() -> int:
         print(f"{trial.config} {trial.setup}: {', '.join(trial.kills)}: {verdict} ({trial.seconds:.0f} s)", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
-        work = partial(run_trials, asked.configs, asked.kills, asked.seed)
-        trials = work(asked.work or Path(temporary), say, asked.setups)
+        folder = asked.work or Path(temporary)
+        trials = run_trials(asked.configs, asked.setups, asked.kills, asked.seed, folder, say)
     told = {"seed": asked.seed, "cores": os.cpu_count(), **summary(trials), "trials": [vars(trial) for trial in trials]}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(told, indent=1) + "\n")

@@ -59,8 +59,9 @@ def serve_run(config: Config, name: str, place: Place, observe: Observer = lambd
     enrolments = _enrolments(config, place)
     prepared, membership = _prepare(config)
     run = create_run(Path(config.output), name)
-    write_atomic(run.config, dump_config(config).encode())
+    # First: a folder with a config is a run, which can be resumed at its place.
     _remember(run, place)
+    write_atomic(run.config, dump_config(config).encode())
     return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
 
 
@@ -72,6 +73,9 @@ def resume_served(run: RunFolder, place: Place | None = None, observe: Observer 
     prepared, membership = _prepare(config)
     state = load_checkpoint(run.checkpoints) or prepared.state
     cut_back(run, state.round if state.progress else -1)
+    if not any(event["event"] == "plan" for event in read_events(run)):
+        # Killed before the opening was whole: all of it is told anew.
+        run.events.unlink(missing_ok=True)
     for event in read_events(run):
         observe(event)
     return _serve(prepared, membership, state, run, place, enrolments, observe)

@@ -6,23 +6,32 @@ The workers live at the top of this file, so that they can be imported.
 from __future__ import annotations
 
 import os
+import queue
+import shutil
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines.flower.deployment import Server, Site, of_kind
+from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.site_service import SiteJob
 from fedmtl.engines.worker import Handler, WorkerPool
+from fedmtl.errors import RunNotFound
+from fedmtl.experiment import serve
 from fedmtl.experiment.run import start_run
 from fedmtl.experiment.serve import resume_served
 from fedmtl.experiment.site_worker import SiteSettings, start_site
-from fedmtl.runs import cut_back
+from fedmtl.runs import cut_back, find_run, read_events, write_atomic
 
 CLIENT, TASK = "sentiment_client", "sentiment"
+OPENING = ("start", "data", "clients", "plan")
 
 
 def start_mortal(settings: SiteSettings, deaths: int) -> Handler:
@@ -82,7 +91,9 @@ def test_a_sites_worker_that_dies_gets_its_job_once_more(make_config, tmp_path, 
         site.made.close()
 
 
-def test_a_server_killed_after_its_last_round_waits_for_no_site(make_config, tmp_path):
+@pytest.fixture
+def served(make_config, tmp_path):
+    """A run of one round over one site, which is done."""
     config = make_config(
         f"tasks={{{TASK}: {{train_samples: 40, val_samples: 24}}}}",
         "federation.clients_per_task=1",
@@ -93,13 +104,62 @@ def test_a_server_killed_after_its_last_round_waits_for_no_site(make_config, tmp
     site = Site(server, tmp_path / CLIENT, CLIENT, (TASK,))
     run = server.finish()
     site.finish()
-    sha = of_kind(run, "end")[0]["weights_sha256"]
+    return run
+
+
+def test_a_server_killed_after_its_last_round_waits_for_no_site(served):
+    sha = of_kind(served, "end")[0]["weights_sha256"]
     # As if it had been killed while it wrote the model.
-    cut_back(run, 1)
-    run.report.unlink()
+    cut_back(served, 1)
+    served.report.unlink()
     began = time.monotonic()
-    resume_served(run)
+    resume_served(served)
     assert time.monotonic() - began < 25
-    assert [event["weights_sha256"] for event in of_kind(run, "end")] == [sha]
-    assert [event["round"] for event in of_kind(run, "round")] == [0, 1]
-    assert run.report.exists()
+    assert [event["weights_sha256"] for event in of_kind(served, "end")] == [sha]
+    assert [event["round"] for event in of_kind(served, "round")] == [0, 1]
+    assert served.report.exists()
+
+
+def test_a_server_killed_while_it_told_its_opening_tells_it_once(served, tmp_path):
+    whole = read_events(served)
+    opening = [event["event"] for event in whole if event["event"] in OPENING]
+    # As if it had been killed after the data's event, before round 0.
+    lines = served.events.read_bytes().splitlines(keepends=True)
+    cut = 1 + [event["event"] for event in whole].index("data")
+    served.events.write_bytes(b"".join(lines[:cut]))
+    shutil.rmtree(served.checkpoints)
+    served.results.unlink()
+    address: queue.Queue[Address] = queue.Queue()
+
+    def observe(event):
+        if event["event"] == "waiting":
+            host, _, port = event["address"].rpartition(":")
+            address.put(Address(host, int(port)))
+
+    thread = threading.Thread(target=resume_served, args=(served, None, observe), daemon=True)
+    thread.start()
+    site = Site(SimpleNamespace(address=address.get(timeout=60)), tmp_path / "again", CLIENT, (TASK,))
+    thread.join(60)
+    site.finish()
+    assert [event["event"] for event in read_events(served) if event["event"] in OPENING] == opening
+    assert of_kind(served, "end")[0]["weights_sha256"] == whole[-1]["weights_sha256"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_server_killed_while_it_made_its_folder_left_a_run_or_none(make_config, tmp_path, monkeypatch, at):
+    class Killed(BaseException):
+        pass
+
+    countdown = iter(range(10))
+
+    def dying(path, *parts):
+        if next(countdown) == at:
+            raise Killed
+        write_atomic(path, *parts)
+
+    monkeypatch.setattr(serve, "write_atomic", dying)
+    config = make_config()
+    with pytest.raises(Killed):
+        serve.serve_run(config, "killed", serve.Place(Address("127.0.0.1", 0), None))
+    with pytest.raises(RunNotFound):
+        find_run("killed", Path(config.output))
