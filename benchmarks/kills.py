@@ -3,11 +3,11 @@
     python benchmarks/kills.py [--kills 100] [--seed 0] [--configs personal int8 ...] [--out FILE.json]
 
 Half of the trials are runs on one machine with two workers (`fedmtl run`), half are deployments on loopback with TLS
-and keys (`fedmtl server`, three of `fedmtl client`). In each, some processes are killed with SIGKILL, every one between
-the end of another round and the next, at a moment drawn by the seed; before round 0 and after the last round count
-too. Who is killed is started again as a user would: with `--resume`, or as the same site. A run must then be what the
-undisturbed run of its config is: the same weights, the same states at the clients, every round and every client's
-update exactly once, no failure. A deployment's server needs all three sites (federation.min_clients).
+and keys (`fedmtl server`, three of `fedmtl client`). In each, some processes are killed with SIGKILL, every one in
+another round, at a moment drawn by the seed; before round 0 and after the last round count too. Who is killed is
+started again as a user would: with `--resume`, or as the same site. A run must then be what the undisturbed run of its
+config is: the same weights, the same states at the clients, every round and every client's update exactly once, no
+failure. A deployment's server needs all three sites (federation.min_clients).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import random
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,7 @@ SMALL = (
     "federation.join_timeout=300",
     f"training.num_rounds={ROUNDS}",
     # Rounds long enough to be struck in.
-    "training.local_epochs=40",
+    "training.local_epochs=25",
     "training.batch_size=8",
     "training.learning_rate=1e-3",
     "compute.workers=2",
@@ -368,17 +369,21 @@ class Trial:
 
 
 def disturb(setup: Machine | Deployment, trial: Trial, chance: random.Random, pace: float, num_kills: int) -> None:
-    """Strike at random moments, each after another round; before round 0 the start is longer than a round."""
-    points = sorted(chance.sample(range(-1, ROUNDS + 1), num_kills))
-    for point in points:
+    """Strike at random moments; before round 0 the start is longer than a round.
+
+    A round ends between two strikes: no job is struck twice, which would rightly be its client's failure.
+    """
+    struck = -2
+    for point in sorted(chance.sample(range(-1, ROUNDS + 1), num_kills)):
         victim = chance.choice(setup.victims)
-        delay = chance.uniform(0, START_SECONDS if point < 0 else 1.2 * pace)
+        delay = chance.uniform(0, START_SECONDS if point < 0 else pace)
         until = time.monotonic() + PATIENCE
-        while last_round(setup.run) < point and setup.main.process.poll() is None:
+        while last_round(setup.run) < max(point, struck + 1) and setup.main.process.poll() is None:
             if time.monotonic() > until:
                 raise Fault(f"no round {point} within {PATIENCE:g} s: {setup.main.tail()}")
             time.sleep(0.005)
         time.sleep(delay)
+        struck = last_round(setup.run)
         if setup.strike(victim, chance):
             trial.kills.append(victim)
 
@@ -411,7 +416,7 @@ def write_config(name: str, folder: Path) -> None:
 
 
 def run_calm(config: str, folder: Path) -> tuple[Outcome, float]:
-    """The outcome of an undisturbed run, and the seconds of its slowest round."""
+    """The outcome of an undisturbed run, and the seconds of a round."""
     write_config(config, folder)
     programs = Programs(folder)
     try:
@@ -420,7 +425,7 @@ def run_calm(config: str, folder: Path) -> tuple[Outcome, float]:
     finally:
         programs.end()
     seconds = [event["seconds"] for event in read_events(machine.run) if event["event"] == "round"]
-    return found, max(seconds)
+    return found, statistics.median(seconds)
 
 
 def run_trials(
