@@ -31,6 +31,7 @@ from fedmtl.experiment.run import Log, Observer, drive
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
+from fedmtl.federation.server import all_stopped
 from fedmtl.runs import RunFolder, create_run, cut_back, read_events, write_atomic
 
 
@@ -58,8 +59,9 @@ def serve_run(config: Config, name: str, place: Place, observe: Observer = lambd
     enrolments = _enrolments(config, place)
     prepared, membership = _prepare(config)
     run = create_run(Path(config.output), name)
-    write_atomic(run.config, dump_config(config).encode())
+    # First: a folder with a config is a run, which can be resumed at its place.
     _remember(run, place)
+    write_atomic(run.config, dump_config(config).encode())
     return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
 
 
@@ -71,6 +73,9 @@ def resume_served(run: RunFolder, place: Place | None = None, observe: Observer 
     prepared, membership = _prepare(config)
     state = load_checkpoint(run.checkpoints) or prepared.state
     cut_back(run, state.round if state.progress else -1)
+    if not any(event["event"] == "plan" for event in read_events(run)):
+        # Killed before the opening was whole: all of it is told anew.
+        run.events.unlink(missing_ok=True)
     for event in read_events(run):
         observe(event)
     return _serve(prepared, membership, state, run, place, enrolments, observe)
@@ -190,8 +195,11 @@ def _open(
 def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
     """Wait for all who are expected, then for enough of them before every round.
 
-    A resumed run expects those of its last round, no longer than it would have waited for their answers.
+    A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
+    killed after its last round, when its sites had left, expects nobody.
     """
+    if state.round >= prepared.strategy.settings.num_rounds or all_stopped(state, prepared.strategy):
+        return
     federation = prepared.config.federation
     is_new = state.round == 0
     last = [client for client, number in state.accepted.items() if number == state.round]

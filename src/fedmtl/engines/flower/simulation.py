@@ -171,4 +171,6 @@ def _backend(num_actors: int) -> dict[str, dict[str, object]]:
     init: dict[str, object] = {"logging_level": "error", "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         init["num_cpus"] = num_actors
-    return {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "actor": {"tensorflow": 0}}
+    # Flower hands all of them to Ray as the actor's options: one that dies is started anew, and its job repeated once.
+    actor: dict[str, object] = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
+    return {"init_args": init, "client_resources": actor, "actor": {"tensorflow": 0}}
