@@ -33,7 +33,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
     """Take part until the run is over."""
     settings.spool.mkdir(parents=True, exist_ok=True)
     with _only_one(settings.folder), raised(Ended):
-        line = Line(address, keys, settings.spool, MAX_BYTES)
+        line = Line(address, keys, settings.spool, MAX_BYTES, say)
         pool = WorkerPool(start_site, settings, 1)
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")

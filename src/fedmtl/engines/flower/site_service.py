@@ -100,7 +100,7 @@ class _Keeper:
             if answer.error is not None:
                 self._line.fail(received.message, answer.error)
             elif isinstance(answer.result, Path):
-                self._line.answer(received.message, "update", frame=answer.result.read_bytes())
+                self._line.answer(received.message, "update", frame=answer.result)
             else:
                 self._line.answer(received.message, "hello", words=answer.result)
         except LineLost as error:
