@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedmtl import __version__
-from fedmtl.cli.certs import certs, enroll
+from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
 from fedmtl.cli.config import config
@@ -52,6 +52,8 @@ for command in (
     server,
     client,
     enroll,
+    unenroll,
+    enrolled,
     status,
     distill,
     prune,

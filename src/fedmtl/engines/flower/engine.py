@@ -122,7 +122,8 @@ class FlowerEngine:
         end = time.monotonic() + FAREWELL
         while time.monotonic() < end:
             for client, site in self._roster.everybody().items():
-                if client not in sent or sent[client][0] != site:
+                is_new = client not in sent or sent[client][0] != site
+                if is_new and self._roster.may_take_part(client, site):
                     with suppress(KeyError):
                         sent[client] = (site, self.link.send(site.node_id, "end", words))
             if all(self.link.is_fetched(message_id) for _, message_id in sent.values()):

@@ -213,6 +213,8 @@ class FleetApp:
         end = time.monotonic() + LONG_POLL
         while time.monotonic() < end and not self._link.is_waiting_for(key):
             await asyncio.sleep(GLANCE)
+            if not self._is_known(key, PULL):
+                raise Refused(401, "unknown-key")
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]], most: int) -> int:
