@@ -24,11 +24,17 @@ Host = Annotated[
 ]
 CaDir = Annotated[
     Path | None,
-    typer.Option(help="Where the authority's key lies, if not in DIR; no server needs it to run.", metavar="DIR"),
+    typer.Option(
+        "--ca-dir", help="Where the authority's key lies, if not in DIR; no server needs it to run.", metavar="DIR"
+    ),
 ]
 PassphraseFile = Annotated[
     Path | None,
-    typer.Option(help=f"A file with the passphrase of the authority's key; or set {PASSPHRASE}.", metavar="FILE"),
+    typer.Option(
+        "--passphrase-file",
+        help=f"A file with the passphrase of the authority's key; or set {PASSPHRASE}.",
+        metavar="FILE",
+    ),
 ]
 Certs = Annotated[Path, typer.Option(help="The server's folder of `fedmtl certs init`.", metavar="DIR")]
 SiteName = Annotated[str, typer.Argument(help="The site's name.")]

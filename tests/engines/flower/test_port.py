@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import ssl
 import time
@@ -435,3 +436,12 @@ def test_connections_fit_into_the_files_a_process_may_open():
     files = connections.resource.getrlimit(connections.resource.RLIMIT_NOFILE)[0]
     assert 16 <= connections.most_connections() <= min(512, files // 2)
     assert len(Visitors(10)) == 0
+
+
+def test_what_reads_bytes_of_others_is_pinned():
+    root = Path(__file__).parents[3]
+    pinned = dict(line.split("==") for line in (root / "constraints.txt").read_text().splitlines() if "==" in line)
+    bounded = (root / "pyproject.toml").read_text()
+    for name in ("fastapi", "starlette", "uvicorn", "httpx", "cryptography", "protobuf", "safetensors"):
+        assert name in pinned
+        assert re.search(rf'"{name}(\[standard\])?>=', bounded), name
