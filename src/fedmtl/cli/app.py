@@ -12,7 +12,7 @@ import typer
 
 from fedmtl import __version__
 from fedmtl.cli.audit import audit
-from fedmtl.cli.certs import certs, enroll
+from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
 from fedmtl.cli.config import config
@@ -54,6 +54,8 @@ for command in (
     server,
     client,
     enroll,
+    unenroll,
+    enrolled,
     status,
     distill,
     prune,

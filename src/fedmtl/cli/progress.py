@@ -96,6 +96,8 @@ class PlainDisplay:
             return [f"  {event['client']} is here with {', '.join(event['tasks'])}"]
         if kind == "failure":
             return [f"  {event['client']} failed in round {event['round']}: {event['reason']}"]
+        if kind == "remark":
+            return [f"  note: {event['client']}{' ' if event['client'] else ''}{event['reason']}"]
         if kind == "evaluation":
             metric = self.start["tasks"][event["task"]]["metric"]
             self.scores[event["task"]] = (metric, event["metrics"].get(metric))

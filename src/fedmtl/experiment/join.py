@@ -37,7 +37,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
     make_private_folder(settings.spool)
     with _only_one(settings.folder), raised(Ended):
         audit = Audit(settings.folder)
-        line = Line(address, keys, settings.spool, MAX_BYTES)
+        line = Line(address, keys, settings.spool, MAX_BYTES, say)
         pool = WorkerPool(start_site, settings, 1)
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")

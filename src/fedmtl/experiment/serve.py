@@ -25,7 +25,7 @@ from fedmtl.experiment.deployed_tasks import (
     server_data,
     server_population,
 )
-from fedmtl.experiment.events import failure_event, opening_events
+from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
 from fedmtl.experiment.run import Log, Observer, drive
 from fedmtl.federation.checkpoint import load_checkpoint
@@ -128,6 +128,10 @@ def _serve(
     known = read_events(run)
     if not any(event["event"] == "start" for event in known):
         log(opening_events(prepared, told_census({}, prepared.tasks))[0])
+    certificate = enrolments.certificate()
+    warning = None if certificate is None else certificate.warning()
+    if warning is not None:
+        log(remark_event(now[0], "", warning))
     opened: list[FlowerEngine] = []
 
     def open_carrier() -> FlowerEngine:
@@ -167,27 +171,31 @@ def _open(
     )
 
     def judge(hello: Hello, key: bytes) -> str | None:
+        strange = sorted(set(hello.tasks) - set(prepared.tasks))
+        if strange:
+            return f"brings {', '.join(strange)}; the run's tasks are {', '.join(prepared.tasks)}"
         reason = refusal(hello, terms, num_rows, enrolments.tasks(), enrolments.name_of(key))
         if reason is None:
             membership.brought[hello.client] = tuple(name for name in prepared.tasks if name in hello.tasks)
         return reason
 
     def note(note: Note) -> None:
-        if note.hello is None:
-            log(failure_event(Failure(round_now(), note.client, note.reason)))
-        else:
+        if note.hello is not None:
             tasks = {name: held.examples for name, held in note.hello.tasks.items()}
             log({"event": "site", "round": round_now(), "client": note.client, "tasks": tasks})
+        elif note.kind == "refused":
+            log(failure_event(Failure(round_now(), note.client, note.reason)))
+        else:
+            log(remark_event(round_now(), note.client, note.reason))
 
     return FlowerEngine(
         scorer=open_engine(prepared, run),
         spool=run.spool,
         max_bytes=prepared.config.wire.max_bytes,
         address=place.address,
-        certificate=enrolments.certificate(),
+        enrolments=enrolments,
         welcome=welcome.model_dump_json(),
         judge=judge,
-        keys=enrolments.keys,
         note=note,
     )
 

@@ -122,9 +122,8 @@ class _Keeper:
                 self._record("out", "failure", fault.encode(), decision=f"refused: {answer.fault.code}")
                 self._line.fail(received.message, fault)
             elif isinstance(answer, Path):
-                content = answer.read_bytes()
-                self._record("out", "update", content, decision="accepted", **self._described(answer))
-                self._line.answer(received.message, "update", frame=content)
+                self._record("out", "update", answer, decision="accepted", **self._described(answer))
+                self._line.answer(received.message, "update", frame=answer)
             else:
                 self._record("out", "hello", answer.encode(), decision="accepted")
                 self._line.answer(received.message, "hello", words=answer)
