@@ -37,7 +37,11 @@ class Tap:
                 site, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection((self._server.host, self._server.port))
+            try:
+                server = socket.create_connection((self._server.host, self._server.port))
+            except OSError:
+                site.close()
+                continue
             kept = bytearray()
             self.streams.append(kept)
             for source, target, own in ((site, server, kept), (server, site, None)):

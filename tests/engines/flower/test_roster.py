@@ -39,7 +39,7 @@ class Hall:
         node_id = self.link.join(key)
         self.wait(lambda: self.link.is_waiting_for(key))
         ((message,), _) = self.link.next_message(node_id)
-        held = Held(examples=examples, validation=1, tokens=1, truncated=0, labels={})
+        held = Held(examples=examples, validation=1, tokens=1, truncated=0, labels=[], label_list="")
         hello = Hello(client=client, terms=Terms(version="1"), tasks=dict.fromkeys(tasks, held))
         answer = Message(fill_envelope("hello", hello.model_dump_json()), node_id, "query")
         tree = get_object_tree(answer)
@@ -198,7 +198,7 @@ def test_a_late_answer_is_a_remark_about_its_site(tmp_path, open_hall):
 
 
 def test_a_site_counts_for_no_more_examples_than_it_was_enrolled_with(tmp_path):
-    held = Held(examples=1_000_000, validation=1, tokens=1, truncated=0, labels={})
+    held = Held(examples=1_000_000, validation=1, tokens=1, truncated=0, labels=[], label_list="")
     hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": held, "u": held, "v": held})
     info = client_info(hello, {"t": 500, "u": 2_000_000})
     assert info.num_examples == {"t": 500, "u": 1_000_000, "v": 1_000_000}

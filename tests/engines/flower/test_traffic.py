@@ -159,6 +159,10 @@ class Harm:
     outcomes: dict[str, Any] = field(default_factory=dict)
     said: dict[str, list[str]] = field(default_factory=dict)
 
+    def reasons(self) -> list[str]:
+        """All that the server says of its sites: failures, and of those that never joined remarks."""
+        return [event["reason"] for event in self.server.events if event["event"] in ("failure", "remark")]
+
     def decisions(self, client: str) -> list[str]:
         return [entry["decision"] for entry in entries(self.folder / client) if "decision" in entry]
 
@@ -242,8 +246,8 @@ class Hostile:
     def take_over(self, patch: pytest.MonkeyPatch) -> None:
         send, make_job = Link.send, Dispatch.job
 
-        def sent(link: Link, node_id: int, kind: str, words: str = "", frame: bytes | None = None) -> str:
-            return send(link, node_id, kind, self._changed(node_id, words) if kind == "welcome" else words, frame)
+        def sent(link: Link, node_id: int, kind: str, words: str = "", **rest: Any) -> str:
+            return send(link, node_id, kind, self._changed(node_id, words) if kind == "welcome" else words, **rest)
 
         patch.setattr(Link, "send", sent)
         patch.setattr(Dispatch, "job", lambda dispatch, *told: hostile_job(make_job(dispatch, *told)))
@@ -278,7 +282,7 @@ def test_no_secret_of_a_site_reaches_what_the_server_shows(harm):
     for path in (harm.run.events, harm.run.report):
         # The run's own folder stands there, so the sites' names in it are looked for with what follows.
         assert leaks([path.read_bytes()], [*private, "zqxjwk0", f"{folder}/notes", f"{folder}/good"]) == [], path.name
-    reasons = [reason for reasons in harm.server.failures().values() for reason in reasons]
+    reasons = harm.reasons()
     assert reasons
     known = (*SENTENCES.values(), UNREADABLE)
     assert all(reason.endswith(known) for reason in reasons), reasons
@@ -295,7 +299,7 @@ def test_every_mistake_in_the_data_is_a_code_for_the_server_and_words_for_the_si
         assert harm.decisions(name) == [f"refused: {code}"], name
         assert str(path) in str(harm.outcomes[name]), "the site's own terminal says which file"
     assert "zqxjwk-label" in str(harm.outcomes["unknown"])
-    reasons = [reason for reasons in harm.server.failures().values() for reason in reasons]
+    reasons = harm.reasons()
     assert "notes, line 7: a label is not in the agreed list" in reasons
     assert "notes, line 7: a text is empty" in reasons
 
@@ -366,7 +370,7 @@ def test_a_site_that_sent_the_words_of_an_error_would_be_found(harm):
     assert isinstance(harm.outcomes["control"], CannotJoin)
     assert leaks(harm.control.streams, SECRETS) == ["zqxjwk"]
     # And what is not exactly a record of ours never stands in the server's words.
-    reasons = [reason for reasons in harm.server.failures().values() for reason in reasons]
+    reasons = harm.reasons()
     assert reasons.count(UNREADABLE) == 1
 
 
