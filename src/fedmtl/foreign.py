@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmtl.errors import FedmtlError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    Record = TypeVar("Record", bound=BaseModel)
 
 # No record of ours is nested deeper than ten; what is, exhausts the stack of whoever walks it.
 DEEPEST = 64
@@ -82,6 +87,20 @@ def read_record(path: Path, remedy: str, error: type[FedmtlError] = FedmtlError)
     if len(data) > LARGEST_RECORD:
         raise error(f"{path}: is larger than {LARGEST_RECORD >> 20} MB, which no such file is; {remedy}")
     return data
+
+
+def parse_record(
+    kind: type[Record], text: bytes, where: str, remedy: str, error: type[FedmtlError] = FedmtlError
+) -> Record:
+    """A JSON text as a record of that kind; one with a field too many, too few or of another kind is an error."""
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = excerpt(".".join(map(str, first["loc"])) or "it")
+        raise error(f"{where}: is not one of our files ({path}: {excerpt(first['msg'])}); {remedy}") from None
 
 
 def _is_deep(text: str | bytes, value: Any) -> bool:

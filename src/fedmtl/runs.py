@@ -219,7 +219,7 @@ def repair_events(run: RunFolder) -> list[int]:
             number += 1
         shutil.copyfile(run.events, copy)
         copy.chmod(0o600)
-        write_atomic(run.events, b"".join(map(_line, kept)))
+        write_events(run, kept)
     return broken
 
 
@@ -259,10 +259,15 @@ def _is_cut(line: bytes) -> bool:
     return False
 
 
+def write_events(run: RunFolder, events: Iterable[Mapping[str, Any]]) -> None:
+    """Put events.jsonl in place whole."""
+    write_atomic(run.events, b"".join(map(_line, events)))
+
+
 def cut_back(run: RunFolder, round: int) -> None:
     """Drop what events.jsonl and results.csv say of later rounds and of the end, as if they never were."""
     kept = [e for e in read_events(run) if e["event"] != "end" and e.get("round", -1) <= round]
-    write_atomic(run.events, b"".join(map(_line, kept)))
+    write_events(run, kept)
     if any(event["event"] == "start" for event in kept):
         write_atomic(run.results, results_table(kept).encode())
 

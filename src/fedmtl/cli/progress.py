@@ -33,13 +33,14 @@ Event = Mapping[str, Any]
 
 
 class Display(Protocol):
-    """Follows a run's events; as a context it holds the terminal."""
+    """Follows a run's events; as a context it holds the terminal. `name` is that of a run that is resumed."""
+
+    name: str
 
     def __call__(self, event: Event) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: object) -> None: ...
     def say(self, line: str) -> None: ...
-    def skip_to(self, round_number: int) -> None: ...
     def finish(self, run: RunFolder) -> None: ...
 
 
@@ -57,6 +58,7 @@ class PlainDisplay:
         self.start: Event = {}
         self.scores: dict[str, tuple[str, float | None]] = {}
         self.skipped = -1
+        self.name = "the run"
         self.is_deployed = False
         self.pace = Pace()
 
@@ -69,19 +71,17 @@ class PlainDisplay:
     def __call__(self, event: Event) -> None:
         self.pace.see(event)
         lines = self.lines(event)
-        if event.get("round", self.skipped + 1) > self.skipped:
+        if event["event"] == "resumed" or event.get("round", self.skipped + 1) > self.skipped:
             for line in lines:
                 self.say(line)
 
     def say(self, line: str) -> None:
         self.terminal.print(line, markup=False)
 
-    def skip_to(self, round_number: int) -> None:
-        """Say nothing of rounds up to this one: a resumed run tells them again."""
-        self.skipped = round_number
-
     def lines(self, event: Event) -> list[str]:
         kind = event["event"]
+        if kind == "resumed":
+            return self._resumed(event)
         if kind == "start":
             self.start = event
             known = (str(event.get(name, "–")) for name in ("version", "mode", "seed"))
@@ -110,6 +110,16 @@ class PlainDisplay:
         if kind == "round":
             return [*round_lines(event, self.start), self.round_line(event)]
         return []
+
+    def _resumed(self, event: Event) -> list[str]:
+        """What a resume goes on from; its earlier rounds are told again by events, and not said again."""
+        self.skipped = event["round"]
+        missing = event["missing"]
+        return [
+            *(f"  {problem}" for problem in event["broken"]),
+            *([f"  the events of {missing} are lost; the weights are not"] if missing else []),
+            f"{self.name} goes on after round {event['round']}",
+        ]
 
     def round_line(self, event: Event) -> str:
         scores = ", ".join(f"{task} {metric} {number(score)}" for task, (metric, score) in self.scores.items())
