@@ -115,6 +115,7 @@ def rewritten(path, **changes):
         {"plan": {"rules": [["*", "everybody"]], "groups": []}},
         {"plan": {"rules": [["*"]], "groups": []}},
         {"plan": {"rules": []}},
+        {"plan": {"rules": [["*", "group.2"]], "groups": [{"qqp": "pair"}]}},
         {"progress": {"sst2": {"scores": [[9, 0.5]], "best_round": 1, "best_score": 0.5, "stopped_round": None}}},
         {"progress": {"sst2": {"scores": [[1, "x"]], "best_round": 1, "best_score": 0.5, "stopped_round": None}}},
         {"progress": {"sst2": {}}},
@@ -208,7 +209,6 @@ def test_a_state_of_the_model_passes(tmp_path):
         (replace(state(7), progress={"qqp": Progress()}), "it has a task qqp"),
         (replace(state(7), progress={"sst2": Progress(best_head={ENCODER: torch.zeros(3)})}), "is not the head's"),
         (replace(state(7), pruned={ENCODER: torch.zeros(3)}), "pruned: w"),
-        (replace(state(7), plan=SharingPlan((("heads.*", "task"), ("*", "group.2")))), "groups of depth 2"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

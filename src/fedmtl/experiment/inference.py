@@ -17,6 +17,7 @@ from fedmtl.experiment.answers import Prediction, check_texts, labelled_examples
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client_state import load_state
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.keys import Weights
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.runs import RunFolder
@@ -43,6 +44,9 @@ class LoadedRun:
 
 def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
     """The final model; where values stay at clients, that of the client named, with the tasks it has."""
+    # The folder may be anybody's: what it opens lies in it.
+    for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
+        check_inside(part, run.path)
     saved = load_model(run.model)
     own = _own_values(run, client) if client else {}
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")

@@ -22,7 +22,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import LayerTrack, Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.keys import Key, Weights, is_personal, owner_task
-from fedmtl.model.plan import SharingPlan, group_depth
+from fedmtl.model.plan import PlanRecord
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs import write_atomic
 
@@ -33,18 +33,11 @@ REMEDY = "put back whole copies of its two files"
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Level = Annotated[str, Field(pattern=r"^(all|group(\.[1-9][0-9]{0,3})?|task|client|fixed)$")]
-Pattern = Annotated[str, Field(max_length=1000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _PlanRecord(_Strict):
-    rules: list[tuple[Pattern, Level]]
-    groups: list[dict[str, str]]
 
 
 class _ProgressRecord(_Strict):
@@ -64,7 +57,7 @@ class _Record(_Strict):
     """The JSON file; `digest` is over all else that is in it, and older ones have none."""
 
     round: Round
-    plan: _PlanRecord
+    plan: PlanRecord
     progress: dict[str, _ProgressRecord]
     accepted: dict[str, Round]
     best_overall: tuple[Round, Number] | None
@@ -151,9 +144,6 @@ def check_state(state: State, names: Mapping[str, Tensor], tasks: Sequence[str],
             " with the run's own config.yaml"
         )
 
-    depth = max((group_depth(level) for _, level in state.plan.rules if level.startswith("group")), default=0)
-    if depth > len(state.plan.groups):
-        raise refuse(f"a rule names groups of depth {depth}")
     unknown = [task for task in state.progress if task not in tasks]
     if unknown:
         raise refuse(f"it has a task {unknown[0]}")
@@ -211,6 +201,8 @@ def _read(path: Path, number: int) -> _Record:
     for progress in record.progress.values():
         rounds += [at for at, _ in progress.scores]
         rounds += [at for at in (progress.best_round, progress.stopped_round) if at is not None]
+    if not record.plan.has_its_groups:
+        raise FedmtlError(f"{path}: has a rule of groups that it does not have; {REMEDY}")
     if record.round != number or max(rounds) > number:
         raise FedmtlError(f"{path}: is not of round {number}; {REMEDY}")
     return record
@@ -225,7 +217,7 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         round=record.round,
         # Where all values stay at the clients, no tensor was saved.
         weights=slots.get("weights", {}),
-        plan=SharingPlan(tuple(record.plan.rules), tuple(record.plan.groups)),
+        plan=record.plan.to_plan(),
         server_optimizer={
             slot.removeprefix(OPTIMIZER): values for slot, values in slots.items() if slot.startswith(OPTIMIZER)
         },

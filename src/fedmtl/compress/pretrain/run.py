@@ -90,6 +90,7 @@ def pretrain(
     """Do all of it; with `resume` from the last checkpoint. The trained student, which is also in `place.out`."""
     check_settings(settings)
     check_place(place.out)
+    _check_checkpoint(place.checkpoint, resume)
     make_private_folder(place.work)
     with locked(place.work, f".{place.out.name}.lock"):
         return _pretrain(settings, place, machine, disclosure, listener, resume)
@@ -103,7 +104,6 @@ def _pretrain(
     listener: Listener,
     resume: bool,
 ) -> Student:
-    _check_checkpoint(place.checkpoint, resume)
     device = pick_device(machine.device, "--device")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
