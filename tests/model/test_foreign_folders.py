@@ -96,9 +96,7 @@ class Poison:
 def test_weights_in_a_pickle_are_refused_with_what_to_do(encoder_folder, tmp_path):
     (encoder_folder / "model.safetensors").unlink()
     (encoder_folder / "pytorch_model.bin").write_bytes(pickle.dumps(Poison(tmp_path / "marker")))
-    with pytest.raises(
-        ModelError, match=r"pytorch_model\.bin, a pickle, which can run code; convert it to model\.safe"
-    ):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin, a pickle, which can run code; convert it to"):
         load_encoder(ModelConfig(server_model=str(encoder_folder)), seed=0)
     assert not (tmp_path / "marker").exists()
 
