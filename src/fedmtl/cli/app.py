@@ -95,7 +95,8 @@ def main() -> None:
         if told is None:
             raise
         if wants_traceback:
-            traceback.print_exc()
+            for line in traceback.format_exc().splitlines():
+                make_terminal(stderr=True).print(line, soft_wrap=True)
         message, code = told
         _complain(message)
     else:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedmtl.config import SharingConfig
@@ -66,6 +67,29 @@ class SharingPlan:
         """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
         others = (rule for rule in self.rules if rule[0] != pattern)
         return replace(self, rules=((pattern, level), *others))
+
+
+class PlanRecord(BaseModel):
+    """A plan in a file, as `to_dict` wrote it; a level that does not exist is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rules: list[
+        tuple[
+            Annotated[str, Field(max_length=1000)],
+            Annotated[str, Field(pattern=r"^(all|group(\.[1-9][0-9]{0,3})?|task|client|fixed)$")],
+        ]
+    ]
+    groups: list[dict[str, str]]
+
+    def to_plan(self) -> SharingPlan:
+        return SharingPlan(tuple(self.rules), tuple(self.groups))
+
+    @property
+    def has_its_groups(self) -> bool:
+        """Whether every depth that a rule names is there."""
+        depths = (group_depth(level) for _, level in self.rules if level.startswith("group"))
+        return max(depths, default=0) <= len(self.groups)
 
 
 # Asked for every parameter of every job.
