@@ -1,6 +1,6 @@
 """The client on a real, tiny model: what it returns, keeps and says when it fails."""
 
-from __future__ import annotations
+from __future__ import shutil
 
 import json
 from dataclasses import replace
@@ -136,6 +136,7 @@ def test_a_refused_update_neither_loses_nor_doubles_what_was_kept(given):
 def test_a_client_that_lost_its_state_starts_without_a_residual(given):
     site, job = given(*LOSSY)
     fresh = run_job(job(2, accepted=0), site)
+    shutil.rmtree(site.folder / CLIENT)
     lost_state = run_job(job(2, accepted=1), site)
     assert all(torch.equal(fresh.delta[key], lost_state.delta[key]) for key in fresh.delta)
 
