@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,6 +15,8 @@ from torch import Tensor
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.keys import ADAPTERS, HEADS, Key, Weights, owner_task
+
+_LEVEL = re.compile(r"all|task|client|fixed|group(\.[1-9][0-9]{0,2})?")
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,32 @@ class SharingPlan:
         return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> SharingPlan:
-        """The plan that `to_dict` wrote."""
-        return SharingPlan(tuple((pattern, level) for pattern, level in values["rules"]), tuple(values["groups"]))
+    def from_dict(values: Any) -> SharingPlan:
+        """The plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
+        if not isinstance(values, Mapping) or set(values) != {"rules", "groups"}:
+            raise ConfigError("sharing plan: it is not a list of rules and one of groups")
+        rules, groups = values["rules"], values["groups"]
+        if not isinstance(rules, list) or not all(_are_words(rule, 2) for rule in rules):
+            raise ConfigError("sharing plan: its rules are not pairs of a pattern and a level")
+        if not isinstance(groups, list) or not all(_are_paths(depth) for depth in groups):
+            raise ConfigError("sharing plan: its groups do not name a group for each task")
+        for _, level in rules:
+            if not _LEVEL.fullmatch(level) or (level.startswith("group") and group_depth(level) > len(groups)):
+                raise ConfigError(f"sharing plan: {level[:40]!r} is no level of {len(groups)} depths of groups")
+        return SharingPlan(tuple((pattern, level) for pattern, level in rules), tuple(groups))
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
         """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
         others = (rule for rule in self.rules if rule[0] != pattern)
         return replace(self, rules=((pattern, level), *others))
+
+
+def _are_words(values: Any, count: int) -> bool:
+    return isinstance(values, list | tuple) and len(values) == count and all(isinstance(word, str) for word in values)
+
+
+def _are_paths(depth: Any) -> bool:
+    return isinstance(depth, Mapping) and all(isinstance(word, str) for pair in depth.items() for word in pair)
 
 
 # Asked for every parameter of every job.
