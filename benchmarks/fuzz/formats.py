@@ -374,7 +374,8 @@ class Bundle:
             return mutate_bytes(data, random, others)
         for _ in range(random.choice((1, 1, 1, 2))):
             name = random.choice(names)
-            theirs = [each[name] for each in map(unbundle, others) if name in each] if random.random() < 0.2 else []
+            other = unbundle(random.choice(others)) if others and random.random() < 0.2 else {}
+            theirs = [other[name]] if name in other else []
             files[name] = self.formats[name].mutate(files[name], random, theirs)
         if random.random() < 0.02:
             del files[random.choice(names)]

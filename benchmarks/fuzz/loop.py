@@ -136,6 +136,7 @@ class _Worker:
         # Whatever is loaded with the first inputs is not memory that an input took.
         self._warm_up()
         self._pipe.send(("opened",))
+        began = time.process_time()
         base = zlib.crc32(f"{self._piece.seed}/{self._target.name}".encode()) << 32
         end = time.monotonic() + self._piece.seconds
         index = self._piece.start
@@ -147,7 +148,7 @@ class _Worker:
                 data = self._target.format.mutate(random.choice(self._pool), random, self._pool)
             self.try_input(index, data, random)
             index += 1
-        self._pipe.send(("done", index, list(self._seen.findings.values())))
+        self._pipe.send(("done", index, time.process_time() - began, list(self._seen.findings.values())))
 
     def _warm_up(self) -> None:
         for data in self._target.seeds():

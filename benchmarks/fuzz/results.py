@@ -16,7 +16,7 @@ from fuzz.watch import Figures
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 HEAD = (
-    "target", "inputs", "accepted", "refused", "unexpected", "hangs", "bombs", "inputs/s", "slowest ms", "grew MiB"
+    "target", "inputs", "accepted", "refused", "unexpected", "hangs", "bombs", "inputs/s/core", "slowest ms", "grew MiB"
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def _target_record(figures: Figures) -> dict[str, Any]:
         "unexpected": figures.count("exception") + figures.count("crash"),
         "hangs": figures.count("hang"),
         "bombs": figures.count("memory"),
-        "seconds": round(figures.seconds, 1),
+        "cpu_seconds": round(figures.seconds, 1),
         "per_second": round(figures.inputs / figures.seconds) if figures.seconds else 0,
         "slowest_ms": round(1000 * figures.slowest, 1),
         "grew_mib": round(figures.growth / MEBIBYTE, 1),

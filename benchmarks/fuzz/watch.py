@@ -59,9 +59,9 @@ class _Process:
         self.board = Board()
         self.findings: list[Finding] = []
         self.done: int | None = None
-        # From when it was opened to its last input.
         self.started = time.monotonic()
-        self.ended: float | None = None
+        # Of the processor, without what opening it took; others use the machine too.
+        self.seconds: float | None = None
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         context = multiprocessing.get_context("fork")
@@ -78,8 +78,7 @@ class _Process:
                 if word == "opened":
                     self.started = time.monotonic()
                 elif word == "done":
-                    self.done, self.findings = rest
-                    self.ended = time.monotonic()
+                    self.done, self.seconds, self.findings = rest
                 else:
                     (finding,) = rest
                     self.findings = [f for f in self.findings if (f.kind, f.where) != (finding.kind, finding.where)]
@@ -176,7 +175,7 @@ def _count(process: _Process, figures: Figures, note: Note, reached: int) -> Non
     figures.inputs += max(0, reached - process.piece.start)
     figures.accepted += note.accepted
     figures.refused += note.refused
-    figures.seconds += (process.ended or time.monotonic()) - process.started
+    figures.seconds += process.seconds if process.seconds is not None else time.monotonic() - process.started
     figures.slowest = max(figures.slowest, note.slowest)
     figures.growth = max(figures.growth, note.growth)
     for finding in process.findings:
