@@ -102,7 +102,7 @@ def create_run(output: Path, name: str) -> RunFolder:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder, and those above it, that only its owner may open; one that is there already is closed to others."""
+    """Make a folder that only its owner may open; one that is there already is closed to others."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
 

@@ -40,6 +40,7 @@ GROUPS = [
 TWO_TASKS = (
     "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}, c: {tasks: [paraphrase]}}"
 )
+CLIPPED = ["federation.aggregation=clipped_mean", "federation.max_share=0.4"]
 INT8 = ["wire.down=int8", "wire.up=int8"]
 
 
@@ -70,8 +71,9 @@ def digest(run: RunFolder) -> str:
         ["training.logit_adjustment=1", "federation.average=tasks", "partition={kind: dirichlet, alpha: 0.5}"],
         INT8,
         [*GROUPS, TWO_TASKS, "wire.down=fp16", "wire.up=topk", "wire.topk_share=0.1"],
+        [*GROUPS, TWO_TASKS, *CLIPPED],
     ],
-    ids=["plain", "groups", "kept", "skewed", "int8", "topk"],
+    ids=["plain", "groups", "kept", "skewed", "int8", "topk", "clipped"],
 )
 def test_1_any_number_of_workers_gives_the_same_weights(make_config, overrides):
     runs = [start_run(make_config(*overrides, f"compute.workers={workers}"), "parity") for workers in (0, 1, 2)]
@@ -133,8 +135,9 @@ def test_1_the_encoders_own_module_gives_the_same_weights_up_to_rounding(make_co
         *((place, []) for place in ("update", "round", "checkpoint", "client_state")),
         ("client_state", INT8),
         ("update", [*INT8, "wire.up=topk"]),
+        ("round", CLIPPED),
     ],
-    ids=["update", "round", "checkpoint", "client_state", "client_state_int8", "update_topk"],
+    ids=["update", "round", "checkpoint", "client_state", "client_state_int8", "update_topk", "round_clipped"],
 )
 def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, monkeypatch, where, wire):
     overrides = [PERSONAL, "training.num_rounds=3", "training.keep_optimizer=true", "tasks.sentiment.patience=1"]

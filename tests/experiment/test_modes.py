@@ -202,3 +202,11 @@ def test_local_counts_a_whole_model_per_client(make_config):
     encoder = shared - sum(heads.values())
     # six clients, each with an encoder and the head of its own task
     assert summarize(events).parameters == 6 * encoder + 2 * sum(heads.values())
+
+
+def test_a_client_that_trains_alone_is_clipped_to_nobody(make_config):
+    given = ("federation.aggregation=clipped_mean", "federation.max_share=0.5")
+    for mode, expected in (("federated", "clipped_mean"), ("federated_single_task", "clipped_mean"), ("local", "mean")):
+        federation = prepare(make_config(*given, f"mode={mode}")).strategy.federation
+        assert (federation.aggregation, federation.max_share) == (expected, None if expected == "mean" else 0.5)
+    assert prepare(make_config(*given, "mode=centralized")).strategy.federation.aggregation == "mean"

@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedmtl.federation.combine import combine, per_example
+from fedmtl.federation.combine import combine, most_weights, per_example
 from fedmtl.federation.messages import Update
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
@@ -113,3 +116,19 @@ def test_order_of_arrival_does_not_change_a_bit():
     before = {ENCODER: torch.zeros(1000)}
     forward = combine(updates, before, PLAN, EQUAL)[ENCODER]
     assert torch.equal(forward, combine(reversed(updates), before, PLAN, EQUAL)[ENCODER])
+
+
+@given(
+    weights=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12),
+    share=st.floats(0.05, 1.0),
+)
+def test_a_share_is_never_passed_where_there_are_enough_clients(weights, share):
+    cap = most_weights({"all": weights}, share)["all"]
+    cut = [min(weight, cap) for weight in weights]
+    largest = max(cut) / sum(cut)
+    if len(weights) * share >= 1:
+        assert largest <= share * (1 + 1e-9)
+    else:
+        assert largest == pytest.approx(1 / len(weights))
+    if max(weights) <= share * sum(weights):
+        assert cut == weights

@@ -156,7 +156,8 @@ def test_an_answer_nobody_asked_for_does_not_count():
 def test_too_few_updates_end_the_run_with_their_reasons():
     engine = FakeEngine(lambda job: crashed(job) if job.client != "c" else trained(job))
     with pytest.raises(
-        RoundFailed, match=r"round 1 got 1 updates, federation.min_clients is 2; 2 failed, a thus: its process ended"
+        RoundFailed,
+        match=r"round 1 got 1 updates, federation.min_clients is 2; 2 failed, the first was a: its process ended",
     ) as caught:
         run(engine, min_clients=2)
     assert caught.value.exit_code == 3
@@ -285,3 +286,120 @@ def test_the_longest_to_train_come_first():
     assert list(sample_clients(make_strategy(), infos, 1)) == ["b", "c", "a"]
     without = {client: ClientInfo(info.num_examples) for client, info in infos.items()}
     assert list(sample_clients(make_strategy(), without, 1)) == ["a", "c", "b"]
+
+
+def remark_then_update(job):
+    """What a late site's remark of an earlier round once was: a failure first, and the update after it."""
+    return [Failure(job.round, job.client, "answered twice, or what is no longer asked"), trained(job, 2.0)]
+
+
+def test_an_update_that_is_recorded_as_accepted_is_in_the_mean():
+    class Remarked(FakeEngine):
+        def run(self, jobs, deadline):
+            for job in jobs:
+                yield from remark_then_update(job) if job.client == "c" else [trained(job, 2.0)]
+
+    turn = run(Remarked())[1]
+    assert [update.client for update in turn.updates] == ["a", "b", "c"]
+    # All three moved by 2, and c alone has a head of stsb.
+    assert {key: value.item() for key, value in turn.state.weights.items()} == {
+        ENCODER: 2.0,
+        head("sst2"): 2.0,
+        head("stsb"): 2.0,
+    }
+
+
+def test_a_claim_of_a_million_examples_counts_for_no_more_than_was_declared():
+    steps = {"a": 1.0, "b": 5.0, "c": 10.0}
+
+    def claims(job):
+        update = trained(job, steps[job.client])
+        return replace(update, num_examples={"sst2": 10**6}) if job.client == "b" else update
+
+    first, honest = (run(FakeEngine(answer))[1] for answer in (claims, lambda job: trained(job, steps[job.client])))
+    assert first.state.weights == honest.state.weights
+    # a has 1 example, b 3 and c 1: (1 + 15 + 10) / 5
+    assert first.state.weights[ENCODER].item() == pytest.approx(5.2)
+    assert {update.client: dict(update.num_examples) for update in first.updates}["b"] == {"sst2": 3}
+
+
+def test_no_client_has_more_than_its_share_of_a_scope():
+    steps = {"a": 1.0, "b": 5.0, "c": 10.0}
+    engine = FakeEngine(lambda job: trained(job, steps[job.client]))
+    first = run(engine, max_share=0.5)[1].state.weights
+    # b has 3 of 5 and is cut to 2 of 4: (1 + 2*5 + 10) / 4; of two clients neither has more than half of the head.
+    assert first[ENCODER].item() == pytest.approx(5.25)
+    assert first[head("sst2")].item() == pytest.approx(3.0)
+    assert first[head("stsb")].item() == 10.0
+
+
+def test_a_state_that_is_not_finite_ends_the_run_before_it_is_kept():
+    class Enormous(FakeEngine):
+        def clients(self):
+            return {
+                name: replace(info, num_examples={"sst2": 1, "stsb": 1}) for name, info in super().clients().items()
+            }
+
+    # Finite deltas; with the weights they are added to they are not.
+    state = replace(start(), weights={key: torch.full((1,), 3.4e38) for key in start().weights})
+    engine = Enormous(lambda job: trained(job, 1e9))
+    optimizer = {"kind": "none", "learning_rate": 1e30}
+    with pytest.raises(RoundFailed, match=r"would no longer be finite, so that the state of round 0 stays"):
+        run(engine, state=state, server_optimizer=optimizer)
+
+
+def test_whatever_is_wrong_with_an_answer_costs_its_client_alone():
+    class Unreadable(dict):
+        def items(self):
+            raise IndexError("not what was checked")
+
+    def answer(job):
+        update = trained(job)
+        return replace(update, delta=Unreadable(update.delta)) if job.client == "a" else update
+
+    turn = run(FakeEngine(answer))[1]
+    assert [(failure.client, failure.reason) for failure in turn.failures] == [
+        ("a", "its update cannot be checked: IndexError")
+    ]
+
+
+def test_an_empty_update_does_not_count_for_min_clients():
+    def answer(job):
+        return replace(trained(job), delta={}) if job.client != "c" else trained(job)
+
+    with pytest.raises(RoundFailed, match=r"round 1 got 1 updates, federation.min_clients is 2"):
+        run(FakeEngine(answer), min_clients=2)
+
+
+class TestClippedMean:
+    def test_norms_are_clipped_to_the_median_of_the_round_before(self):
+        # The encoder's norms are 1, 2 and 30; of round 1's own the median is 2: (1*1 + 3*2 + 1*2) / 5.
+        steps = {1: {"a": 1.0, "b": 2.0, "c": -30.0}, 2: {"a": 1.0, "b": 1.0, "c": -30.0}}
+        engine = FakeEngine(lambda job: trained(job, steps.get(job.round, steps[1])[job.client]))
+        turns = run(engine, aggregation="clipped_mean")
+        assert turns[1].state.weights[ENCODER].item() == pytest.approx((1 + 3 * 2 - 2) / 5)
+        assert dict(turns[1].state.norms) == {"all": 2.0, "task:sst2": 1.0, "task:stsb": 30.0}
+        # Round 2 is clipped to 2, and its own median is 1; the head of sst2 to 1.
+        moved = turns[2].state.weights[ENCODER].item() - turns[1].state.weights[ENCODER].item()
+        assert moved == pytest.approx((1 + 3 * 1 - 2) / 5)
+        assert turns[2].state.norms["all"] == 1.0
+
+    def test_of_two_clients_the_smaller_norm_bounds_both(self):
+        engine = FakeEngine(lambda job: trained(job, {"a": 1.0, "b": -10.0, "c": 1.0}[job.client]))
+        first = run(engine, aggregation="clipped_mean")[1].state.weights
+        # a counts 1, b 3: (1 - 3) / 4
+        assert first[head("sst2")].item() == pytest.approx(-0.5)
+
+    def test_a_round_without_a_bound_is_the_same_whoever_answers_first(self):
+        def ordered(job):
+            return trained(job, {"a": 1.0, "b": 3.0, "c": 7.0}[job.client])
+
+        class Backwards(FakeEngine):
+            def run(self, jobs, deadline):
+                yield from reversed(list(super().run(jobs, deadline)))
+
+        one, other = (run(engine, aggregation="clipped_mean") for engine in (FakeEngine(ordered), Backwards(ordered)))
+        assert one[-1].state.weights == other[-1].state.weights
+
+    def test_off_it_changes_nothing(self):
+        assert run()[-1].state.norms == {}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.federation.messages import Job, Update
-from fedmtl.federation.validate import expect, refusal
+from fedmtl.federation.messages import ClientInfo, Job, Update
+from fedmtl.federation.validate import counted_examples, expect, refusal
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
 
@@ -70,3 +70,44 @@ def test_the_length_of_an_update_is_bounded():
     # sqrt(4 * 1 + 2 * 1) = 2.449
     assert refusal(GOOD, expect(JOB), max_norm=2.45) is None
     assert "2.45 is over federation.max_update_norm 2.4" in (refusal(GOOD, expect(JOB), max_norm=2.4) or "")
+
+
+QQP_HEAD = Key("task:qqp", "heads.qqp.weight")
+BOTH = replace(JOB, tasks=("sst2", "qqp"), weights={**WEIGHTS, QQP_HEAD: torch.zeros(2)})
+
+
+def test_a_tensor_of_a_task_that_the_update_does_not_claim_is_refused():
+    # Its weight in the mean of that head would be 0 of 0.
+    update = replace(GOOD, delta={**GOOD.delta, QQP_HEAD: torch.ones(2)})
+    assert "the head of qqp, which is of none of its tasks, sst2" in (refusal(update, expect(BOTH)) or "")
+    grouped = replace(BOTH, plan=SharingPlan((("heads.*", "task"), ("*", "group")), ({"sst2": "a", "qqp": "b"},)))
+    layer = Key("group:b", "layer")
+    grouped = replace(grouped, weights={layer: torch.zeros(2, 2), HEAD: torch.zeros(2)})
+    update = replace(GOOD, delta={layer: torch.ones(2, 2), HEAD: torch.ones(2)})
+    assert "layer of scope group:b, which is of none of its tasks" in (refusal(update, expect(grouped)) or "")
+
+
+@pytest.mark.parametrize("delta", [{}, {ENCODER: torch.ones(2, 2)}, {HEAD: torch.ones(2)}])
+def test_an_update_that_lacks_values_is_refused(delta):
+    assert "did not return" in (refusal(replace(GOOD, delta=delta), expect(JOB)) or "")
+
+
+def test_an_update_of_some_of_its_tasks_brings_their_values_only():
+    assert refusal(GOOD, expect(BOTH)) is None
+
+
+def test_a_finite_delta_whose_square_is_not_is_refused():
+    # 1e20 squared is more than a 32-bit float holds: the second moment of FedAdam would be infinite for good.
+    huge = replace(GOOD, delta={**GOOD.delta, ENCODER: torch.full((2, 2), 1e15)})
+    assert "no training moves a value that far" in (refusal(huge, expect(JOB)) or "")
+
+
+def test_a_client_counts_for_what_it_declared_at_most():
+    known = expect(JOB, ClientInfo({"sst2": 4}))
+    assert counted_examples(replace(GOOD, num_examples={"sst2": 10**6}), known) == {"sst2": 4}
+    assert counted_examples(replace(GOOD, num_examples={"sst2": 3}), known) == {"sst2": 3}
+    assert "declared no examples" in (refusal(GOOD, expect(JOB, ClientInfo({}))) or "")
+
+
+def test_scores_in_a_training_answer_are_refused():
+    assert "scores for a training job" in (refusal(replace(GOOD, sums={"sst2": {}}), expect(JOB)) or "")

@@ -22,6 +22,7 @@ from fedmtl.config.kinds import (
     OneOrSeveral,
     Positive,
     Section,
+    Share,
     Whole,
 )
 from fedmtl.config.methods import (
@@ -278,6 +279,7 @@ class ServerOptimizerConfig(Section):
 
 
 Average = Literal["weighted", "uniform", "tasks"]
+Aggregation = Literal["mean", "clipped_mean"]
 
 
 class FederationConfig(Section):
@@ -287,13 +289,23 @@ class FederationConfig(Section):
         description="Clients count by their examples (weighted), all the same (uniform), or by their examples within a"
         " task, tasks alike (tasks).",
     )
+    aggregation: Aggregation = Field(
+        "mean",
+        description="How updates of a scope become one: their mean, or the mean of updates whose norm is clipped to the"
+        " median of the last round (clipped_mean), which bounds what one hostile client can do.",
+    )
+    max_share: Share | None = Field(
+        None,
+        description="The largest share of any scope's mean that one client may have, by the examples it declared when"
+        " it joined; empty is no limit. Where clients are too few for that share, all of them count alike.",
+    )
     server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)
     clients_per_round: Count | None = Field(None, description="Clients sampled for a round; empty is all of them.")
     min_clients: Count = Field(1, description="Fewer accepted updates than this in a round ends the run.")
     min_clients_per_task: Whole = Field(
         0, description="As min_clients, for every task that is trained in the round; 0 lets a head wait for its sites."
     )
-    max_update_norm: Positive | None = Field(None, description="An update longer than this is refused.")
+    max_update_norm: Positive | None = Field(None, description="An update with a larger norm than this is refused.")
     round_timeout: Positive = Field(3600.0, description="Seconds until a silent client counts as failed.")
     join_timeout: Positive = Field(
         3600.0,
@@ -310,9 +322,7 @@ class WireConfig(Section):
     up: Literal["fp32", "fp16", "int8", "topk"] = Field(
         "fp32", description="How updates travel to the server; topk sends only the largest entries."
     )
-    topk_share: Annotated[float, Field(gt=0, le=1), AsNumber] = Field(
-        0.05, description="With `topk`: the share of a matrix's entries that is sent."
-    )
+    topk_share: Share = Field(0.05, description="With `topk`: the share of a matrix's entries that is sent.")
     error_feedback: bool = Field(
         True, description="Clients add what the encoding of an update lost to their next one (int8, topk, fp16)."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedmtl.config import Config
+from fedmtl.config import Config, FederationConfig
 from fedmtl.federation.messages import Codecs
 from fedmtl.model.plan import SharingPlan, plan_from_config
 from fedmtl.tasks.examples import join_examples
@@ -68,6 +68,13 @@ def mode_codecs(config: Config) -> Codecs:
         return Codecs()
     wire = config.wire
     return Codecs(wire.down, wire.up, wire.topk_share, wire.error_feedback)
+
+
+def mode_federation(config: Config) -> FederationConfig:
+    """How updates are combined; a client that trains alone is bounded by no other."""
+    if config.mode.startswith("federated"):
+        return config.federation
+    return config.federation.model_copy(update={"aggregation": "mean", "max_share": None})
 
 
 def keeps_optimizer(config: Config) -> bool:

@@ -22,6 +22,7 @@ from fedmtl.experiment.modes import (
     mode_active_tasks,
     mode_codecs,
     mode_data,
+    mode_federation,
     mode_plan,
 )
 from fedmtl.experiment.population import ClientInfos, Population, build_population
@@ -116,7 +117,7 @@ def assemble(
         names=tuple(model.canonical()),
         table=model.table,
         active_tasks=active,
-        federation=config.federation,
+        federation=mode_federation(config),
         evaluation=config.evaluation,
         settings=replace(
             local_settings(

@@ -41,6 +41,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
         "sharing": {layer: asdict(track) for layer, track in state.sharing.items()},
+        "norms": dict(state.norms),
         "sha256": digest,
     }
     write_atomic(folder / f"{_stem(state.round)}.json", json.dumps(record, indent=1).encode())
@@ -93,6 +94,7 @@ def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
         # Checkpoints of before layers could move have none.
         sharing={layer: LayerTrack(**track) for layer, track in record.get("sharing", {}).items()},
         pruned=slots.get(PRUNED, {}),
+        norms=record.get("norms", {}),
     )
 
 

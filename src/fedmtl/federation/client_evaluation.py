@@ -1,4 +1,4 @@
-"""Evaluation where the text is: clients return sums, which are merged; never examples."""
+"""Evaluation where the text is: clients return sums, which are checked and merged; never examples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import add
 
-from fedmtl.errors import WireError
+from fedmtl.errors import FedmtlError
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
 from fedmtl.federation.strategy import Strategy
-from fedmtl.tasks.metrics import Sums, averages, score, sums_from_dict
+from fedmtl.federation.validate import Expected, expect, read_scores
+from fedmtl.tasks.metrics import Sums, averages, score
+from fedmtl.tasks.task import Task
 
 
 def client_evaluator(strategy: Strategy, engine: Engine) -> Callable[[State], Evaluation]:
@@ -21,51 +23,71 @@ def client_evaluator(strategy: Strategy, engine: Engine) -> Callable[[State], Ev
 
 def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Evaluation:
     infos = engine.clients()
-    fixed: dict[ClientId, Mapping[str, str]] = {}
+    expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
     settings = {"batch_size": strategy.evaluation.batch_size, "share_pairs": strategy.evaluation.share_pairs}
 
     def jobs() -> Iterator[Job]:
         for client in sorted(infos):
             tasks = strategy.active_tasks(client, max(1, state.round))
             if tasks:
-                rows = infos[client].evaluation_rows
-                job = dispatch.job("evaluate", state, client, tasks, rows, state.round, settings)
-                fixed[client] = job.fixed
+                info = infos[client]
+                job = dispatch.job("evaluate", state, client, tasks, info.evaluation_rows, state.round, settings)
+                expected[client] = (expect(job, info), job.fixed)
                 yield job
 
-    answers = sorted(engine.run(jobs(), strategy.federation.round_timeout), key=lambda answer: answer.client)
-    for answer in answers:
-        if isinstance(answer, Failure):
-            dispatch.lost(answer.client)
-        elif answer.client in fixed:
-            dispatch.answered(answer.client, fixed[answer.client])
-    return _merge(strategy, answers)
-
-
-def _merge(strategy: Strategy, answers: list[Update | Failure]) -> Evaluation:
-    parts: dict[str, dict[str, Sums]] = {}
+    scored: dict[ClientId, Mapping[str, Sums]] = {}
     failures: list[Failure] = []
-    for answer in answers:
-        if isinstance(answer, Failure):
-            failures.append(answer)
-            continue
-        try:
-            own = {name: sums_from_dict(strategy.tasks[name], data) for name, data in answer.sums.items()}
-        except (WireError, KeyError) as error:
-            failures.append(Failure(answer.round, answer.client, f"its scores cannot be read: {error}", answer.traffic))
-            continue
-        for name, part in own.items():
-            parts.setdefault(name, {})[answer.client] = part
+    down = up = 0
+    for answer in engine.run(jobs(), strategy.federation.round_timeout):
+        down, up = down + answer.traffic.bytes_down, up + answer.traffic.bytes_up
+        sums = _scores(answer, expected, scored, strategy.tasks)
+        if isinstance(sums, str):
+            failures.append(Failure(state.round, answer.client, sums, answer.traffic))
+            dispatch.lost(answer.client)
+        else:
+            scored[answer.client] = sums
+            dispatch.answered(answer.client, expected[answer.client][1])
+    return _merge(strategy.tasks, scored, sorted(failures, key=lambda failure: failure.client), Traffic(down, up))
+
+
+def _scores(
+    answer: Update | Failure,
+    expected: Mapping[ClientId, tuple[Expected, Mapping[str, str]]],
+    scored: Mapping[ClientId, Mapping[str, Sums]],
+    tasks: Mapping[str, Task],
+) -> Mapping[str, Sums] | str:
+    """What a client scored, or why it does not count; whatever is wrong with an answer costs its client alone."""
+    if isinstance(answer, Failure):
+        return answer.reason
+    if answer.client not in expected:
+        return "answered without being asked"
+    if answer.client in scored:
+        return "answered twice"
+    try:
+        return read_scores(answer, expected[answer.client][0], tasks)
+    except FedmtlError as error:
+        return f"its scores cannot be read: {error}"
+    except Exception as error:
+        return f"its scores cannot be read: {type(error).__name__}"
+
+
+def _merge(
+    tasks: Mapping[str, Task],
+    scored: Mapping[ClientId, Mapping[str, Sums]],
+    failures: list[Failure],
+    traffic: Traffic,
+) -> Evaluation:
+    parts: dict[str, dict[ClientId, Sums]] = {}
+    # By name, so that sums are rounded alike whoever answered first.
+    for client in sorted(scored):
+        for name, part in scored[client].items():
+            parts.setdefault(name, {})[client] = part
     sums: dict[str, Sums] = {name: reduce(add, own.values()) for name, own in parts.items()}
     clients = {
         name: {client: score(task, part).metrics[task.metric] for client, part in parts[name].items()}
-        for name, task in strategy.tasks.items()
+        for name, task in tasks.items()
         if name in parts
     }
-    scores = {name: score(strategy.tasks[name], total) for name, total in sums.items()}
-    overall, classification = averages(list(strategy.tasks.values()), scores)
-    traffic = Traffic(
-        sum(answer.traffic.bytes_down for answer in answers),
-        sum(answer.traffic.bytes_up for answer in answers),
-    )
+    scores = {name: score(tasks[name], total) for name, total in sums.items()}
+    overall, classification = averages(list(tasks.values()), scores)
     return Evaluation(scores, sums, overall, classification, clients, tuple(failures), traffic)

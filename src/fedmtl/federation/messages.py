@@ -163,7 +163,8 @@ class LayerDecision:
 class State:
     """Everything a resume needs; seeds are derived, clients keep their own.
 
-    `pruned` is true where a weight stays zero.
+    `pruned` is true where a weight stays zero. `norms` are the median norms of the last round's updates by scope, where
+    updates are clipped to them.
     """
 
     round: int
@@ -175,6 +176,7 @@ class State:
     best_overall: tuple[int, float] | None = None
     sharing: Mapping[str, LayerTrack] = field(default_factory=dict)
     pruned: Mapping[Key, Tensor] = field(default_factory=dict)
+    norms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

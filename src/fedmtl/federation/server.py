@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 from fedmtl.errors import CannotContinue
 from fedmtl.federation.adaptive_sharing import adapt
 from fedmtl.federation.agreement import TaskUpdates
-from fedmtl.federation.combine import StreamingMean, per_example
+from fedmtl.federation.combine import ClippedMean, StreamingMean, client_weight, most_weights, per_example
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.early_stop import follow
 from fedmtl.federation.messages import (
@@ -33,8 +34,8 @@ from fedmtl.federation.pruning import prune
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.task_weighting import progress_factors, weighted
-from fedmtl.federation.validate import Expected, expect, refusal
-from fedmtl.model.vocabulary import Rows
+from fedmtl.federation.validate import Expected, counted_examples, expect, refusal
+from fedmtl.model.keys import Weights
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
@@ -97,15 +98,19 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
         sizes, labels = _held(asked, infos)
         counted = per_example(weights, sizes) if average == "tasks" else weights
         settings = replace(settings, label_counts=labels) if settings.logit_adjustment else settings
-    mean = StreamingMean(state.weights, state.plan, counted, average)
+    caps = _most_weights(state, strategy, asked, infos, counted)
+    mean = StreamingMean(state.weights, state.plan, counted, average, caps)
+    clipped = ClippedMean(mean, state.norms) if strategy.federation.aggregation == "clipped_mean" else None
     follows = strategy.federation.task_weighting.kind == "progress"
     told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
     by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
-    wanted = ((client, tasks, infos[client].rows) for client, tasks in asked.items())
-    accepted, failures = _collect(state, strategy, engine, dispatch, settings, wanted, (mean, by_task))
+    wanted = ((client, tasks, infos[client]) for client, tasks in asked.items())
+    accepted, failures = _collect(state, strategy, engine, dispatch, settings, wanted, (clipped or mean, by_task))
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
-        first = f"; {len(failures)} failed, {failures[0].client} thus: {failures[0].reason}" if failures else ""
+        first = (
+            f"; {len(failures)} failed, the first was {failures[0].client}: {failures[0].reason}" if failures else ""
+        )
         raise RoundFailed(
             f"round {number} got {len(accepted)} updates, federation.min_clients is {needed}"
             f"{first or '; lower it, or let more clients take part'}",
@@ -115,15 +120,17 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     scarce = _scarce_task(strategy, accepted, failures, number)
     if scarce is not None:
         raise RoundFailed(scarce, number, failures)
-    moved, slots = server_step(
-        strategy.federation.server_optimizer, state.weights, mean.result(), state.server_optimizer
-    )
+    delta = (clipped or mean).result()
+    moved, slots = server_step(strategy.federation.server_optimizer, state.weights, delta, state.server_optimizer)
+    for values in (moved, *slots.values()):
+        _check_finite({key: values[key] for key in delta if key in values}, number, failures)
     after = replace(
         state,
         round=number,
         weights=moved,
         server_optimizer=slots,
         accepted={**state.accepted, **{update.client: number for update in accepted}},
+        norms=state.norms if clipped is None else clipped.medians(),
     )
     decisions: tuple[LayerDecision, ...] = ()
     if strategy.adaptive is not None:
@@ -167,6 +174,41 @@ def _held(
     return sizes, labels
 
 
+def _most_weights(
+    state: State,
+    strategy: Strategy,
+    asked: Mapping[ClientId, tuple[str, ...]],
+    infos: Mapping[ClientId, ClientInfo],
+    task_weights: Mapping[str, float],
+) -> dict[str, float]:
+    """By scope, the most that one client of the round may count, so that it has no more than `max_share` of it."""
+    share = strategy.federation.max_share
+    if share is None:
+        return {}
+    weights: dict[str, list[float]] = {}
+    for client, tasks in asked.items():
+        counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
+        declared = Update(state.round + 1, client, tasks, {}, None, counts, {})
+        views = state.plan.keys(strategy.names, tasks, client).values()
+        for scope in {key.scope for view in views for key in view.values()}:
+            weight = client_weight(declared, scope, state.plan, task_weights, strategy.federation.average)
+            weights.setdefault(scope, []).append(weight)
+    return most_weights(weights, share)
+
+
+def _check_finite(values: Weights, number: int, failures: tuple[Failure, ...]) -> None:
+    """A state that is not finite is never kept: every client would fail in it, and a resume would load it again."""
+    for key, value in values.items():
+        low, high = map(float, torch.aminmax(value)) if value.numel() else (0.0, 0.0)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise RoundFailed(
+                f"round {number}: {key.name} of scope {key.scope} would no longer be finite, so that the state of round"
+                f" {number - 1} stays; set federation.max_update_norm or federation.aggregation=clipped_mean",
+                number,
+                failures,
+            )
+
+
 def _scarce_task(
     strategy: Strategy, accepted: Sequence[Update], failures: Sequence[Failure], number: int
 ) -> str | None:
@@ -189,8 +231,8 @@ def _collect(
     engine: Engine,
     dispatch: Dispatch,
     settings: LocalSettings,
-    asked: Iterable[tuple[ClientId, tuple[str, ...], Rows | None]],
-    sums: Sequence[StreamingMean | TaskUpdates],
+    asked: Iterable[tuple[ClientId, tuple[str, ...], ClientInfo]],
+    sums: Sequence[StreamingMean | ClippedMean | TaskUpdates],
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
     """Send the round's jobs, and sort the answers into those that count, which join the sums, and those that do not."""
     number = state.round + 1
@@ -199,9 +241,9 @@ def _collect(
 
     def jobs() -> Iterator[Job]:
         told = settings.to_dict()
-        for client, tasks, rows in asked:
-            job = dispatch.job("train", state, client, tasks, rows, number, told)
-            expected[client] = (expect(job), job.fixed)
+        for client, tasks, info in asked:
+            job = dispatch.job("train", state, client, tasks, info.rows, number, told)
+            expected[client] = (expect(job, info), job.fixed)
             sent.append(client)
             yield job
 
@@ -212,6 +254,7 @@ def _collect(
         reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
         if reason is None:
             assert isinstance(answer, Update)
+            answer = replace(answer, num_examples=counted_examples(answer, expected[answer.client][0]))
             accepted[answer.client] = _without_values(answer)
             line.settle(answer.client, answer)
             dispatch.answered(answer.client, expected[answer.client][1])
@@ -225,15 +268,22 @@ def _collect(
 
 
 class _Line:
-    """Adds updates to the sums in the order their jobs were sent, each as soon as all before it are settled."""
+    """Adds updates to the sums in the order their jobs were sent, each as soon as all before it are settled.
 
-    def __init__(self, sums: Sequence[StreamingMean | TaskUpdates], sent: Sequence[ClientId]) -> None:
+    A client that failed and answers all the same counts too, after all others: what is recorded as accepted is in the
+    sums.
+    """
+
+    def __init__(self, sums: Sequence[StreamingMean | ClippedMean | TaskUpdates], sent: Sequence[ClientId]) -> None:
         self._sums, self._sent = sums, sent
         self._settled: dict[ClientId, Update | None] = {}
+        self._late: dict[ClientId, Update] = {}
         self._done = 0
 
     def settle(self, client: ClientId, update: Update | None) -> None:
-        """What a client came to; the first word about it counts, as a second answer is refused."""
+        """What a client came to: an update that counts, of which there is one, or nothing so far."""
+        if client in self._settled and update is not None:
+            self._late[client] = update
         self._settled.setdefault(client, update)
         while self._done < len(self._sent) and self._sent[self._done] in self._settled:
             self._add(self._sent[self._done])
@@ -242,6 +292,9 @@ class _Line:
     def finish(self) -> None:
         """Clients that have not answered will not."""
         for client in self._sent[self._done :]:
+            self._add(client)
+        self._settled = {client: self._late[client] for client in self._sent if client in self._late}
+        for client in list(self._settled):
             self._add(client)
 
     def _add(self, client: ClientId) -> None:
@@ -269,7 +322,11 @@ def _why_not(
         return "answered without being asked"
     if answer.client in accepted:
         return "answered twice"
-    return refusal(answer, expected[answer.client][0], max_norm)
+    try:
+        return refusal(answer, expected[answer.client][0], max_norm)
+    except Exception as error:
+        # Whatever is wrong with one client's answer costs that client alone.
+        return f"its update cannot be checked: {type(error).__name__}"
 
 
 def _evaluated(turn: Round, strategy: Strategy, evaluate: Evaluate) -> Round:

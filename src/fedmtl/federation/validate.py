@@ -1,47 +1,66 @@
-"""What the server checks before an update may count."""
+"""What the server checks before an answer may count: of a training job an update, of an evaluation job sums."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from fedmtl.federation.messages import Job, Update
+from fedmtl.federation.messages import ClientInfo, Job, Update
 from fedmtl.model.keys import HEADS, Key, owner_task
+from fedmtl.model.plan import SharingPlan, scope_tasks
 from fedmtl.model.vocabulary import Rows
+from fedmtl.tasks.metrics import Sums, score, sums_from_dict
+from fedmtl.tasks.task import Task
+
+# No training moves a tensor this far, and the square of a longer delta is infinite in 32 bits: it would end the run
+# of everybody in the server optimizer.
+LONGEST_NORM = 1e9
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a job allows in its answer; small, so that the server need not keep the job."""
+    """What a job allows in its answer; small, so that the server need not keep the job.
+
+    `examples` is how many examples of each task the client is known to have; a client counts for no more.
+    """
 
     client: str
     round: int
     tasks: tuple[str, ...]
+    plan: SharingPlan
     tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
     rows: Rows | None
     layers: tuple[str, ...] = ()
+    examples: Mapping[str, int] = field(default_factory=dict)
+    shares_pairs: bool = False
 
 
-def expect(job: Job) -> Expected:
+def expect(job: Job, info: ClientInfo | None = None) -> Expected:
+    """What the answer to a job may hold, of a client of which `info` is known; without it counts are not bounded."""
     tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
     layers = tuple(job.settings.get("measured_layers", ()))
-    return Expected(job.client, job.round, job.tasks, tensors, job.rows, layers)
+    known = {} if info is None else info.num_examples if job.kind == "train" else info.num_validation
+    pairs = bool(job.settings.get("share_pairs", False))
+    own = {task: known[task] for task in job.tasks if task in known}
+    if info is not None and job.kind == "train":
+        own = {task: known.get(task, 0) for task in job.tasks}
+    return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, layers, own, pairs)
 
 
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
     """Why the update must not count, or None if it may."""
-    if update.client != expected.client:
-        return f"answered as {update.client}"
-    if update.round != expected.round:
-        return f"is for round {update.round}; round {expected.round} is open"
-    if not update.tasks or not set(update.tasks) <= set(expected.tasks):
-        return f"claims the tasks {', '.join(update.tasks)}; it was given {', '.join(expected.tasks)}"
-    if set(update.num_examples) != set(update.tasks) or any(n < 1 for n in update.num_examples.values()):
-        return "its example counts do not fit its tasks"
+    reason = _refused_header(update, expected)
+    if reason is not None:
+        return reason
+    if update.sums:
+        return "returned scores for a training job"
+    unknown = [task for task in update.tasks if expected.examples.get(task) == 0]
+    if unknown:
+        return f"trained {unknown[0]}, of which it declared no examples"
     if not set(update.seen) <= set(update.tasks):
         return "it trained on tasks that it does not return"
     if not _are_equal(update.rows, expected.rows):
@@ -53,6 +72,44 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
     return _refused_tensor(update, expected, max_norm)
 
 
+def counted_examples(update: Update, expected: Expected) -> dict[str, int]:
+    """How many examples of each task the update counts for: what it claims, at most what it is known to have."""
+    return {task: min(count, expected.examples.get(task, count)) for task, count in update.num_examples.items()}
+
+
+def read_scores(answer: Update, expected: Expected, tasks: Mapping[str, Task]) -> dict[str, Sums] | str:
+    """The sums of every task of an evaluation's answer, or why none of it may count."""
+    reason = _refused_header(answer, expected)
+    if reason is not None:
+        return reason
+    if set(answer.tasks) != set(expected.tasks) or set(answer.sums) != set(expected.tasks):
+        return f"scored {', '.join(map(repr, answer.sums)) or 'nothing'}; it was given {', '.join(expected.tasks)}"
+    if answer.delta or answer.losses or answer.seen or answer.inner_products or answer.conflicts is not None:
+        return "returned what only training returns"
+    found = {}
+    for name in expected.tasks:
+        sums = sums_from_dict(tasks[name], answer.sums[name], with_pairs=expected.shares_pairs)
+        most = expected.examples.get(name)
+        if sums.examples != answer.num_examples[name] or (most is not None and sums.examples > most):
+            return f"scored {sums.examples} examples of {name}; it claims {answer.num_examples[name]} and has {most}"
+        # What cannot be scored alone cannot be scored with others.
+        score(tasks[name], sums)
+        found[name] = sums
+    return found
+
+
+def _refused_header(answer: Update, expected: Expected) -> str | None:
+    if answer.client != expected.client:
+        return f"answered as {answer.client}"
+    if answer.round != expected.round:
+        return f"is for round {answer.round}; round {expected.round} is open"
+    if not answer.tasks or not set(answer.tasks) <= set(expected.tasks) or len(set(answer.tasks)) < len(answer.tasks):
+        return f"claims the tasks {', '.join(answer.tasks)}; it was given {', '.join(expected.tasks)}"
+    if set(answer.num_examples) != set(answer.tasks) or any(n < 1 for n in answer.num_examples.values()):
+        return "its example counts do not fit its tasks"
+    return None
+
+
 def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
     if rows is None or expected is None:
         return rows is expected
@@ -60,14 +117,14 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
 
 
 def _are_products(products: Sequence[Sequence[float]]) -> bool:
-    """Whether vectors can have these: symmetric, and none larger than the two lengths allow."""
+    """Whether vectors can have these: symmetric, and none larger than the two norms allow."""
     places = range(len(products))
     if any(products[i][i] < 0 for i in places):
         return False
-    lengths = [math.sqrt(products[i][i]) for i in places]
+    norms = [math.sqrt(products[i][i]) for i in places]
     # A little more, for rounding.
     return all(
-        products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * lengths[i] * lengths[j]
+        products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * norms[i] * norms[j]
         for i in places
         for j in places
     )
@@ -77,16 +134,32 @@ def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) 
     square = 0.0
     for key, delta in update.delta.items():
         if key not in expected.tensors:
-            is_head = key.name.startswith(HEADS)
-            what = f"the head of {owner_task(key.name)}" if is_head else f"{key.name} of scope {key.scope}"
-            return f"returned {what}, which it was not sent"
+            return f"returned {_worded(key)}, which it was not sent"
+        if not _serves(key, update.tasks, expected.plan):
+            return f"returned {_worded(key)}, which is of none of its tasks, {', '.join(update.tasks)}"
         shape, dtype = expected.tensors[key]
         if delta.shape != shape or delta.dtype != dtype:
             return f"{key.name} is {delta.dtype} {tuple(delta.shape)}; {dtype} {tuple(shape)} was sent"
         norm = float(torch.linalg.vector_norm(delta))
         if not math.isfinite(norm):
             return f"{key.name} holds values that are not numbers"
+        if norm > LONGEST_NORM:
+            return f"{key.name} has the norm {norm:.3g}; no training moves a value that far"
         square += norm * norm
     if max_norm is not None and math.sqrt(square) > max_norm:
-        return f"its length {math.sqrt(square):.3g} is over federation.max_update_norm {max_norm:g}"
+        return f"its norm {math.sqrt(square):.3g} is over federation.max_update_norm {max_norm:g}"
+    for key in expected.tensors:
+        if key not in update.delta and _serves(key, update.tasks, expected.plan):
+            return f"did not return {_worded(key)}"
     return None
+
+
+def _serves(key: Key, tasks: Sequence[str], plan: SharingPlan) -> bool:
+    """Whether a value is used by one of these tasks, so that their examples count for it."""
+    owner = owner_task(key.name)
+    return owner in tasks if owner is not None else bool(scope_tasks(plan, key.scope, tasks))
+
+
+def _worded(key: Key) -> str:
+    is_head = key.name.startswith(HEADS)
+    return f"the head of {owner_task(key.name)}" if is_head else f"{key.name} of scope {key.scope}"

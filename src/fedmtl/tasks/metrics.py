@@ -174,7 +174,9 @@ def _score_regression(task: Task, sums: RegressionSums) -> tuple[dict[str, _Valu
         "mse": mse,
         "rmse": math.sqrt(mse),
         "mae": sums.absolute_error / sums.count,
-        "r2": "all labels are equal" if constant_scores else 1 - sums.squared_error / sums.spread_score,
+        "r2": "all labels are equal"
+        if constant_scores or not sums.spread_score
+        else 1 - sums.squared_error / sums.spread_score,
     }
     # A constant can never beat the mean, whatever the rounding says. Predictions off in scale alone, which correlate
     # well, are another matter: r2 shows it.
@@ -189,10 +191,10 @@ def _is_constant(task: Task, span: tuple[float, float] | None) -> bool:
     return span is None or span[1] - span[0] <= _SAME * (high - low)
 
 
-def _pearson(sums: RegressionSums) -> float:
+def _pearson(sums: RegressionSums) -> _Value:
     # Two roots: the product of two tiny spreads would be 0.
-    value = sums.spread_both / (math.sqrt(sums.spread_prediction) * math.sqrt(sums.spread_score))
-    return max(-1.0, min(1.0, value))
+    scale = math.sqrt(sums.spread_prediction) * math.sqrt(sums.spread_score)
+    return max(-1.0, min(1.0, sums.spread_both / scale)) if scale else "too close to constant"
 
 
 def _spearman(sums: RegressionSums) -> _Value:
@@ -200,7 +202,7 @@ def _spearman(sums: RegressionSums) -> _Value:
         return NEEDS_PAIRS
     predictions, scores = (ranks - ranks.mean() for ranks in map(_ranks, sums.pairs))
     scale = math.sqrt(float(predictions @ predictions)) * math.sqrt(float(scores @ scores))
-    return max(-1.0, min(1.0, float(predictions @ scores) / scale))
+    return max(-1.0, min(1.0, float(predictions @ scores) / scale)) if scale else "too close to constant"
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

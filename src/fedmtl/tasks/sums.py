@@ -18,6 +18,13 @@ from fedmtl.errors import WireError
 from fedmtl.tasks.task import Task
 
 RESIDUAL_BINS = 20
+MOST_EXAMPLES = 1 << 53
+# The sum of a million of these is finite, and so is its square.
+MOST_MOMENT = 1e100
+MOST_LETTERS = 200
+# Sums are rounded: what follows from them is compared with this much room.
+_MORE, _LEAST = 1.001, 1e-9
+_BROKEN = (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -49,11 +56,11 @@ class ClassificationSums:
     def from_dict(cls, data: Mapping[str, Any]) -> ClassificationSums:
         """The sums again, bit for bit; a WireError where they could not have come from `to_dict`."""
         try:
-            confusion = np.array(data["confusion"], dtype=np.int64)
-            sums = cls(confusion, float(data["loss"]), int(data["broken"]))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise WireError(f"evaluation sums: not those of a classification ({error})") from None
-        if confusion.ndim != 2 or len(set(confusion.shape)) != 1 or (confusion < 0).any() or sums.broken < 0:
+            rows = [[_count(value) for value in _list(row)] for row in _list(data["confusion"])]
+            sums = cls(np.array(rows, dtype=np.int64), _loss(data["loss"]), _count(data["broken"]))
+        except _BROKEN as error:
+            raise WireError(f"evaluation sums: not those of a classification ({_brief(error)})") from None
+        if not rows or any(len(row) != len(rows) for row in rows) or sum(map(sum, rows)) >= MOST_EXAMPLES:
             raise WireError("evaluation sums: the confusion counts are not a square of counts")
         return sums
 
@@ -128,15 +135,16 @@ class RegressionSums:
     def from_dict(cls, data: Mapping[str, Any]) -> RegressionSums:
         """The sums again, bit for bit; a WireError where they could not have come from `to_dict`."""
         try:
-            values: dict[str, Any] = {name: float(data[name]) for name in (*_MOMENTS, "loss")}
-            values |= {name: _floats(data[name]) for name in _RANGES}
-            values |= {name: int(data[name]) for name in ("count", "broken")}
-            pairs = data["pairs"] and tuple(np.array(part, dtype=np.float64) for part in data["pairs"])
-            sums = cls(residuals=np.array(data["residuals"], dtype=np.int64), pairs=pairs, **values)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise WireError(f"evaluation sums: not those of a regression ({error})") from None
+            values: dict[str, Any] = {name: _moment(data[name]) for name in _MOMENTS}
+            values |= {name: _range(data[name]) for name in _RANGES}
+            values |= {name: _count(data[name]) for name in ("count", "broken")}
+            residuals = [_count(value) for value in _list(data["residuals"])]
+            pairs = None if data["pairs"] is None else _pairs(data["pairs"])
+            sums = cls(residuals=np.array(residuals, dtype=np.int64), loss=_loss(data["loss"]), pairs=pairs, **values)
+        except _BROKEN as error:
+            raise WireError(f"evaluation sums: not those of a regression ({_brief(error)})") from None
         if not _is_consistent(sums):
-            raise WireError("evaluation sums: counts, residuals and pairs are not of the same examples")
+            raise WireError("evaluation sums: counts, moments, residuals and pairs are not of the same examples")
         return sums
 
 
@@ -176,10 +184,20 @@ def sum_predictions(
     return ClassificationSums(cells.astype(np.int64).reshape(num_labels, num_labels), float(loss), broken)
 
 
-def sums_from_dict(task: Task, data: Mapping[str, Any]) -> Sums:
-    """The sums a client sent for a task; a WireError where they are not that task's."""
+def sums_from_dict(task: Task, data: Mapping[str, Any], *, with_pairs: bool = True) -> Sums:
+    """The sums a client sent for a task; a WireError where they are not that task's.
+
+    Unless `with_pairs`, predictions with their labels are refused: nobody wanted them.
+    """
+    if not isinstance(data, Mapping):
+        raise WireError(f"evaluation sums: not a mapping for task {task.name}")
     if task.is_regression:
-        return RegressionSums.from_dict(data)
+        scores = RegressionSums.from_dict(data)
+        if scores.pairs is not None and not with_pairs:
+            raise WireError(f"evaluation sums: predictions with labels of task {task.name}, which were not requested")
+        if not _is_within(task, scores):
+            raise WireError(f"evaluation sums: labels outside the score_range of task {task.name}")
+        return scores
     sums = ClassificationSums.from_dict(data)
     if len(sums.confusion) != len(task.labels):
         raise WireError(
@@ -240,27 +258,90 @@ def _join_pairs(a: RegressionSums, b: RegressionSums) -> tuple[Floats, Floats] |
     return np.concatenate([a.pairs[0], b.pairs[0]]), np.concatenate([a.pairs[1], b.pairs[1]])
 
 
-def _floats(values: Any) -> tuple[float, ...] | None:
-    return None if values is None else tuple(map(float, values))
+def _brief(error: Exception) -> str:
+    """The error in a line; it may quote what a stranger sent."""
+    return repr(error)[:MOST_LETTERS]
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError("not a list")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MOST_EXAMPLES:
+        raise ValueError("not a count")
+    return value
+
+
+def _moment(value: Any) -> float:
+    """A finite number whose sum over all clients is finite too."""
+    if type(value) not in (int, float) or not abs(value) <= MOST_MOMENT:
+        raise ValueError("not a finite number")
+    return float(value)
+
+
+def _loss(value: Any) -> float:
+    """Not less than 0, or not a number at all where a model's outputs were not."""
+    if type(value) not in (int, float) or value < 0:
+        raise ValueError("not a loss")
+    return float(value)
+
+
+def _range(values: Any) -> tuple[float, float] | None:
+    if values is None:
+        return None
+    low, high = map(_moment, _list(values))
+    return low, high
+
+
+def _pairs(values: Any) -> tuple[Floats, Floats]:
+    predictions, scores = (np.array([_moment(value) for value in _list(part)], np.float64) for part in _list(values))
+    return predictions, scores
 
 
 def _is_consistent(sums: RegressionSums) -> bool:
-    pairs = sums.pairs
+    """Whether some predictions and scores can have these sums; a little more is allowed for rounding."""
+    mean_square = sums.squared_error / sums.count if sums.count else 0.0
     return (
-        sums.count >= 0
-        and sums.broken >= 0
-        and all(math.isfinite(getattr(sums, name)) for name in _MOMENTS)
-        and _spans(sums.range_prediction, sums.spread_prediction, sums.count)
-        and _spans(sums.range_score, sums.spread_score, sums.count)
+        _spans(sums.range_prediction, sums.mean_prediction, sums.spread_prediction, sums.count)
+        and _spans(sums.range_score, sums.mean_score, sums.spread_score, sums.count)
+        and abs(sums.spread_both) <= _MORE * math.sqrt(sums.spread_prediction) * math.sqrt(sums.spread_score) + _LEAST
+        and sums.squared_error >= 0
+        and 0 <= sums.absolute_error <= _MORE * sums.count * math.sqrt(mean_square) + _LEAST
         and sums.residuals.shape == (RESIDUAL_BINS,)
-        and bool((sums.residuals >= 0).all())
-        and int(sums.residuals.sum()) == sums.count
-        and (pairs is None or [values.shape for values in pairs] == [(sums.count,)] * 2)
+        and sum(sums.residuals.tolist()) == sums.count
+        and _are_pairs(sums)
     )
 
 
-def _spans(span: tuple[float, float] | None, spread: float, count: int) -> bool:
-    if span is None or len(span) != 2:
-        return span is None and count == 0
-    # Two values d apart have at least d**2 / 2 between them; less would divide by nothing later.
-    return span[0] <= span[1] and spread >= 0.49 * (span[1] - span[0]) ** 2
+def _spans(span: tuple[float, float] | None, mean: float, spread: float, count: int) -> bool:
+    if span is None:
+        return count == 0 and mean == 0 and spread == 0
+    low, high = span
+    slack = _LEAST + (_MORE - 1) * max(abs(low), abs(high))
+    # Two values d apart have at least d**2 / 2 between them; less would divide by nothing later. None has more than d
+    # to the mean.
+    width = (high - low) ** 2
+    is_between = low - slack <= mean <= high + slack
+    return count > 0 and low <= high and is_between and 0.49 * width <= spread <= _MORE * count * width + slack**2
+
+
+def _are_pairs(sums: RegressionSums) -> bool:
+    """Whether the pairs, if there are any, are as many as were counted, and have the ranges that are claimed."""
+    if sums.pairs is None:
+        return True
+    spans = (sums.range_prediction, sums.range_score)
+    return all(
+        len(values) == sums.count and (not len(values) or (values.min(), values.max()) == span)
+        for values, span in zip(sums.pairs, spans, strict=True)
+    )
+
+
+def _is_within(task: Task, sums: RegressionSums) -> bool:
+    """Whether the scores lie in the task's range, to the precision labels have."""
+    low, high = task.score_range
+    slack = 1e-5 * max(high - low, abs(low), abs(high))
+    span = sums.range_score
+    return span is None or (low - slack <= span[0] and span[1] <= high + slack)
