@@ -13,18 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-# Before torch: every process is one core's.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 from fuzz import engines, results
 from fuzz.loop import Piece, outcome, quiet

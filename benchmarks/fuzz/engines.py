@@ -1,4 +1,4 @@
-"""Other ways to make inputs: Hypothesis, whose failing inputs are shrunk by their structure, and atheris by coverage."""
+"""Other ways to make inputs: Hypothesis, which shrinks what fails, and atheris, which follows coverage."""
 
 from __future__ import annotations
 

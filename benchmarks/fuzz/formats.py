@@ -1,4 +1,4 @@
-"""What an input looks like inside, so that a mutation changes what a reader looks at and lengths and checksums still fit.
+"""What an input looks like inside: a mutation changes what a reader looks at, and lengths and checksums still fit.
 
 A format makes a new input of an old one (`mutate`). It also takes an input apart into plain parts and knows how to join
 them again (`take_apart`), which is how a failing input is shortened.
@@ -22,10 +22,13 @@ from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION
 from fuzz.mutate import BORDERS, MOST_BYTES, WORDS, mutate_bytes, mutate_json, mutate_text
 
 YAML_WORDS = (
-    *WORDS, "&a ", "*a", "*b", "!!float x", "!!int x", "!!binary x", "!!python/object:os.system", "!!timestamp 2001-99-99",
-    "!!set {a}", "!!omap [a]", "<<: ", "? ", ": ", "- ", "|\n", ">\n", "---\n", "...\n", "%YAML 9.9\n", "!<x> ", "2001-01-01",
-    "0o17", "1:30", ".inf", ".nan", "1e5", "2e-5", "{a: &x [1, 2], b: *x}", "&a [*a]", "&a {b: *a}", "[" * 2000, "- " * 1500,
-    "&a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c,*c]",
+    *WORDS, "&a ", "*a", "*b", "!!float x", "!!int x", "!!binary x", "!!python/object:os.system",
+    "!!timestamp 2001-99-99",
+    "!!set {a}", "!!omap [a]", "<<: ", "? ", ": ", "- ", "|\n", ">\n", "---\n", "...\n", "%YAML 9.9\n", "!<x> ",
+    "2001-01-01", "0o17", "1:30", ".inf", ".nan", "1e5", "2e-5", "{a: &x [1, 2], b: *x}", "&a [*a]", "&a {b: *a}",
+    "[" * 2000, "- " * 1500,
+    # Each line has eight of the one before; with more of them nobody has the memory.
+    "&a [x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c]",
 )  # fmt: skip
 
 
@@ -82,6 +85,9 @@ class Json(Raw):
         if not self.lines:
             return mutate_json(data, random, values)
         lines = data.split(b"\n")
+        if chance > 0.998:
+            # A column of its own for every line: a table of them has the square of it.
+            lines[-1:] = [b'{"k%d":1}' % number for number in range(random.choice((100, 1000, 4000)))]
         for _ in range(random.choice((1, 1, 2, 3))):
             place = random.randrange(len(lines))
             other = random.choice(lines)

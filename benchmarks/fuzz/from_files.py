@@ -81,7 +81,7 @@ def open_report(folder: Path) -> Run:
     def run(data: bytes) -> None:
         put_files(folder, unbundle(data), ("events.jsonl", "config.yaml"))
         page = write_report(folder).read_text(encoding="utf-8")
-        assert page.count("<script") == 0 and page.count("</html>") == 1, "a page was broken by what is on it"
+        assert (page.count("<script"), page.count("</html>")) == (0, 1), "a page was broken by what is on it"
 
     return run
 
@@ -117,7 +117,7 @@ def open_book(folder: Path) -> Run:
         book = KeyBook(folder)
         for tasks in book.tasks().values():
             assert all(isinstance(task, str) for task in tasks)
-        assert all(isinstance(key, bytes) for key in book.keys())
+        assert all(isinstance(key, bytes) for key in KeyBook.keys(book))
         book.name_of(b"a key")
 
     return run
@@ -160,7 +160,7 @@ TARGETS = (
         Bundle({name: Tensors() if name.endswith("s") else Json() for name in MODEL}),
         share=0.03, seconds=20, memory=256 * MEBIBYTE,
     ),
-    Target("events", open_events, "events.jsonl, the status and summary of it, cutting it back", Json(lines=True), share=2),
+    Target("events", open_events, "events.jsonl: status, summary, cutting it back", Json(lines=True), share=2),
     Target(
         "report", open_report, "events.jsonl and config.yaml, the report's page of it",
         Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.25,

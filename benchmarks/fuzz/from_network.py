@@ -19,6 +19,7 @@ from fuzz.targets import MEBIBYTE, Run, Target
 LIMIT = MEBIBYTE
 VERSION = b"@version@"
 NUM_ROWS = 30_522
+HEADS = (b"", b"0", b"-1", b"<0>", b"<1>,<2>", b"x", b"9" * 5000)
 EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\W*$")
 
 
@@ -77,7 +78,9 @@ class FlowerObject(Raw):
         chance = random.random()
         if chance < 0.3:
             words = head.split(b" ")
-            words[random.randrange(len(words))] = random.choice((b"", b"0", b"-1", b"<0>", b"<1>,<2>", b"x", b"9" * 5000))
+            words[random.randrange(len(words))] = random.choice(
+                (b"", b"0", b"-1", b"<0>", b"<1>,<2>", b"x", b"9" * 5000)
+            )
             head = b" ".join(words)
         elif chance < 0.35:
             head = mutate_bytes(head, random)
@@ -233,10 +236,16 @@ def _header(data: bytes) -> Any:
 
 TARGETS = (
     Target("wire-job", open_job, "a job's frame, then its plan, settings and masks", Frame(), share=14),
-    Target("wire-update", open_update, "an update's frame, every tensor of it, then the server's checks", Frame(), share=22),
+    Target("wire-update", open_update, "an update's frame, its tensors, the server's checks", Frame(), share=22),
     Target("envelope", open_envelope_target, "a Flower message, object by object", Objects(), share=12),
     Target("hello", open_hello, "a site's hello, then the server's judgement", Json(), share=12),
     Target("welcome", open_welcome, "the server's welcome at a site, up to its data", Json(), share=1),
     Target("sums", open_sums, "evaluation sums, merged and scored", Json(), share=12),
-    Target("evaluation", open_evaluation, "an evaluation's frame, checked, merged with another and scored", Frame(), share=5),
+    Target(
+        "evaluation",
+        open_evaluation,
+        "an evaluation's frame, checked, merged and scored",
+        Frame(),
+        share=5,
+    ),
 )

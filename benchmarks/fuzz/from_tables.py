@@ -57,7 +57,7 @@ class Parquet(Raw):
 TARGETS = (
     Target("table-tsv", lambda folder: open_table(folder, ".tsv"), "a tsv file", Text(), share=4),
     Target("table-csv", lambda folder: open_table(folder, ".csv"), "a csv file", Text(), share=4),
-    Target("table-jsonl", lambda folder: open_table(folder, ".jsonl"), "a file of JSON lines", Json(lines=True), share=4),
+    Target("table-jsonl", lambda folder: open_table(folder, ".jsonl"), "JSON lines", Json(lines=True), share=4),
     Target(
         "table-gz", lambda folder: open_table(folder, ".tsv.gz"), "a gzipped tsv file", Gzip(), share=2, seconds=10,
         memory=256 * MEBIBYTE,

@@ -1,7 +1,7 @@
 """One process that gives a target mutated inputs, and what it found.
 
-The process is forked from one that has loaded everything. It notes in shared memory which input it is at and since when,
-so that whoever watches it (`watch.py`) knows what a hang or a crash was about.
+The process is forked from one that has loaded everything. It notes in shared memory which input it is at and since
+when, so that whoever watches it (`watch.py`) knows what a hang or a crash was about.
 """
 
 from __future__ import annotations
@@ -85,7 +85,15 @@ class Board:
 
     def update(self, note: Note) -> None:
         NOTE.pack_into(
-            self._memory, 0, note.index, note.started, note.length, note.accepted, note.refused, note.slowest, note.growth
+            self._memory,
+            0,
+            note.index,
+            note.started,
+            note.length,
+            note.accepted,
+            note.refused,
+            note.slowest,
+            note.growth,
         )
 
     def read(self) -> tuple[Note, bytes]:
@@ -145,7 +153,9 @@ class _Worker:
             if index < len(self._corpus):
                 data = self._corpus[index]
             else:
-                data = self._target.format.mutate(random.choice(self._pool), random, self._pool)
+                # Half of them from what is whole, half from what came somewhere new.
+                start = random.choice(self._corpus if self._corpus and random.random() < 0.5 else self._pool)
+                data = self._target.format.mutate(start, random, self._pool)[: 2 * MOST_BYTES]
             self.try_input(index, data, random)
             index += 1
         self._pipe.send(("done", index, time.process_time() - began, list(self._seen.findings.values())))
@@ -208,7 +218,9 @@ class _Worker:
             known.count += 1
             return
         message = f"{type(error).__name__}: {str(error)[:300]!r}"
-        finding = Finding(self._target.name, kind, where, message, data, "".join(traceback.format_exception(error))[-6000:])
+        finding = Finding(
+            self._target.name, kind, where, message, data, "".join(traceback.format_exception(error))[-6000:]
+        )
         self._seen.findings[kind, where] = finding
         self._pipe.send(("found", finding))
         if kind == "exception":

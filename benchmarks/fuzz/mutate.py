@@ -21,10 +21,10 @@ FLOATS = (
 )  # fmt: skip
 WORDS = (
     "", " ", "\n", "\t", "\0", "a", "0", "-1", "1e400", "nan", "None", "true", "null", "*", "**", "[", "{}", "..", ".",
-    "/", "../../x", "/etc/passwd", "C:\\x", "~", "$HOME", "%s%n", "{0}", "<b>", "<script>", "[/b]", "[bold]", "--", "'", '"',
-    "\\", ",", ";", "=", "\x1b[31m", "\x1b]0;x\x07", "\r", "\u2028", "\u0085", "\u202e", "\ufeff", "\ufffd", "\u0301", "é",
-    "ß", "\u0130", "٣", "１", "²", "😀", "\ud800", "\udfff", "client:x", "task:", "group:", "fixed", "heads.", "heads.x",
-    "all", "a|b", "a" * 301, "b" * 5000, "(" * 3000, "a?" * 25 + "a" * 25, "*a" * 30,
+    "/", "../../x", "/etc/passwd", "C:\\x", "~", "$HOME", "%s%n", "{0}", "<b>", "<script>", "[/b]", "[bold]", "--", "'",
+    '"', "\\", ",", ";", "=", "\x1b[31m", "\x1b]0;x\x07", "\r", "\u2028", "\u0085", "\u202e", "\ufeff", "\ufffd",
+    "\u0301", "é", "ß", "\u0130", "٣", "１", "²", "😀", "\ud800", "\udfff", "client:x", "task:", "group:", "fixed",
+    "heads.", "heads.x", "all", "a|b", "a" * 301, "b" * 5000, "(" * 3000, "a?" * 25 + "a" * 25, "*a" * 30,
 )  # fmt: skip
 # Text that `json.dumps` cannot write.
 RAW = (
@@ -257,7 +257,8 @@ def _splice(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
 
 
 _BYTE_CHANGES: tuple[Callable[[bytearray, Random, Sequence[bytes]], None], ...] = (
-    _flip, _flip, _set_byte, _set_byte, _set_integer, _set_integer, _delete, _truncate, _repeat, _insert, _move, _splice,
+    _flip, _flip, _set_byte, _set_byte, _set_integer, _set_integer, _delete, _truncate, _repeat, _insert, _move,
+    _splice,
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""The target at the server's port: signed requests with mutated bodies, answered by the whole application in this process.
+"""The target at the server's port: signed requests with mutated bodies, answered by the whole application.
 
-An input is what a site sends in a row. Its requests are signed by its key, whatever their bodies are. Ids that the server
-makes up are the same in every process, so that an input means the same when it is tried again.
+An input is what a site sends in a row. Its requests are signed by its key, whatever their bodies are. Ids that the
+server makes up are the same in every process, so that an input means the same when it is tried again.
 """
 
 from __future__ import annotations
@@ -269,9 +269,15 @@ def recorded_requests() -> dict[str, bytes]:
             ("get-run", message_pb2.PullObjectRequest(**same)),
             ("get-fab", message_pb2.PullObjectRequest(**same)),
         ]
-        talks = {"answer": [talk[-1], *answer], "fetch": talk[:-1], **{route: [(route, body)] for route, body in others}}
+        talks = {
+            "answer": [talk[-1], *answer],
+            "fetch": talk[:-1],
+            **{route: [(route, body)] for route, body in others},
+        }
         return {
-            name: bundle({f"{number}-{route}": body.SerializeToString() for number, (route, body) in enumerate(requests)})
+            name: bundle(
+                {f"{number}-{route}": body.SerializeToString() for number, (route, body) in enumerate(requests)}
+            )
             for name, requests in talks.items()
         }
 

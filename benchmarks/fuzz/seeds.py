@@ -45,7 +45,13 @@ def wire_job() -> Job:
         HEAD: torch.randn(2, generator=generator),
         FROZEN: torch.randn(3, generator=generator),
     }
-    settings = {"batch_size": 8, "learning_rate": 1e-3, "num_rounds": 3, "measured_layers": ["upper"], "task_order": "random"}
+    settings = {
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "num_rounds": 3,
+        "measured_layers": ["upper"],
+        "task_order": "random",
+    }
     mask = torch.zeros(4, 6, dtype=torch.bool)
     mask[1, 2:5] = True
     codecs = Codecs("fp32", "int8", 0.2, True)
@@ -107,7 +113,8 @@ def evaluating_strategy() -> Strategy:
 
 def evaluated_state() -> State:
     weights = {
-        key: torch.zeros(1) for key in (TABLE, UPPER, HEAD, Key("group:pair", "upper.w"), Key("task:stsb", "heads.stsb.bias"))
+        key: torch.zeros(1)
+        for key in (TABLE, UPPER, HEAD, Key("group:pair", "upper.w"), Key("task:stsb", "heads.stsb.bias"))
     }
     return State(1, weights, PLAN)
 
@@ -214,14 +221,21 @@ def _welcome() -> bytes:
     from fedmtl.config.file import load_config
 
     config = load_config(None, ["tasks.sst2={}", "tasks.stsb={}", "training.num_rounds=3"])
-    terms = {"version": "@version@", "tokenizer": "t" * 16, "encoder": "e" * 16, "labels": {"sst2": ["negative", "positive"]}}
-    return json.dumps({
-        "run": "first", "config": config.model_dump(mode="json"), "evaluated": True, "max_bytes": 1 << 30, "terms": terms
-    }).encode()  # fmt: skip
+    terms = {
+        "version": "@version@",
+        "tokenizer": "t" * 16,
+        "encoder": "e" * 16,
+        "labels": {"sst2": ["negative", "positive"]},
+    }
+    told = {"run": "first", "config": config.model_dump(mode="json"), "evaluated": True, "max_bytes": 1 << 30}
+    return json.dumps({**told, "terms": terms}).encode()
 
 
 def _files() -> dict[str, dict[str, bytes]]:
-    book = {"clinic": {"key": "ecdsa-sha2-nistp384 AAAA clinic", "tasks": ["sst2", "stsb"]}, "bank": {"key": "b", "tasks": []}}
+    book = {
+        "clinic": {"key": "ecdsa-sha2-nistp384 AAAA clinic", "tasks": ["sst2", "stsb"]},
+        "bank": {"key": "b", "tasks": []},
+    }
     events = _events()
     with scratch() as folder:
         return {
@@ -263,7 +277,11 @@ def _tensor_files(folder: Path) -> dict[str, bytes]:
     from fedmtl.model.tensor_files import save_tensors
 
     slots: Mapping[str, Any] = {
-        "weights": {HEAD: torch.ones(2), UPPER: torch.ones(4, 6).half(), Key("client:clinic", "own"): torch.ones(1).bfloat16()},
+        "weights": {
+            HEAD: torch.ones(2),
+            UPPER: torch.ones(4, 6).half(),
+            Key("client:clinic", "own"): torch.ones(1).bfloat16(),
+        },
         "optimizer": {HEAD: torch.arange(3), Key("all", "mask"): torch.zeros(3, dtype=torch.bool)},
     }
     for name, given in (("slots", slots), ("one", {"fixed": {FROZEN: torch.ones(3)}}), ("none", {})):
@@ -303,7 +321,13 @@ def _events() -> bytes:
     """A run of two rounds with every kind of event that a page or a summary reads."""
     score = {"kind": "classification", "labels": ["negative", "positive"], "metric": "accuracy", "auxiliary": False}
     tasks = {"sst2": {**score, "pair": None, "pool": "cls", "score_range": None}}
-    tasks["stsb"] = {**tasks["sst2"], "kind": "regression", "labels": [], "metric": "pearson", "score_range": [0.0, 5.0]}
+    tasks["stsb"] = {
+        **tasks["sst2"],
+        "kind": "regression",
+        "labels": [],
+        "metric": "pearson",
+        "score_range": [0.0, 5.0],
+    }
     held = {"sst2": {"examples": 40, "labels": {"negative": 20, "positive": 20}}}
     site = {"tasks": held, "from_round": 1, "until_round": None}
     events: list[dict[str, Any]] = [
@@ -351,7 +375,7 @@ def _round_events(number: int) -> list[dict[str, Any]]:
 
 
 _CONFIGS = {
-    "small": b"mode: federated\nseed: 7\ntasks:\n  sst2: {}\n  stsb: {}\ntraining:\n  num_rounds: 3\n  learning_rate: 2e-5\n",
+    "small": b"mode: federated\nseed: 7\ntasks:\n  sst2: {}\n  stsb: {}\ntraining: {learning_rate: 2e-5}\n",
     "tasks": b"""tasks:
   mine:
     kind: classification
@@ -394,7 +418,11 @@ def _token_folder(folder: Path) -> bytes:
 
 
 def _tables() -> dict[str, dict[str, bytes]]:
-    rows = [("sentence", "a", "b", "label"), ("good film", "x", "y", "positive"), ("bad, film", 'a "b"', "é😀", "negative")]
+    rows = [
+        ("sentence", "a", "b", "label"),
+        ("good film", "x", "y", "positive"),
+        ("bad, film", 'a "b"', "é😀", "negative"),
+    ]
     scored = [("a", "b", "label"), ("one", "two", "4.5"), ("three", "four", "0")]
     tsv = {"classes": _joined(rows, "\t"), "scores": _joined(scored, "\t"), "texts": b"\xef\xbb\xbfa\tb\r\nx y\tz\r\n"}
     quoted = b'sentence,label\n"good, ""film""",positive\n"two\nlines",negative\n'

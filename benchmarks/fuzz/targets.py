@@ -1,7 +1,7 @@
 """Every decoder and reader as a function of bytes that may only raise a `FedmtlError`.
 
-A target is what a stranger can reach: bytes from the network, or a file that somebody else wrote. Its function does with
-what was accepted what the program goes on to do with it.
+A target is what a stranger can reach: bytes from the network, or a file that somebody else wrote. Its function does
+with what was accepted what the program goes on to do with it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def choose(names: Sequence[str]) -> list[Target]:
 def scratch() -> Iterator[Path]:
     """A folder in memory where the machine has one: inputs become files thousands of times a second."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="fedmtl-fuzz-", dir=memory if os.access(memory, os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="fedmtl-fuzz-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as folder:
         yield Path(folder)
 
 

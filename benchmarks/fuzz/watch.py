@@ -1,4 +1,4 @@
-"""Watches processes that try inputs: hangs and crashes are noticed, the process is replaced, and everything is counted."""
+"""Watches processes that try inputs: hangs and crashes are noticed, the process is replaced, everything is counted."""
 
 from __future__ import annotations
 
@@ -99,6 +99,12 @@ class _Process:
             return (self.folder / ".stack").read_text()
         return ""
 
+    def said(self) -> str:
+        """The last words of a process that died."""
+        with contextlib.suppress(OSError):
+            return (self.folder / ".said").read_text(errors="replace")[-4000:]
+        return ""
+
     def end(self) -> None:
         self.process.kill()
         self.process.join()
@@ -107,9 +113,10 @@ class _Process:
 
 def _begin(piece: Piece, folder: Path, board: Board, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
+    # What it says last is of interest if it dies.
+    said = os.open(folder / ".said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(said, 2)
     work(piece, folder, board, pipe)
 
 
@@ -160,11 +167,13 @@ def _look_at(process: _Process, figures: Figures, folder: Path, tell: Callable[[
         else:
             code = process.process.exitcode
             reason = f"the process ended with code {code}"
-            process.findings.append(Finding(process.piece.target.name, "crash", _crash(note), reason, data))
+            where = "in an input" if note.length else "while it was opened"
+            name = process.piece.target.name
+            process.findings.append(Finding(name, "crash", where, reason, data, process.said()))
         figures.lost += 1
         spent = time.monotonic() - process.started
         left = [replace(process.piece, start=index + 1, seconds=process.piece.seconds - spent)]
-    reached = process.done if process.done is not None else max(note.index, process.piece.start)
+    reached = process.done if process.done is not None else max(note.index, process.piece.start) + bool(note.length)
     process.end()
     _count(process, figures, note, reached)
     tell(f"{process.piece.target.name}: {figures.inputs:,} inputs, {len(figures.findings)} classes of findings")
@@ -215,7 +224,3 @@ def _hang(target: Target, data: bytes, stack: str) -> Finding:
     lines = [line.strip() for line in stack.splitlines() if "/fedmtl/" in line]
     where = lines[0].rpartition("/src/")[2] if lines else "unknown"
     return Finding(target.name, "hang", where, f"took more than {target.seconds:g} s, twice", data, stack)
-
-
-def _crash(note: Note) -> str:
-    return "while it was opened" if not note.length else "in an input"
