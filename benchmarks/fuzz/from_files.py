@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,39 @@ def open_book(folder: Path) -> Run:
         book = KeyBook(folder)
         for tasks in book.tasks().values():
             assert all(isinstance(task, str) for task in tasks)
-        assert all(isinstance(key, bytes) for key in KeyBook.keys(book))
         book.name_of(b"a key")
+        for name in ("keys", "problem"):
+            getattr(book, name, str)()
+
+    return run
+
+
+def open_policy(folder: Path) -> Run:
+    from fedmtl.federation.policy import policy_text, read_policy
+
+    path = folder / "policy.yaml"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        policy_text(read_policy(path))
+
+    return run
+
+
+def open_audit(folder: Path) -> Run:
+    from fedmtl.engines.flower.audit import NAME, Audit, describe_frame, entries, verify
+
+    path = folder / NAME
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        verify(folder)
+        for _ in entries(folder):
+            pass
+        describe_frame(path)
+        # A site goes on with whatever chain it finds.
+        Audit(folder).record("in", "welcome", b"words")
+        verify(folder)
 
     return run
 
@@ -149,7 +181,18 @@ def open_token_cache(folder: Path) -> Run:
     return run
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+POLICY = (Target("policy", open_policy, "a site's policy.yaml", Yaml(), share=0.6),)
+AUDIT = (Target("audit", open_audit, "a site's audit.jsonl: verified, shown, gone on with", Json(lines=True), share=2),)
 TARGETS = (
+    *(POLICY if _is_there("fedmtl.federation.policy") else ()),
+    *(AUDIT if _is_there("fedmtl.engines.flower.audit") else ()),
     Target(
         "checkpoint", open_checkpoint, "a checkpoint's JSON and tensor file, whose digest is mended",
         Bundle({CHECKPOINT[0]: Json(), CHECKPOINT[1]: Tensors()}, mend_digest), share=7,

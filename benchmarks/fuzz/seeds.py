@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
+from fedmtl.federation import handshake
 from fedmtl.federation.messages import Codecs, Job, LayerTrack, Progress, State, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.federation.wire import encode_job, encode_update
@@ -135,7 +136,7 @@ def small_tokenizer() -> Any:
 
 def write_corpus() -> None:
     """Write every target's seeds; inputs that failed once stay as they are."""
-    for target, inputs in {**_network(), **_files(), **_tables()}.items():
+    for target, inputs in {**_network(), **_files(), **_policies(), **_tables()}.items():
         folder = CORPUS / target
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in inputs.items():
@@ -197,20 +198,21 @@ def _envelopes() -> dict[str, bytes]:
 
 def _hello(tasks: tuple[str, ...], client: str = "clinic") -> bytes:
     labels = {"sst2": ["negative", "positive"], "stsb": [], "qqp": ["different", "duplicate"]}
-    counts = {"sst2": {"negative": 20, "positive": 20}, "stsb": {}, "qqp": {}}
-    return json.dumps({
-        "client": client,
-        "terms": {
-            "version": "@version@", "tokenizer": "t" * 16, "encoder": "e" * 16,
-            "labels": {task: labels[task] for task in tasks},
-        },
-        "tasks": {
-            task: {"examples": 40, "validation": 10, "tokens": 400, "truncated": 0, "labels": counts[task]}
-            for task in tasks
-        },
-        "rows": [0, 1, 2, 3, 200, 30000],
-        "evaluation_rows": [0, 1, 2, 3],
-    }).encode()  # fmt: skip
+    terms: dict[str, Any] = {"version": "@version@", "tokenizer": "ab" * 8, "encoder": "cd" * 8}
+    counts = {"examples": 40, "validation": 10, "tokens": 400, "truncated": 0}
+    held: dict[str, dict[str, Any]]
+    if "label_list" in handshake.Held.model_fields:
+        held = {task: {"labels": [20] * len(labels[task]), "label_list": _digest(labels[task])} for task in tasks}
+    else:
+        held = {task: {"labels": dict.fromkeys(labels[task], 20)} for task in tasks}
+        terms["labels"] = {task: labels[task] for task in tasks}
+    rows = {"rows": [0, 1, 2, 3, 200, 30000], "evaluation_rows": [0, 1, 2, 3]}
+    own = {task: {**counts, **held[task]} for task in tasks}
+    return json.dumps({"client": client, "terms": terms, "tasks": own, **rows}).encode()
+
+
+def _digest(labels: list[str]) -> str:
+    return str(handshake.labels_digest(labels))  # type: ignore[attr-defined]
 
 
 def _bare_hello() -> bytes:
@@ -221,20 +223,21 @@ def _welcome() -> bytes:
     from fedmtl.config.file import load_config
 
     config = load_config(None, ["tasks.sst2={}", "tasks.stsb={}", "training.num_rounds=3"])
-    terms = {
-        "version": "@version@",
-        "tokenizer": "t" * 16,
-        "encoder": "e" * 16,
-        "labels": {"sst2": ["negative", "positive"]},
+    labels = {"sst2": ["negative", "positive"], "stsb": []}
+    terms = {"version": "@version@", "tokenizer": "ab" * 8, "encoder": "cd" * 8, "labels": labels}
+    told = {
+        "run": "0123456789abcdef",
+        "config": config.model_dump(mode="json"),
+        "evaluated": True,
+        "max_bytes": 1 << 30,
     }
-    told = {"run": "first", "config": config.model_dump(mode="json"), "evaluated": True, "max_bytes": 1 << 30}
     return json.dumps({**told, "terms": terms}).encode()
 
 
 def _files() -> dict[str, dict[str, bytes]]:
     book = {
-        "clinic": {"key": "ecdsa-sha2-nistp384 AAAA clinic", "tasks": ["sst2", "stsb"]},
-        "bank": {"key": "b", "tasks": []},
+        "clinic": {"key": _public_key(), "tasks": ["sst2", "stsb"]},
+        "bank": {"key": _public_key(), "tasks": ["qqp"]},
     }
     events = _events()
     with scratch() as folder:
@@ -249,6 +252,29 @@ def _files() -> dict[str, dict[str, bytes]]:
             "book": {"two": json.dumps(book, indent=1).encode(), "none": b"{}"},
             "tokens": {"two": _token_folder(folder / "tokens")},
         }
+
+
+def _public_key() -> str:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def _policies() -> dict[str, dict[str, bytes]]:
+    """What a site writes, where this version has it: its policy, and the chain of its audit."""
+    try:
+        from fedmtl.engines.flower.audit import NAME, Audit
+        from fedmtl.federation.policy import policy_text
+    except ImportError:
+        return {}
+    with scratch() as folder:
+        audit = Audit(folder)
+        for way, kind in (("in", "welcome"), ("out", "hello"), ("in", "job"), ("out", "update")):
+            audit.record(way, kind, b"words", round=1, tasks=["sst2"])
+        chain = (folder / NAME).read_bytes()
+    return {"policy": {"default": policy_text().encode(), "none": b""}, "audit": {"four": chain}}
 
 
 def _checkpoints(folder: Path) -> dict[str, bytes]:
@@ -341,7 +367,7 @@ def _events() -> bytes:
         {"event": "plan", "rules": [["heads.*", "task"], ["*", "all"]], "groups": {"pair": ["sst2", "stsb"]},
          "scopes": [{"scope": "all", "level": "all", "parameters": 10, "tensors": 2}],
          "layers": [{"layer": "embeddings", "level": "all", "parameters": 10}], "total": 12, "at_clients": 2},
-        {"event": "site", "client": "clinic", "tasks": ["sst2"]},
+        {"event": "site", "round": 0, "client": "clinic", "tasks": {"sst2": 40}},
     ]  # fmt: skip
     for number in (0, 1, 2):
         events += _round_events(number)

@@ -17,7 +17,8 @@ from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.wire import decode_update
 from fuzz import __main__ as command
 from fuzz.formats import Bundle, Frame, Gzip, Json, Protobuf, Raw, Tensors, Text, bundle, mend_digest, unbundle
-from fuzz.loop import Piece
+from fuzz.from_network import Reached
+from fuzz.loop import Piece, outcome
 from fuzz.mutate import mutate_bytes, mutate_json, mutate_text
 from fuzz.results import BEGIN, END, as_record, page_table, save_findings, write_page
 from fuzz.targets import MEBIBYTE, Target, all_targets, choose
@@ -196,6 +197,17 @@ def test_every_target_has_seeds_and_limits():
         assert 0 < target.memory <= 512 * MEBIBYTE
     total = sum(path.stat().st_size for path in (ROOT / "benchmarks/fuzz/corpus").rglob("*") if path.is_file())
     assert total < 500_000
+
+
+def test_every_target_accepts_one_of_its_seeds(tmp_path):
+    """Seeds of another version are all refused, and nothing behind the first check would be tried."""
+    for target in all_targets().values():
+        if target.name == "http":
+            continue  # It needs a logger and a loop of its own; the slow tests run it.
+        (tmp_path / target.name).mkdir()
+        run = target.open(tmp_path / target.name)
+        errors = [outcome(run, data) for data in target.seeds()]
+        assert None in errors or any(isinstance(error, Reached) for error in errors), (target.name, errors)
 
 
 def test_targets_are_chosen_by_name_or_by_their_first_word():
