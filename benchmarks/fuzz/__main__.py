@@ -25,6 +25,8 @@ from fuzz.targets import Target, all_targets, choose, load_everything, scratch
 from fuzz.watch import Figures, run_pieces
 
 SECONDS = 120.0
+# Of a given time, what Hypothesis and atheris take each.
+OTHERS = 0.1
 FOUND = Path("fuzz-found")
 # A target's inputs in one process after another, so that no process grows old and all workers have something to do.
 LONGEST_PIECE = 40_000
@@ -45,9 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.repro is not None:
         return repro(asked.repro, asked.target)
     targets = choose([name for name in asked.targets.split(",") if name])
-    if asked.engine != "mutate":
+    if asked.engine in engines.ENGINES:
         return engines.ENGINES[asked.engine](targets, asked.seconds or SECONDS, asked.seed, asked.found)
-    return _run(asked, targets, given)
+    status = _run(asked, targets, given)
+    if asked.engine is None and asked.inputs is None and asked.total is None:
+        for name, engine in engines.ENGINES.items():
+            if name != "atheris" or engines.has_atheris():
+                status |= engine(targets, (asked.seconds or SECONDS) * OTHERS, asked.seed, asked.found)
+    return status
 
 
 def _run(asked: argparse.Namespace, targets: list[Target], given: list[str]) -> int:
@@ -86,7 +93,7 @@ def plan(asked: argparse.Namespace, targets: Sequence[Target]) -> list[Piece]:
         elif asked.total is not None:
             inputs = round(asked.total * target.share / shares)
         else:
-            seconds = (asked.seconds or SECONDS) * asked.workers / len(targets)
+            seconds = (asked.seconds or SECONDS) * (1 - 2 * OTHERS) * asked.workers / len(targets)
         if inputs == 1 << 40:
             pieces.append(Piece(target, 0, inputs, seconds, asked.seed))
             continue
@@ -125,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--total", type=int, help="so many inputs over all targets, cheap targets more of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--engine", choices=("mutate", *engines.ENGINES), default="mutate")
+    engine = "who makes the inputs; by default all there are, and for a number of inputs `mutate` alone"
+    parser.add_argument("--engine", choices=("mutate", *engines.ENGINES), help=engine)
     parser.add_argument("--found", type=Path, default=FOUND, help="folder for inputs that failed")
     parser.add_argument("--json", type=Path, help="write the figures")
     parser.add_argument("--findings", type=Path, help="write the classes of findings as a page")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from types import FunctionType
 from typing import Any
 
 from fuzz.loop import outcome, place_of, quiet
@@ -35,7 +40,8 @@ def with_hypothesis(targets: Sequence[Target], seconds: float, seed: int, found:
                 if time.monotonic() > end:
                     return
                 tried += 1
-                error = outcome(run, data)
+                with _alarm(target.seconds):
+                    error = outcome(run, data)
                 if error is not None and not isinstance(error, target.expected):
                     _save(found, target, data, error)
                     raise error
@@ -87,46 +93,91 @@ def _bounded(quick: Any, seeded: Any, strategy: Any, check: Callable[[bytes], No
         return
 
 
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise an error in what takes longer; nobody watches this process."""
+
+    def ring(*signal: object) -> None:
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class _Over(BaseException):
     """The target's time is over."""
 
 
 def with_atheris(targets: Sequence[Target], seconds: float, seed: int, found: Path) -> int:
-    """Inputs by atheris, one target, led by the lines of fedmtl that they reach; our mutations are its mutator's."""
-    try:
-        import atheris
-    except ImportError:
-        raise SystemExit("--engine atheris: it is not installed; run `pip install atheris`") from None
-    if len(targets) != 1:
-        raise SystemExit("--engine atheris: name one target with --targets")
-    (target,) = targets
+    """Inputs by atheris, led by the lines of fedmtl that they reach; our mutations are its mutator's."""
+    if not has_atheris():
+        raise SystemExit("--engine atheris: it is not installed; run `pip install atheris`")
+    status = 0
+    for target in targets:
+        # It ends its process itself, with a code of its own where something was found.
+        with scratch() as folder:
+            child = os.fork()
+            if child == 0:
+                _follow_coverage(target, folder, seconds / len(targets), seed, found)
+            failed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        status |= failed
+        print(f"{target.name}: {'found something' if failed else 'nothing unexpected'} by atheris", flush=True)
+    return int(status)
+
+
+def has_atheris() -> bool:
+    return importlib.util.find_spec("atheris") is not None
+
+
+def _follow_coverage(target: Target, folder: Path, seconds: float, seed: int, found: Path) -> None:
+    import atheris
+
     quiet()
-    with atheris.instrument_imports(include=["fedmtl"]), scratch() as folder:
+    for function in _loaded_functions():
+        atheris.instrument_func(function)
+    with atheris.instrument_imports(include=["fedmtl"]):
         run = target.open(folder)
-        corpus = target.corpus() or [b""]
+    corpus = target.corpus() or [b""]
 
-        def mutate(data: bytes, max_size: int, number: int) -> bytes:
-            random = Random(number)
-            if random.random() < 0.3:
-                return bytes(atheris.Mutate(data, max_size))
-            return target.format.mutate(data, random, corpus)[:max_size]
+    def mutate(data: bytes, max_size: int, number: int) -> bytes:
+        random = Random(number)
+        if random.random() < 0.3:
+            return bytes(atheris.Mutate(data, max_size))
+        return target.format.mutate(data, random, corpus)[:max_size]
 
-        def check(data: bytes) -> None:
-            error = outcome(run, data)
-            if error is not None and not isinstance(error, target.expected):
-                _save(found, target, data, error)
-                raise error
+    def check(data: bytes) -> None:
+        error = outcome(run, data)
+        if error is not None and not isinstance(error, target.expected):
+            _save(found, target, data, error)
+            raise error
 
-        start = folder / "corpus"
-        start.mkdir()
-        for number, data in enumerate(corpus):
-            (start / str(number)).write_bytes(data)
-        options = [f"-max_total_time={round(seconds)}", f"-seed={seed + 1}", f"-timeout={round(target.seconds)}"]
-        limits = ["-max_len=65536", "-rss_limit_mb=4096", f"-artifact_prefix={folder}/"]
-        atheris.Setup([sys.argv[0], *options, *limits, str(start)], check, custom_mutator=mutate)
-        # It ends the process itself, with a code of its own where something was found.
-        atheris.Fuzz()
-    return 0
+    start = folder / ".corpus"
+    start.mkdir()
+    for number, data in enumerate(corpus):
+        (start / str(number)).write_bytes(data)
+    options = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed + 1}", f"-timeout={round(target.seconds)}"]
+    limits = [
+        "-max_len=65536",
+        "-rss_limit_mb=4096",
+        f"-artifact_prefix={folder}/",
+        "-print_final_stats=0",
+        "-verbosity=0",
+    ]
+    atheris.Setup([sys.argv[0], *options, *limits, str(start)], check, custom_mutator=mutate)
+    atheris.Fuzz()
+    os._exit(0)
+
+
+def _loaded_functions() -> list[FunctionType]:
+    """The functions of fedmtl that are loaded already, with the format's own."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("fedmtl.")]
+    named = [(module, value) for module in modules for value in vars(module).values()]
+    return [f for module, f in named if isinstance(f, FunctionType) and f.__module__ == module.__name__]
 
 
 def _save(found: Path, target: Target, data: bytes, error: BaseException) -> None:

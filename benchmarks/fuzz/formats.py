@@ -236,12 +236,12 @@ class Protobuf(Raw):
         return data[:MOST_BYTES]
 
 
-def replace_fields(body: bytes, values: Mapping[bytes, bytes]) -> bytes:
-    """The message with other values where a field, at any depth, is one of these."""
-    if not any(old in body for old in values):
+def replace_fields(body: bytes, values: Mapping[bytes, bytes], depth: int = 0) -> bytes:
+    """The message with other values where a field, at any depth that a message of ours has, is one of these."""
+    if depth > 20 or not any(old in body for old in values):
         return body
     fields = [
-        _Field(each.tag, values.get(each.value) or replace_fields(each.value, values))
+        _Field(each.tag, values.get(each.value) or replace_fields(each.value, values, depth + 1))
         if isinstance(each.value, bytes)
         else each
         for each in _read_fields(body)

@@ -188,7 +188,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-POLICY = (Target("policy", open_policy, "a site's policy.yaml", Yaml(), share=0.6),)
+POLICY = (Target("policy", open_policy, "a site's policy.yaml", Yaml(), share=0.3),)
 AUDIT = (Target("audit", open_audit, "a site's audit.jsonl: verified, shown, gone on with", Json(lines=True), share=2),)
 TARGETS = (
     *(POLICY if _is_there("fedmtl.federation.policy") else ()),
@@ -201,18 +201,18 @@ TARGETS = (
     Target(
         "model", open_saved_model, "a saved model's folder",
         Bundle({name: Tensors() if name.endswith("s") else Json() for name in MODEL}),
-        share=0.03, seconds=20, memory=256 * MEBIBYTE,
+        share=0.06, seconds=20, memory=256 * MEBIBYTE,
     ),
     Target("events", open_events, "events.jsonl: status, summary, cutting it back", Json(lines=True), share=2),
     Target(
         "report", open_report, "events.jsonl and config.yaml, the report's page of it",
-        Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.25,
+        Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.6,
     ),
-    Target("config", open_config, "a config in YAML", Yaml(), share=0.6),
+    Target("config", open_config, "a config in YAML", Yaml(), share=0.3),
     Target("overrides", open_overrides, "`--set` overrides", Text(YAML_WORDS), share=1),
     Target("book", open_book, "enrolled.json, the book of keys", Json(), share=5),
     Target(
         "tokens", open_token_cache, "a folder of the token cache",
-        Bundle({name: Json() if name.endswith(".json") else Raw() for name in TOKENS}), share=1,
+        Bundle({name: Json() if name.endswith(".json") else Raw() for name in TOKENS}), share=0.5,
     ),
 )  # fmt: skip

@@ -289,7 +289,7 @@ def get_object_trees(tree: Any) -> list[Any]:
 
 TARGETS = (
     Target(
-        "http", open_http, "signed requests at the server's port, by any route, then the answer", Requests(), share=0.7,
+        "http", open_http, "signed requests at the server's port, by any route, then the answer", Requests(), share=1.2,
         seconds=10, memory=128 * MEBIBYTE,
     ),
 )  # fmt: skip

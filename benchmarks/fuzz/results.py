@@ -90,6 +90,13 @@ def page_table(record: Mapping[str, Any]) -> str:
         f"| {' | '.join(HEAD)} |",
         f"|---|{'---:|' * (len(HEAD) - 1)}",
         *(f"| {' | '.join(row)} |" for row in rows(record)),
+        "",
+        "| target | what it reads | most seconds an input | most MiB an input |",
+        "|---|---|---:|---:|",
+        *(
+            f"| {name} | {each['what']} | {each['limit_seconds']:g} | {each['limit_mib']} |"
+            for name, each in record["targets"].items()
+        ),
     ]
     return "\n".join(lines)
 
