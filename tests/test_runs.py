@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +20,11 @@ from fedmtl.runs import (
     create_run,
     cut_back,
     find_run,
+    locked,
+    make_private_folder,
+    missing_rounds,
     read_events,
+    repair_events,
     results_table,
     write_atomic,
 )
@@ -131,7 +138,7 @@ class TestNames:
 class TestEvents:
     def test_they_come_back_in_order(self, run):
         for number in range(3):
-            append_event(run, {"event": "update", "round": number})
+            append_event(run, {"event": "update", "round": number, "client": "a"})
         assert [event["round"] for event in read_events(run)] == [0, 1, 2]
 
     def test_a_run_without_any_has_none(self, run):
@@ -157,7 +164,7 @@ class TestEvents:
         }
 
     def test_one_event_is_one_line_whatever_its_text(self, run):
-        append_event(run, {"event": "failure", "reason": "a\nb\u2028c ä"})
+        append_event(run, {"event": "failure", "round": 1, "client": "a", "reason": "a\nb\u2028c ä"})
         assert run.events.read_bytes().count(b"\n") == 1
         assert read_events(run)[0]["reason"] == "a\nb\u2028c ä"
 
@@ -270,7 +277,122 @@ class TestWriteAtomic:
         assert path.read_bytes() == b"old"
         assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
-    def test_the_file_is_readable_as_others_are(self, tmp_path):
+    def test_only_its_owner_reads_the_file(self, tmp_path):
         write_atomic(tmp_path / "a", b"")
-        (tmp_path / "b").write_bytes(b"")
-        assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+
+
+class TestPrivacy:
+    def test_a_run_its_events_and_its_results_are_for_their_owner_only(self, three_rounds):
+        before = os.umask(0o022)
+        try:
+            run = create_run(three_rounds.path.parent, "other")
+            append_event(run, START)
+        finally:
+            os.umask(before)
+        assert run.path.stat().st_mode & 0o777 == 0o700
+        assert run.events.stat().st_mode & 0o777 == 0o600
+        assert three_rounds.results.stat().st_mode & 0o777 == 0o600
+
+    def test_a_folder_that_others_could_open_is_closed(self, tmp_path):
+        (tmp_path / "a").mkdir(mode=0o755)
+        make_private_folder(tmp_path / "a")
+        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedmtl.runs import locked
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(120)
+"""
+
+
+class TestLock:
+    def test_a_second_process_is_told_who_is_at_work_and_a_killed_one_leaves_nothing(self, tmp_path):
+        holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "locked\n"
+            with pytest.raises(FedmtlError) as caught, locked(tmp_path):
+                pass
+            assert str(caught.value) == (
+                f"{tmp_path}: another process is at work in it (process {holder.pid}); wait until it ends, or end it"
+                " first"
+            )
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+            holder.stdout.close()
+        # The file of the killed process is still there, and hinders nobody.
+        assert (tmp_path / ".lock").read_text() == f"{holder.pid}\n"
+        with locked(tmp_path):
+            assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+    def test_it_ends_with_its_block_even_by_an_error(self, tmp_path):
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError), locked(tmp_path):
+                raise ZeroDivisionError
+
+    def test_a_folder_that_is_gone_is_one_line(self, tmp_path):
+        with pytest.raises(FedmtlError, match="gone: cannot be written"), locked(tmp_path / "gone"):
+            pass
+
+
+BROKEN = {
+    "deep": "[" * 2000,
+    "nested": '{"event": "start", "x": ' + "[" * 300 + "]" * 300 + "}",
+    "digits": '{"event": "round", "round": ' + "9" * 5000 + "}",
+    "half": '{"event": "ro',
+    "no-dict": "[1, 2]",
+    "null": "null",
+    "no-event": '{"round": 1}',
+    "no-round": '{"event": "round"}',
+    "text-round": '{"event": "round", "round": "1"}',
+    "true-round": '{"event": "round", "round": true}',
+    "other-kind": '{"event": "later", "round": []}',
+    "no-metrics": '{"event": "evaluation", "round": 1, "task": "sst2"}',
+    "nan": '{"event": "round", "round": 1, "seconds": NaN}',
+    "endless": '{"event": "update", "round": 1, "client": "a", "bytes_up": 1' + "0" * 400 + "}",
+    "kind": '{"event": "start", "tasks": {"a": {"kind": "other"}}}',
+    "bytes": "\udcff\udcfe",
+}
+
+
+class TestBrokenEvents:
+    @pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
+    def test_any_broken_line_is_one_line_that_names_it(self, three_rounds, line):
+        lines = three_rounds.events.read_text().splitlines()
+        lines.insert(3, line)
+        three_rounds.events.write_text("\n".join(lines) + "\n", errors="surrogateescape")
+        for read in (read_events, lambda run: cut_back(run, 1)):
+            with pytest.raises(FedmtlError, match=r"events\.jsonl, line 4: ") as caught:
+                read(three_rounds)
+            assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("line", BROKEN.values(), ids=BROKEN)
+    def test_the_advice_of_the_message_works(self, three_rounds, line):
+        whole = read_events(three_rounds)
+        lines = three_rounds.events.read_text().splitlines()
+        lines.insert(3, line)
+        three_rounds.events.write_text("\n".join(lines) + "\n", errors="surrogateescape")
+        broken = three_rounds.events.read_bytes()
+        with pytest.raises(FedmtlError, match=r"with `fedmtl run --resume \S+ --repair`"):
+            read_events(three_rounds)
+        assert repair_events(three_rounds) == [4]
+        assert read_events(three_rounds) == whole
+        assert (three_rounds.path / "events.jsonl.broken-1").read_bytes() == broken
+        assert repair_events(three_rounds) == []
+
+    def test_rounds_that_no_event_closes_are_named(self, three_rounds):
+        events = read_events(three_rounds)
+        assert missing_rounds(events, 3) == []
+        # Start, plan and four events a round: the first seven lines close round 0 only.
+        assert missing_rounds(events[:7], 3) == [1, 2, 3]
+
+    def test_an_empty_table_of_results_gets_its_header_again(self, three_rounds):
+        three_rounds.results.write_text("")
+        append_results(three_rounds, round_events(4))
+        assert three_rounds.results.read_text().startswith("round,overall,")

@@ -1,22 +1,48 @@
-"""The exceptions a user may meet; each message says what is wrong, where, and what to do."""
+"""The exceptions a user may meet; each message says what is wrong, where, and what to do.
+
+A message may quote a text, a label or a path and stays on its machine. `code`, `task` and `line` say the same without
+words of anybody's data, and are all that a site tells a server (`federation/faults.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Self
 
 
 class FedmtlError(Exception):
     """The base of every error we raise on purpose. A user sees its message as one line."""
 
     exit_code = 2
+    code = "failed"
+    task: str | None = None
+    line: int | None = None
+
+    def coded(self, code: str, task: str | None = None, line: int | None = None) -> Self:
+        """The same error with a code of `federation/faults.py`, and where it arose."""
+        self.code, self.task, self.line = code, task, line
+        return self
 
 
 class ConfigError(FedmtlError):
     """A config key is unknown, has a wrong value, or does not fit another one."""
 
+    code = "config_unusable"
+
 
 class DataError(FedmtlError):
     """A file, a column, a label or a text is not what the task needs."""
 
+    code = "data_unusable"
+
 
 class ModelError(FedmtlError):
     """An encoder cannot be found, built, or used the way the config asks."""
+
+    code = "model_unusable"
+
+
+class PolicyError(FedmtlError):
+    """A site's policy, or what a job may be at all, forbids what the server wants; raised with a code."""
 
 
 class RunNotFound(FedmtlError):
@@ -25,6 +51,8 @@ class RunNotFound(FedmtlError):
 
 class WireError(FedmtlError):
     """Bytes that came over the wire are not a message of ours."""
+
+    code = "message_unreadable"
 
 
 class CannotContinue(FedmtlError):

@@ -44,22 +44,22 @@ def run_status(events: Sequence[Event], name: str) -> RunStatus:
     for event in events:
         kind, client = event["event"], event.get("client", "")
         if kind == "start":
-            num_rounds = event["num_rounds"]
+            num_rounds = event.get("num_rounds", 0)
         elif kind == "clients":
             for known, about in event["clients"].items():
-                sites.setdefault(known, SiteStatus(tuple(about["tasks"])))
+                sites.setdefault(known, SiteStatus(tuple(about.get("tasks", ()))))
         elif kind == "site":
             sites[client] = replace(sites.get(client, SiteStatus()), tasks=tuple(event["tasks"]))
         elif kind == "round":
             status, rounds = "running", event["round"]
         elif kind == "update":
-            sites[client] = _updated(sites.get(client, SiteStatus(tuple(event["tasks"]))), event)
+            sites[client] = _updated(sites.get(client, SiteStatus(tuple(event.get("tasks", ())))), event)
         elif kind == "failure":
             before = sites.get(client, SiteStatus())
             sites[client] = replace(before, failures=before.failures + 1)
-            last_failure = {"round": event["round"], "client": client, "reason": event["reason"]}
+            last_failure = {"round": event["round"], "client": client, "reason": event.get("reason", "")}
         elif kind == "end":
-            status = event["status"]
+            status = event.get("status", "")
     return RunStatus(name, status, rounds, num_rounds, sites, last_failure)
 
 
@@ -68,7 +68,7 @@ def _updated(before: SiteStatus, event: Event) -> SiteStatus:
         before,
         updates=before.updates + 1,
         last_round=event["round"],
-        bytes_up=before.bytes_up + event["bytes_up"],
-        bytes_down=before.bytes_down + event["bytes_down"],
-        seconds=before.seconds + event["seconds"],
+        bytes_up=before.bytes_up + event.get("bytes_up", 0),
+        bytes_down=before.bytes_down + event.get("bytes_down", 0),
+        seconds=before.seconds + event.get("seconds", 0.0),
     )

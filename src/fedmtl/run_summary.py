@@ -127,7 +127,7 @@ def _summarize_task(
     metrics = list(dict.fromkeys(metric for event in scored for metric in event["metrics"]))
     return TaskSummary(
         kind=about["kind"],
-        metric=about["metric"],
+        metric=about.get("metric", ""),
         start=dict(first.get("metrics", {})),
         best={metric: _best(metric, scored) for metric in metrics},
         final=dict(last.get("metrics", {})),

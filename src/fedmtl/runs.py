@@ -11,12 +11,22 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmtl.errors import FedmtlError, RunNotFound
+from fedmtl.event_schema import event_mistake
+from fedmtl.foreign import parse_json
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 METRICS = {
     "classification": ("accuracy", "f1", "matthews"),
@@ -32,7 +42,10 @@ _ROUND_COLUMNS = (
     "bytes_down",
     "seconds",
 )
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# A million updates are 300 MB; a reader holds all of them, some times larger.
+LARGEST_EVENTS = 2 << 30
+LOCK = ".lock"
 
 Event = dict[str, Any]
 
@@ -82,17 +95,21 @@ class RunFolder:
 
 
 def create_run(output: Path, name: str) -> RunFolder:
-    """A new, empty folder of that name, or of name-2, name-3, ... where it is taken; never an old one."""
+    """A new, empty folder of that name, or of name-2, name-3, ... where it is taken; never an old one.
+
+    Only its owner may open it: it will hold weights, and what sites said.
+    """
     if not _NAME.fullmatch(name):
         raise FedmtlError(
-            f"run name {name!r}: use letters, digits, `.`, `_` and `-`, and start with a letter or a digit"
+            f"run name {name[:120]!r}: use letters, digits, `.`, `_` and `-`, 100 at most, and start with a letter"
+            " or a digit"
         )
     path, number = output / name, 1
     try:
         output.mkdir(parents=True, exist_ok=True)
         while True:
             try:
-                path.mkdir()
+                path.mkdir(mode=0o700)
                 return RunFolder(path)
             except FileExistsError:
                 number += 1
@@ -102,9 +119,45 @@ def create_run(output: Path, name: str) -> RunFolder:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only its owner may open; one that is there already is closed to others."""
+    """Make a folder, and those above it, that only its owner may open; one that is there is closed to others."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
+
+
+@contextmanager
+def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
+    """Have a folder to oneself: a second process that asks for it gets an error of one line.
+
+    The lock belongs to the open file, so it ends with the process, however that ends; the file itself stays and says
+    nothing. Child processes do not inherit it.
+    """
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _storage_error(error, folder) from error
+    try:
+        if not _lock(descriptor):
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() if hasattr(os, "pread") else ""
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise FedmtlError(f"{folder}: another process is at work in it{who}; wait until it ends, or end it first")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the open file is ours alone now; on a file system that knows no locks it is taken to be."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True
 
 
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
@@ -132,28 +185,89 @@ def append_event(run: RunFolder, event: Mapping[str, Any]) -> None:
 
 
 def read_events(run: RunFolder) -> list[Event]:
-    """The run's events in order; a last line that was cut off while being written is left out."""
+    """The run's events in order, each as `event_schema` says; a last line that was cut off while written is left out.
+
+    A line that is broken otherwise is an error whose advice, `--repair`, is `repair_events`.
+    """
+    events: list[Event] = []
+    for number, event, mistake in _lines(run):
+        if mistake is not None:
+            raise FedmtlError(f"{run.events}, line {number}: {mistake}; {repair_advice(run)}")
+        events.append(event)
+    return events
+
+
+def repair_advice(run: RunFolder) -> str:
+    """What to do about a broken events.jsonl, as part of a message."""
+    command = "fedmtl server" if (run.path / "place.json").exists() else "fedmtl run"
+    where = run.name if run.path.parent == Path("runs") else run.path
+    return f"put back a copy of the file, or leave its broken lines out with `{command} --resume {where} --repair`"
+
+
+def repair_events(run: RunFolder) -> list[int]:
+    """Leave out the lines that cannot be read, and return their numbers; the file as it was stays beside it."""
+    kept: list[Event] = []
+    broken: list[int] = []
+    for number, event, mistake in _lines(run):
+        if mistake is None:
+            kept.append(event)
+        else:
+            broken.append(number)
+    if broken:
+        number = 1
+        while (copy := run.path / f"events.jsonl.broken-{number}").exists():
+            number += 1
+        shutil.copyfile(run.events, copy)
+        copy.chmod(0o600)
+        write_events(run, kept)
+    return broken
+
+
+def missing_rounds(events: Iterable[Mapping[str, Any]], last: int) -> list[int]:
+    """The rounds from 0 to `last` that no `round` event closes."""
+    closed = {event["round"] for event in events if event["event"] == "round"}
+    return [number for number in range(last + 1) if number not in closed]
+
+
+def _lines(run: RunFolder) -> Iterator[tuple[int, Event, str | None]]:
+    """Every line's number, its event, and what is wrong with it."""
     if not run.events.exists():
-        return []
+        return
+    if run.events.stat().st_size > LARGEST_EVENTS:
+        raise FedmtlError(f"{run.events}: has more than {LARGEST_EVENTS >> 30} GB, which no run writes")
     lines = run.events.read_bytes().split(b"\n")
     while lines and not lines[-1].strip():
         lines.pop()
-    events: list[Event] = []
     for number, line in enumerate(lines, start=1):
         try:
-            events.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise FedmtlError(
-                    f"{run.events}, line {number}: is not JSON; restore the file or resume from a checkpoint"
-                ) from None
-    return events
+            event = parse_json(line, "", "")
+        except FedmtlError:
+            if number < len(lines) or not _is_cut(line):
+                yield number, {}, "is not JSON"
+            continue
+        yield number, event, event_mistake(event)
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line that is not JSON may be the beginning of one of ours."""
+    try:
+        json.loads(line)
+    except json.JSONDecodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def write_events(run: RunFolder, events: Iterable[Mapping[str, Any]]) -> None:
+    """Put events.jsonl in place whole."""
+    write_atomic(run.events, b"".join(map(_line, events)))
 
 
 def cut_back(run: RunFolder, round: int) -> None:
     """Drop what events.jsonl and results.csv say of later rounds and of the end, as if they never were."""
     kept = [e for e in read_events(run) if e["event"] != "end" and e.get("round", -1) <= round]
-    write_atomic(run.events, b"".join(map(_line, kept)))
+    write_events(run, kept)
     if any(event["event"] == "start" for event in kept):
         write_atomic(run.results, results_table(kept).encode())
 
@@ -163,13 +277,22 @@ def append_results(run: RunFolder, events: Sequence[Mapping[str, Any]]) -> None:
 
     The first row comes with the header, which needs the `start` event in events.jsonl.
     """
-    if run.results.exists():
-        with run.results.open(newline="", encoding="utf-8") as file:
-            columns, header = next(csv.reader(file)), ""
-    else:
+    columns, header = _columns(run), ""
+    if columns is None:
         columns = result_columns(read_events(run))
         header = _csv_line(columns)
     _append(run.results, (header + _csv_line(results_row(events, columns))).encode())
+
+
+def _columns(run: RunFolder) -> list[str] | None:
+    """The header of results.csv; None where there is none yet."""
+    try:
+        with run.results.open(newline="", encoding="utf-8") as file:
+            return next(csv.reader(file), None)
+    except FileNotFoundError:
+        return None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise FedmtlError(f"{run.results}: is not our table; delete it, the next resume writes it anew") from error
 
 
 def results_table(events: Sequence[Mapping[str, Any]]) -> str:
@@ -186,9 +309,10 @@ def results_table(events: Sequence[Mapping[str, Any]]) -> str:
 def result_columns(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """The columns of results.csv: fixed by the tasks of the `start` event."""
     start = next((event for event in events if event["event"] == "start"), None)
-    assert start is not None, "the start event is written first"
+    if start is None:
+        raise FedmtlError("events.jsonl: has no `start`, which says what was run; put back a copy of the file")
     columns = list(_ROUND_COLUMNS)
-    for name, task in start["tasks"].items():
+    for name, task in start.get("tasks", {}).items():
         columns += [f"{name}.{metric}" for metric in METRICS[task["kind"]]] + [f"{name}.train_loss"]
     return columns
 
@@ -207,12 +331,15 @@ def results_row(events: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> 
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Put a file of these parts in place whole or not at all, whatever happens; its folder is made where missing."""
+    """Put a file of these parts in place whole or not at all, whatever happens; its folder is made where missing.
+
+    Only its owner may read it.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("xb") as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 for part in parts:
                     file.write(part)
                 file.flush()
@@ -235,7 +362,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _append(path: Path, data: bytes) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
             try:

@@ -225,7 +225,7 @@ def test_a_config_without_tasks_says_how_to_name_one(mistake, text):
         ("a: 1\n\tb: 2", r"line 2: found character '\\t'"),
         ("sharing: {rules: [{*: all}]}", r'line 1: .*needs quotes, such as "\*"'),
         ("- a\n- b\n", r"config.yaml: found \['a', 'b'\], a config is sections"),
-        ("a: !!python/name:os.system x", r"line 1: could not determine a constructor"),
+        ("a: !!python/name:os.system x", r"line 1: the tag tag:yaml.org,2002:python/name:os.system is not known here"),
         ("a: \x07", r"not YAML: "),
     ],
 )
@@ -340,3 +340,63 @@ def test_the_norm_of_noise_is_read_however_yaml_takes_it(load, written, read):
     assert config.training.smart.norm == read
     assert load_config(None, ["tasks.sst2={}"]).training.smart is None
     assert load(dump_config(config)) == config
+
+
+def bomb(levels: int, per_level: int = 9) -> str:
+    """Aliases of aliases: `levels` lines that stand for per_level ** levels values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * per_level)}]")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(bomb(12), "line 6: has more than 200,000 values once its aliases are written out", id="aliases"),
+        pytest.param(
+            "a0: &a0 {x0: 1, y0: 1}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], x{n}: 1}}\n" for n in range(1, 40)),
+            "values once its aliases are written out",
+            id="merges",
+        ),
+        pytest.param("a: &a [*a]\n", "an alias stands inside what it names", id="cycle"),
+        pytest.param("a: " + "[" * 2000 + "]" * 2000, "nested deeper than 64", id="deep"),
+        pytest.param("a: " + "[" * 70 + "]" * 70, "nested deeper than 64", id="depth-70"),
+        pytest.param("a: &a " + "[" * 40 + "]" * 40 + "\nb: " + "[" * 40 + "*a" + "]" * 40, "deeper", id="by-alias"),
+        pytest.param("a: !!float x\n", "line 1: the tag says float, which the value is not", id="float"),
+        pytest.param("a: !!int ''\n", "the tag says int", id="int"),
+        pytest.param("a: !!bool x\n", "the tag says bool", id="bool"),
+        pytest.param("a: !!timestamp 2020-99-99\n", "is not known here", id="timestamp"),
+        pytest.param("a: !!python/object:os.system x\n", "is not known here", id="python"),
+        pytest.param("a: !!set {x}\n", "is not known here", id="set"),
+        pytest.param(f"seed: {'9' * 5000}\n", "a number has 5,000 digits", id="digits"),
+        pytest.param('output: "a\\0b"\n', "no file's name has a null", id="null"),
+        pytest.param('output: "\\uD800"\n', "has half a character", id="surrogate"),
+        pytest.param("# x\n" * 700_000, "letters; a config has at most", id="long"),
+    ],
+)
+def test_a_text_that_would_come_to_too_much_is_one_line(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_aliases_and_merges_of_a_plain_config_still_work(load):
+    config = load("tasks:\n  sst2: &own {train_samples: 7}\n  qqp: *own\n  stsb: {<<: *own, weight: 2}\n")
+    assert [task.train_samples for task in config.tasks.values()] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "a\x1b[2J", "[/b]", "x" * 65, "a b", "a\nb", "-x", ""])
+@pytest.mark.parametrize("section", ["tasks", "clients"])
+def test_a_name_that_would_leave_its_folder_or_steer_a_terminal_is_refused(tmp_path, name, section):
+    path = tmp_path / "config.yaml"
+    raw = {"tasks": {"sst2": {}}, "clients": {}}
+    raw[section] = {**raw[section], name: {"tasks": ["sst2"]} if section == "clients" else {}}
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ConfigError, match=f"{section}: found the name"):
+        load_config(path)

@@ -35,3 +35,11 @@ def test_writing_to_a_mapped_message_changes_no_file(tmp_path):
 def test_a_spool_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(FedmtlError, match="cannot be written"):
         write_message(tmp_path / "gone" / "message", message(b"abc"))
+
+
+def test_a_spool_shares_no_file_with_that_of_a_run_that_was_killed(tmp_path):
+    old = Spool(tmp_path).take()
+    write_message(old, message(b"half an answ"))
+    spool = Spool(tmp_path)
+    assert not old.exists()
+    assert spool.take() != old

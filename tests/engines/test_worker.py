@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,42 @@ def start(setup):
         if call == "theirs":
             raise ValueError("a bug")
         return (setup, call, os.getpid())
+
+    return handle
+
+
+def start_counted(log):
+    """Calls are lists of what to do, one entry per attempt; every attempt adds a line to the log."""
+
+    def handle(plan):
+        with Path(log).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        act = plan[len(attempts(log)) - 1]
+        if act == "sleep":
+            time.sleep(60)
+        if act == "raise":
+            raise ValueError("a bug")
+        if act == "exit":
+            os._exit(3)
+        if isinstance(act, signal.Signals):
+            os.kill(os.getpid(), act)
+        return act
+
+    return handle
+
+
+def attempts(log):
+    """The process of every attempt."""
+    return Path(log).read_text().split()
+
+
+def start_writer(path):
+    """A job that takes long and writes its result to a file."""
+
+    def handle(call):
+        Path(path).with_suffix(".begun").touch()
+        time.sleep(1)
+        Path(path).write_text("an old result")
 
     return handle
 
@@ -57,15 +96,64 @@ def test_work_in_this_process_and_in_workers():
         there.close()
 
 
-def test_a_killed_worker_costs_its_call_and_is_replaced():
+@pytest.fixture
+def counted(tmp_path):
+    made = WorkerPool(start_counted, str(tmp_path / "log"), 1)
+    yield made
+    made.close()
+
+
+def test_a_call_whose_worker_died_is_given_to_another_once_more(counted, tmp_path):
+    [answer] = counted.map([[signal.SIGKILL, "fine"]], 60)
+    assert (answer.error, answer.result) == (None, "fine")
+    first, second = attempts(tmp_path / "log")
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ([signal.SIGKILL, signal.SIGKILL, "fine"], "killed by SIGKILL (out of memory?), then killed by SIGKILL (out"),
+        ([signal.SIGTERM, "exit", "fine"], "killed by SIGTERM, then exit code 3"),
+    ],
+)
+def test_the_second_death_is_the_calls_error_and_says_how_both_ended(counted, tmp_path, plan, reason):
+    [answer] = counted.map([plan], 60)
+    assert f"both processes that had its job died: {reason}" in answer.error
+    assert len(attempts(tmp_path / "log")) == 2
+
+
+def test_a_call_that_always_kills_its_worker_costs_itself_alone():
     pool = WorkerPool(start, None, 2)
     try:
         answers = {answer.ticket: answer for answer in pool.map([0, "die", 2, 3, 4], 60)}
-        assert answers[1].error == "its process ended with code -9"
+        assert "both processes that had its job died" in answers[1].error
         assert [answers[ticket].error for ticket in (0, 2, 3, 4)] == [None] * 4
         assert [answer.error for answer in pool.map(range(4), 60)] == [None] * 4
     finally:
         pool.close()
+
+
+def test_a_call_that_raised_is_not_repeated(counted, tmp_path):
+    [answer] = counted.map([["raise", "fine"]], 60)
+    assert answer.error == "ValueError: a bug"
+    assert len(attempts(tmp_path / "log")) == 1
+
+
+def test_a_call_past_its_deadline_is_not_repeated(counted, tmp_path):
+    list(counted.map([["fine"]], 60))
+    [answer] = counted.map([["fine", "sleep", "fine"]], 1)
+    assert "no answer within 1 s" in answer.error
+    assert len(attempts(tmp_path / "log")) == 2
+
+
+def test_the_repeat_has_the_deadline_of_the_first_attempt(counted, tmp_path):
+    list(counted.map([["fine"]], 60))
+    began = time.monotonic()
+    [answer] = counted.map([["fine", signal.SIGKILL, "sleep", "fine"]], 4)
+    assert 4 <= time.monotonic() - began < 30
+    assert "no answer within 4 s" in answer.error
+    assert len(attempts(tmp_path / "log")) == 3
 
 
 def test_a_silent_worker_is_given_up_at_the_deadline():
@@ -103,15 +191,49 @@ def test_a_worker_that_cannot_start_says_why():
         pool.close()
 
 
-def test_a_worker_that_died_while_idle_costs_one_call():
+def test_a_worker_that_died_while_idle_costs_no_call():
     pool = WorkerPool(start, None, 1)
     try:
         [answer] = pool.map([0], 60)
         os.kill(answer.result[2], signal.SIGKILL)
-        errors = [answer.error for answer in pool.map(range(3), 60)]
-        assert errors == ["its process ended with code -9", None, None]
+        assert [answer.error for answer in pool.map(range(3), 60)] == [None] * 3
     finally:
         pool.close()
+
+
+def test_a_death_while_idle_does_not_use_up_the_repeat(counted, tmp_path):
+    list(counted.map([["fine"]], 60))
+    os.kill(int(attempts(tmp_path / "log")[0]), signal.SIGKILL)
+    time.sleep(0.5)
+    [answer] = counted.map([["fine", signal.SIGKILL, "fine"]], 60)
+    assert answer.error is None
+    assert len(attempts(tmp_path / "log")) == 3
+
+
+PARENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from engines.test_worker import start_writer
+from fedmtl.engines.worker import WorkerPool
+if __name__ == "__main__":
+    list(WorkerPool(start_writer, sys.argv[2], 1).map([0], 60))
+"""
+
+
+def test_a_worker_whose_parent_was_killed_writes_nothing_more(tmp_path):
+    # A run that is killed and resumed at once finds its folder quiet.
+    result = tmp_path / "result"
+    (tmp_path / "parent.py").write_text(PARENT)
+    tests = str(Path(__file__).parents[1])
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py"), tests, str(result)])
+    end = time.monotonic() + 60
+    while not result.with_suffix(".begun").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    time.sleep(2)
+    assert not result.exists()
 
 
 def test_closing_twice_leaves_no_process():

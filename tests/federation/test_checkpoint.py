@@ -1,14 +1,17 @@
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
+from fedmtl.federation.checkpoint import check_state, last_whole_checkpoint, load_checkpoint, save_checkpoint
 from fedmtl.federation.messages import LayerTrack, Progress, State
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
+from fedmtl.model.tensor_files import load_tensors
 
 ENCODER, HEAD = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))
@@ -48,7 +51,7 @@ def test_what_is_known_of_the_layers_comes_back_and_older_checkpoints_have_none(
     assert back.sharing == {"layer.1": track}
     path = tmp_path / "round-0003.json"
     record = json.loads(path.read_text())
-    del record["sharing"]
+    del record["sharing"], record["digest"]
     path.write_text(json.dumps(record))
     older = load_checkpoint(tmp_path)
     assert older is not None
@@ -64,14 +67,25 @@ def test_the_last_the_best_and_every_nth_are_kept(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 5
 
 
-def test_an_interrupted_last_checkpoint_gives_way_to_the_one_before(tmp_path):
-    save_checkpoint(tmp_path, state(1), keep_every=1)
-    save_checkpoint(tmp_path, state(2), keep_every=1)
+def test_a_broken_last_checkpoint_is_named_and_the_one_before_is_what_a_resume_goes_on_from(tmp_path):
+    save_checkpoint(tmp_path, state(1))
+    save_checkpoint(tmp_path, state(2))
     tensors = tmp_path / "round-0002.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-5])
-    back = load_checkpoint(tmp_path)
-    assert back is not None
-    assert back.round == 1
+    with pytest.raises(FedmtlError, match=r"round-0002\.safetensors: is broken, its sha256"):
+        load_checkpoint(tmp_path)
+    found = last_whole_checkpoint(tmp_path)
+    assert found.state is not None
+    assert found.state.round == 1
+    assert len(found.broken) == 1
+    assert "round-0002.safetensors: is broken" in found.broken[0]
+
+
+def test_where_every_checkpoint_is_broken_nothing_begins_anew_in_silence(tmp_path):
+    save_checkpoint(tmp_path, state(1))
+    (tmp_path / "round-0001.json").write_text('{"round": 1')
+    with pytest.raises(FedmtlError, match=r"round-0001\.json: bad JSON .*no other checkpoint is whole"):
+        last_whole_checkpoint(tmp_path)
 
 
 def test_no_checkpoint_is_none_and_a_named_one_that_is_missing_an_error(tmp_path):
@@ -79,3 +93,126 @@ def test_no_checkpoint_is_none_and_a_named_one_that_is_missing_an_error(tmp_path
     save_checkpoint(tmp_path, state(4))
     with pytest.raises(FedmtlError, match="no checkpoint of round 3; kept: 4"):
         load_checkpoint(tmp_path, 3)
+
+
+def rewritten(path, **changes):
+    """The JSON with other values, and a digest that fits them: what somebody would write who knows how."""
+    record = json.loads(path.read_text())
+    del record["digest"]
+    record |= changes
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 6},
+        {"round": True},
+        {"round": "7"},
+        {"accepted": {"c1": 8}},
+        {"accepted": {"c1": -1}},
+        {"accepted": []},
+        {"plan": {"rules": [["*", "everybody"]], "groups": []}},
+        {"plan": {"rules": [["*"]], "groups": []}},
+        {"plan": {"rules": []}},
+        {"plan": {"rules": [["*", "group.2"]], "groups": [{"qqp": "pair"}]}},
+        {"progress": {"sst2": {"scores": [[9, 0.5]], "best_round": 1, "best_score": 0.5, "stopped_round": None}}},
+        {"progress": {"sst2": {"scores": [[1, "x"]], "best_round": 1, "best_score": 0.5, "stopped_round": None}}},
+        {"progress": {"sst2": {}}},
+        {"best_overall": [7]},
+        {"best_overall": [70, 0.5]},
+        {"sha256": "x"},
+        {"sharing": {"layer.1": {"agreement": {}, "low": -1, "high": 0}}},
+        {"surprise": 1},
+    ],
+    ids=lambda changes: json.dumps(changes)[:40],
+)
+def test_a_record_that_is_not_ours_is_one_line(tmp_path, changes):
+    save_checkpoint(tmp_path, state(7))
+    rewritten(tmp_path / "round-0007.json", **changes)
+    with pytest.raises(FedmtlError, match=r"round-0007\.json: ") as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 5000, "null", '{"round": ' + "9" * 5000 + "}", "\udcff", '{"round": NaN}']
+)
+def test_a_record_that_is_no_json_is_one_line(tmp_path, text):
+    save_checkpoint(tmp_path, state(7))
+    (tmp_path / "round-0007.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(FedmtlError, match=r"round-0007\.json: "):
+        load_checkpoint(tmp_path)
+
+
+def test_a_record_that_was_changed_and_still_reads_well_is_noticed(tmp_path):
+    save_checkpoint(tmp_path, state(7, (3, 0.9)))
+    path = tmp_path / "round-0007.json"
+    path.write_text(path.read_text().replace("0.9", "0.8"))
+    with pytest.raises(FedmtlError, match="its digest does not fit"):
+        load_checkpoint(tmp_path)
+
+
+def mutations(data: bytes, count: int) -> Iterator[bytes]:
+    random = Random(7)
+    for _ in range(count):
+        changed = bytearray(data)
+        for _ in range(random.choice((1, 1, 2, 8))):
+            place = random.randrange(len(changed) + 1)
+            how = random.randrange(4)
+            if how == 0:
+                changed[place : place + 1] = bytes([random.randrange(256)])
+            elif how == 1:
+                del changed[place : place + random.choice((1, 5, 50))]
+            elif how == 2:
+                changed[place:place] = random.choice([b"[" * 99, b"9" * 40, b"null", b"-1", b'"', b"{}", bytes(8)])
+            else:
+                del changed[place + 1 :]
+        yield bytes(changed)
+
+
+def test_mutated_records_without_a_digest_and_tensor_files_are_read_or_refused_in_one_line(tmp_path):
+    saved = state(7, (3, 0.9))
+    save_checkpoint(tmp_path, saved)
+    record, tensors = tmp_path / "round-0007.json", tmp_path / "round-0007.safetensors"
+    rewritten(record)
+    whole = record.read_bytes(), tensors.read_bytes()
+    refused: list[str] = []
+    for path, data in zip((record, tensors), whole, strict=True):
+        for changed in mutations(data, 1500):
+            path.write_bytes(changed)
+            try:
+                load_checkpoint(tmp_path) if path is record else load_tensors(tensors)
+            except FedmtlError as error:
+                refused.append(str(error))
+        path.write_bytes(data)
+    assert len(refused) > 2000
+    assert not any("\n" in message for message in refused)
+
+
+SHAPES = {"w": torch.zeros(3), "heads.sst2.weight": torch.zeros(2)}
+
+
+def test_a_state_of_the_model_passes(tmp_path):
+    check_state(state(7), SHAPES, ["sst2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (replace(state(7), weights={ENCODER: torch.zeros(3)}), "it lacks heads.sst2.weight"),
+        (replace(state(7), weights={**state(7).weights, Key("all", "v"): torch.zeros(1)}), "it has v of scope all"),
+        (replace(state(7), weights={ENCODER: torch.zeros(4), HEAD: torch.zeros(2)}), "w has shape"),
+        (replace(state(7), weights={ENCODER: torch.zeros(3).double(), HEAD: torch.zeros(2)}), "w has shape"),
+        (replace(state(7), weights={ENCODER: torch.full((3,), torch.nan), HEAD: torch.zeros(2)}), "not finite"),
+        (replace(state(7), server_optimizer={"momentum": {ENCODER: torch.zeros(2)}}), "momentum: w has shape"),
+        (replace(state(7), progress={"qqp": Progress()}), "it has a task qqp"),
+        (replace(state(7), progress={"sst2": Progress(best_head={ENCODER: torch.zeros(3)})}), "is not the head's"),
+        (replace(state(7), pruned={ENCODER: torch.zeros(3)}), "pruned: w"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_state_of_another_model_is_refused_before_it_is_used(tmp_path, changed, message):
+    with pytest.raises(FedmtlError, match=r"of another model or config") as caught:
+        check_state(changed, SHAPES, ["sst2"], tmp_path)
+    assert message in str(caught.value)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import InitialValues, fixed_digest, load_state, remember_fixed, save_state
 from fedmtl.model.keys import Key
 
@@ -53,3 +54,24 @@ def test_a_fixed_value_that_the_model_starts_with_is_not_stored(tmp_path):
     assert remember_fixed(tmp_path, {}, digest, initial)[FROZEN] is value
     remember_fixed(tmp_path, {FROZEN: value.clone()}, digest, initial)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_gone_is_not_taken_for_one_that_never_was(tmp_path):
+    for number in (4, 5):
+        save_state(tmp_path, number, values(float(number)), before=number - 1)
+    with pytest.raises(FedmtlError, match="keeps its state of rounds 4 and 5, and the server goes on after round 2"):
+        load_state(tmp_path, 2)
+
+
+def test_a_client_that_had_nothing_to_keep_before_steps_back_to_nothing(tmp_path):
+    save_state(tmp_path, 1, {"values": {}}, before=0)
+    save_state(tmp_path, 2, values(2.0), before=1)
+    assert load_state(tmp_path, 1) == {}
+    assert load_state(tmp_path, 2)["values"][OWN].item() == 2.0
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\0" * 64, b"\x08" + b"\0" * 7 + b"[" * 8])
+def test_a_broken_state_is_one_line(tmp_path, data):
+    (tmp_path / "round-0001.safetensors").write_bytes(data)
+    with pytest.raises(FedmtlError, match=r"round-0001\.safetensors.*put back a whole copy"):
+        load_state(tmp_path, 1)

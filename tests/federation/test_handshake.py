@@ -8,14 +8,25 @@ import pytest
 
 from fedmtl import __version__
 from fedmtl.errors import WireError
-from fedmtl.federation.handshake import Held, Hello, Terms, read_hello, refusal, version_only
+from fedmtl.federation.handshake import (
+    Held,
+    Hello,
+    SiteTerms,
+    Terms,
+    Welcome,
+    labels_digest,
+    read_hello,
+    refusal,
+    version_only,
+)
 
-OURS = Terms(version=__version__, tokenizer="t1", encoder="e1", labels={"sst2": ["no", "yes"], "stsb": []})
-HELD = Held(examples=3, validation=2, tokens=9, truncated=0, labels={"no": 1, "yes": 2})
+OURS = Terms(version=__version__, tokenizer="a1", encoder="e1", labels={"sst2": ["no", "yes"], "stsb": []})
+THEIRS = SiteTerms(version=__version__, tokenizer="a1", encoder="e1")
+HELD = Held(examples=3, validation=2, tokens=9, truncated=0, labels=[1, 2], label_list=labels_digest(["no", "yes"]))
 ENROLLED = {"a": ["sst2"], "b": ["sst2", "stsb"]}
 
 
-def hello(client: str = "a", terms: Terms = OURS, **changes) -> Hello:
+def hello(client: str = "a", terms: SiteTerms = THEIRS, **changes) -> Hello:
     return Hello(**{"client": client, "terms": terms, "tasks": {"sst2": HELD}, "rows": [0, 1, 5], **changes})
 
 
@@ -32,14 +43,40 @@ def test_a_site_that_agrees_may_take_part():
     ("name", "value", "words"),
     [
         ("version", "9.9", f"version of fedmtl differs: {__version__} at the server, 9.9 at the site"),
-        ("tokenizer", "t2", "tokenizer differs: t1 at the server, t2 at the site"),
+        ("tokenizer", "a2", "tokenizer differs: a1 at the server, a2 at the site"),
         ("encoder", "e2", "encoder differs: e1 at the server, e2 at the site"),
-        ("labels", {"sst2": ["yes", "no"]}, "labels of sst2 differ: no, yes at the server, yes, no at the site"),
-        ("labels", {}, "labels of sst2 differ: no, yes at the server, none at the site"),
     ],
 )
 def test_a_difference_is_refused_with_both_values(name, value, words):
-    assert why(hello(terms=OURS.model_copy(update={name: value}))) == words
+    assert why(hello(terms=THEIRS.model_copy(update={name: value}))) == words
+
+
+def test_labels_are_compared_by_a_digest_of_their_list_and_counted_in_its_order():
+    other = HELD.model_copy(update={"label_list": labels_digest(["yes", "no"])})
+    assert "labels of sst2 differ: the server's list is" in (why(hello(tasks={"sst2": other})) or "")
+    longer = HELD.model_copy(update={"labels": [1, 2, 3]})
+    assert why(hello(tasks={"sst2": longer})) == "counts 3 labels of sst2; it has 2"
+    # A site's policy may keep them.
+    assert why(hello(tasks={"sst2": HELD.model_copy(update={"labels": []})})) is None
+    scores = HELD.model_copy(update={"labels": [1, 0, 0, 0, 2], "label_list": labels_digest([])})
+    assert why(hello("b", tasks={"stsb": scores})) is None
+
+
+def test_a_task_that_is_enrolled_and_not_in_the_run_is_refused():
+    enrolled = {"a": ["sst2", "gone"]}
+    assert refusal(hello(tasks={"gone": HELD}), OURS, 6, enrolled, None) == "brings gone, which this run does not have"
+
+
+def test_a_hello_holds_no_label_value():
+    words = hello().model_dump_json()
+    assert "yes" not in words
+    assert "labels" not in json.loads(words)["terms"]
+
+
+@pytest.mark.parametrize("run", ["../up", "/tmp/x", "a/b", "", "0" * 65, "r", "a\n"])
+def test_a_run_is_named_by_hex_digits_only(run):
+    with pytest.raises(ValueError, match="run"):
+        Welcome(run=run, config={}, evaluated=False, max_bytes=1, terms=OURS)
 
 
 def test_only_enrolled_names_with_their_own_key_and_tasks():
@@ -71,9 +108,16 @@ def test_a_site_of_another_version_says_only_that():
         {"rows": ["0"]},
         {"rows": [-1]},
         {"client": 7},
-        {"tasks": {"sst2": {"examples": -1, "tokens": 0, "truncated": 0, "labels": {}}}},
+        {"tasks": {"sst2": {"examples": -1, "tokens": 0, "truncated": 0, "labels": []}}},
+        {"tasks": {"sst2": {**json.loads(HELD.model_dump_json()), "labels": {"a whole sentence": 1}}}},
+        {"tasks": {"a/b": json.loads(HELD.model_dump_json())}},
+        {"terms": {"version": "1 \x1b[2J"}},
         {"more": 1},
-        {"client": "x" * 301},
+        {"client": "x" * 65},
+        {"client": "[/b]"},
+        {"client": "..%2f"},
+        {"client": "a\n"},
+        {"client": "\x1b[2J"},
     ],
 )
 def test_words_that_are_no_hello_are_a_wire_error(change):
@@ -81,3 +125,12 @@ def test_words_that_are_no_hello_are_a_wire_error(change):
     with pytest.raises(WireError, match="hello is not whole"):
         read_hello(json.dumps(words))
     assert read_hello(hello().model_dump_json()) == hello()
+
+
+def test_what_is_wrong_with_a_hello_is_said_without_its_words():
+    words = json.loads(hello().model_dump_json())
+    words["tasks"]["<b>\x1b[2J a stranger's text"] = 7
+    with pytest.raises(WireError) as caught:
+        read_hello(json.dumps(words))
+    assert "stranger" not in str(caught.value)
+    assert str(caught.value).isprintable()

@@ -1,10 +1,12 @@
 import builtins
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from fedmtl.errors import DataError
+from fedmtl.tasks import sources
 from fedmtl.tasks.sources import find_table, read_table, read_texts
 
 
@@ -136,3 +138,85 @@ def test_texts_without_labels_come_from_lines_or_columns(tmp_path):
     assert read_texts(named, ["a", "other"]) is None
     with pytest.raises(DataError, match="no such file"):
         read_texts(tmp_path / "none.txt", ["text"])
+
+
+def gzip_bomb(path: Path, megabytes: int) -> Path:
+    block = b"text\tlabel\n" + b"\0" * ((1 << 20) - 11)
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(megabytes):
+            file.write(block)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tsv.gz", "a.csv.gz", "a.jsonl.gz", "a.txt.gz"])
+def test_a_file_that_inflates_to_more_than_text_does_is_refused_on_the_way(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(sources, "ALWAYS_INFLATED", 1 << 20)
+    path = gzip_bomb(tmp_path / name, 32)
+    assert path.stat().st_size < 300_000
+    tracemalloc.start()
+    with pytest.raises(DataError, match="inflates to more than") as error:
+        read_texts(path, ["text"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A hundred times the file, and the megabyte that went beyond it.
+    assert peak < 101 * path.stat().st_size + (8 << 20)
+    assert "\n" not in str(error.value)
+
+
+def test_many_equal_lines_in_a_small_file_are_text(tmp_path):
+    path = write(tmp_path, "a.tsv.gz", "text\tlabel\n" + "the same again\t1\n" * 200_000)
+    assert 100 * path.stat().st_size < 200_000 * 17
+    assert len(read_table(path)) == 200_000
+
+
+def test_a_plain_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_BYTES", 1000)
+    with pytest.raises(DataError, match="has more than 0 GB"):
+        read_table(write(tmp_path, "a.tsv", "text\tlabel\n" + "a\t1\n" * 1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": ' + "[" * 2000 + "]" * 2000 + "}\n", "line 2: bad JSON (nested deeper than 64)"),
+        ("a.jsonl", '{"a": ' + "[" * 500 + "]" * 500 + "}\n", "line 1: bad JSON (nested deeper than 64)"),
+        ("a.jsonl", '{"a": ' + "9" * 5000 + "}\n", "line 1: bad JSON (a number of thousands of digits)"),
+        ("a.jsonl", "{}\n{}\n", "its objects have no keys"),
+        ("a.jsonl", "".join(f'{{"a{n}": 1}}\n' for n in range(3000)), "has more than 1,000 columns"),
+        ("a.tsv", "\t".join(f"a{n}" for n in range(100_000)) + "\n", "has more than 1,000 columns"),
+        ("a.csv", "text,label\n" + '"' + "x" * (1 << 24) + ",1\nb,2\n", "line 2: bad csv (field larger than"),
+        ("a.csv", "\n\r\n \n", "is empty"),
+        ("a.tsv", "\r\n\r\n\x0b\n", "is empty"),
+    ],
+)
+def test_a_bomb_in_plain_text_is_one_line(tmp_path, name, text, message):
+    with pytest.raises(DataError) as error:
+        read_table(write(tmp_path, name, text))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_a_dictionary_of_one_long_text_for_many_rows_is_refused_on_the_way(tmp_path, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = arrow.DictionaryArray.from_arrays(arrow.array([0] * 20_000, arrow.int32()), arrow.array(["x" * 10_000]))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": rows.cast(arrow.string())}), path)
+    # Two hundred megabytes of text in a few kilobytes.
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr(sources, "MOST_BYTES", 64 << 20)
+    with pytest.raises(DataError, match="inflates to more than"):
+        read_table(path)
+
+
+def test_what_a_parquet_file_says_of_its_size_is_believed_before_it_is_read(tmp_path, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": [str(n) * 50 for n in range(5000)]}), path)
+    monkeypatch.setattr(sources, "MOST_BYTES", 1000)
+    with pytest.raises(DataError, match="holds more than"):
+        read_table(path)

@@ -2,6 +2,7 @@ import errno
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def test_a_cache_that_cannot_be_made_is_one_line_that_names_it(tokenizer, tmp_pa
         tokenize(SINGLE, (TEXTS,), tokenizer, 16, tmp_path / "file")
 
 
-@pytest.mark.parametrize("meta", [None, "", "{"])
+@pytest.mark.parametrize("meta", [None, "", "{", "[" * 3000, '{"parts": 9, "truncated": 0}', '{"parts": 1}', "null"])
 def test_a_broken_folder_is_made_anew(meta, tokenizer, tmp_path, calls):
     folder, _ = tokenize(SINGLE, (TEXTS,), tokenizer, 16, tmp_path)
     (folder / "meta.json").unlink()
@@ -247,7 +248,7 @@ while len(list(cache.glob("ready-*"))) < 2:
 part = tokens.TokenPart(np.arange(10, dtype=np.int32), np.zeros(10, dtype=np.uint8), np.array([0, 4, 10]))
 for number in range(100):
     meta = tokens._write(cache / f"folder-{number}", [(part, np.array([True, False]))])
-    assert meta == {"parts": 1, "truncated": 1}
+    assert (meta.parts, meta.truncated) == (1, 1)
     assert tokens.open_tokens(cache / f"folder-{number}").lengths().tolist() == [4, 6]
 """
 
@@ -278,3 +279,53 @@ def test_the_cache_stands_where_the_environment_says(monkeypatch, tmp_path):
     assert tokens.default_cache() == tmp_path / "xdg" / "fedmtl" / "tokens"
     monkeypatch.setenv("FEDMTL_CACHE", str(tmp_path / "own"))
     assert tokens.default_cache() == tmp_path / "own" / "tokens"
+
+
+def test_the_cache_is_its_owners_only_and_one_that_was_open_is_closed(tokenizer, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    cache.chmod(0o755)
+    folder, _ = tokenize(SINGLE, (TEXTS,), tokenizer, 16, cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # What is there already is found, and the folder closed again.
+    cache.chmod(0o755)
+    assert tokenize(SINGLE, (TEXTS,), tokenizer, 16, cache) == (folder, 0)
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_default_cache_is_its_owners_only(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMTL_CACHE", str(tmp_path / "mine"))
+    tokenize(SINGLE, (TEXTS,), tokenizer, 16, tokens.default_cache())
+    assert (tmp_path / "mine" / "tokens").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_everybodys_is_no_cache(tokenizer, tmp_path):
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    with pytest.raises(FedmtlError, match=r"data\.cache: .* is everybody's"):
+        tokenize(SINGLE, (TEXTS,), tokenizer, 16, everybodys)
+    assert everybodys.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("name", ["0.ids.npy", "0.segments.npy", "0.offsets.npy", "meta.json"])
+def test_a_mutated_cache_is_read_or_refused_in_one_line(tokenizer, tmp_path, name):
+    folder, _ = tokenize(SINGLE, (TEXTS,), tokenizer, 16, tmp_path)
+    path = folder / name
+    whole = path.read_bytes()
+    random = Random(7)
+    refused: list[str] = []
+    for _ in range(300):
+        changed = bytearray(whole)
+        place = random.randrange(len(changed))
+        changed[place : place + random.choice((0, 1, 9))] = random.choice([b"", b"\xff", b"9", b"O", b"'", bytes(3)])
+        path.write_bytes(changed)
+        open_tokens.cache_clear()
+        try:
+            open_tokens(folder).lengths()
+        except FedmtlError as error:
+            refused.append(str(error))
+    open_tokens.cache_clear()
+    assert refused
+    assert not any("\n" in message for message in refused)

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from fedmtl import __version__
-from fedmtl.cli.certs import certs, enroll
+from fedmtl.cli.audit import audit
+from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
 from fedmtl.cli.config import config
@@ -19,6 +20,7 @@ from fedmtl.cli.distill import distill
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.measure import measure
+from fedmtl.cli.policy import policy
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.prune import prune
@@ -52,6 +54,8 @@ for command in (
     server,
     client,
     enroll,
+    unenroll,
+    enrolled,
     status,
     distill,
     prune,
@@ -61,6 +65,8 @@ for command in (
     app.command()(command)
 app.add_typer(study)
 app.add_typer(certs)
+app.add_typer(policy)
+app.add_typer(audit)
 
 
 @app.callback(invoke_without_command=True)
@@ -89,7 +95,8 @@ def main() -> None:
         if told is None:
             raise
         if wants_traceback:
-            traceback.print_exc()
+            for line in traceback.format_exc().splitlines():
+                make_terminal(stderr=True).print(line, soft_wrap=True)
         message, code = told
         _complain(message)
     else:

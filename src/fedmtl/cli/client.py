@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmtl.cli.server import DEFAULT, check_protection, needs_flower
 from fedmtl.cli.terminal import make_terminal
 from fedmtl.errors import FedmtlError
+
+if TYPE_CHECKING:
+    from fedmtl.federation.policy import Policy
 
 
 def client(
@@ -22,7 +26,7 @@ def client(
         list[str] | None,
         typer.Option(
             help="This site's own examples: FILE for one task, TASK=FILE for each of several, or a folder of"
-            " <task>/train.tsv.gz; without it, those that the server's config deals to this client.",
+            " <task>/train.tsv.gz; without it, the package's own that the server's config deals to this client.",
             metavar="FILE",
         ),
     ] = None,
@@ -33,6 +37,10 @@ def client(
         Path | None, typer.Option(help="Where this site keeps its own values; sites/NAME unless given.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What the server may have of this site (`fedmtl policy init`); strict defaults without it."),
+    ] = None,
 ) -> None:
     """Take part in a run as a site; its text stays here."""
     needs_flower()
@@ -41,6 +49,8 @@ def client(
     from fedmtl.engines.flower.line import SiteKeys
     from fedmtl.experiment.join import join_run
     from fedmtl.experiment.site_worker import SiteSettings
+    from fedmtl.federation.faults import is_safe_name
+    from fedmtl.federation.policy import Policy, read_policy
 
     address = parse_address(server, "--server")
     check_protection(address.host, ca and key, "--server", "--ca ca.crt and --key NAME.key")
@@ -49,9 +59,14 @@ def client(
     if ca is not None and not ca.is_file():
         raise FedmtlError(f"{ca}: no such file; copy the server's ca.crt here")
     names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+    for name in (client_id, *names):
+        if not is_safe_name(name):
+            raise FedmtlError(f"{name!r}: no name of a site or a task; use up to 64 letters, digits, `.`, `_` and `-`")
+    rules = Policy() if policy is None else read_policy(policy)
     files, root = own_data(data or [], names)
+    files |= policy_files(rules, names, files)
     place = folder or Path("sites") / client_id
-    settings = SiteSettings(client_id, names, place, place / "spool", files, root, model, device)
+    settings = SiteSettings(client_id, names, place, place / "spool", files, root, model, device, rules)
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
     join_run(settings, address, keys, lambda line: terminal.print(f"{client_id}: {line}", markup=False))
@@ -78,3 +93,17 @@ def own_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], s
         if task not in tasks:
             raise FedmtlError(f"--data: found a file for {task}; --tasks has {', '.join(tasks)}")
     return files, root
+
+
+def policy_files(policy: Policy, tasks: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
+    """The files that the policy names; --tasks and --data may not go beyond it."""
+    for task in tasks:
+        if policy.tasks and task not in policy.tasks:
+            raise FedmtlError(f"--tasks: found {task}, the policy has {', '.join(policy.tasks)}")
+    named = {task: entry.file for task, entry in policy.tasks.items() if task in tasks and entry.file is not None}
+    for task, path in named.items():
+        if task in given and Path(given[task]).resolve() != Path(path).resolve():
+            raise FedmtlError(f"--data: {given[task]} is not the file that the policy names for {task}, {path}")
+        if not Path(path).is_file():
+            raise FedmtlError(f"{path}: no such file; the policy names it for {task}")
+    return named

@@ -28,7 +28,7 @@ class Pace:
     def see(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "start":
-            self._num_rounds = event["num_rounds"]
+            self._num_rounds = event.get("num_rounds", 0)
         elif kind == "answer":
             self._samples += event.get("samples", 0)
             spent = self._clock() - self._opened
@@ -38,8 +38,9 @@ class Pace:
         elif kind == "round":
             self._number = event["round"]
             if event.get("samples"):
-                self._seconds = [*self._seconds, event["seconds"]][-RECENT:]
-                self._rate = event["samples"] / event["seconds"] if event["seconds"] > 0 else self._rate
+                seconds = event.get("seconds", 0.0)
+                self._seconds = [*self._seconds, seconds][-RECENT:]
+                self._rate = event["samples"] / seconds if seconds > 0 else self._rate
             self._opened, self._samples = self._clock(), 0
 
     @property

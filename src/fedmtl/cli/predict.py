@@ -14,6 +14,7 @@ from fedmtl.cli.arguments import Client, Model, onnx_path
 from fedmtl.cli.tables import number
 from fedmtl.cli.terminal import write
 from fedmtl.errors import DataError
+from fedmtl.foreign import printable
 from fedmtl.runs import RunFolder, find_run
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ def _ask_onnx(file: Path, rows: list[Row], task: str | None) -> list[list[Predic
 
 
 def _shown(answer: Prediction) -> str:
+    # Task and label are the model's words, which may be anybody's; the text beside them is the user's.
+    task = printable(answer.task)
     if answer.label is None:
-        return f"{answer.task}: {number(answer.score)}"
-    return f"{answer.task}: {answer.label} ({number(answer.probabilities[answer.label])})"
+        return f"{task}: {number(answer.score)}"
+    return f"{task}: {printable(answer.label)} ({number(answer.probabilities[answer.label])})"
 
 
 def _given(texts: list[str], file: Path | None) -> list[Row]:

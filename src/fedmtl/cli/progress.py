@@ -12,6 +12,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -24,6 +25,7 @@ from fedmtl.cli.pace import Pace
 from fedmtl.cli.profile_table import profile_table
 from fedmtl.cli.tables import amount, duration, number, result_notes, results_table
 from fedmtl.cli.terminal import Terminal, make_terminal
+from fedmtl.foreign import printable
 from fedmtl.run_summary import summarize
 from fedmtl.runs import RunFolder, read_events
 
@@ -31,13 +33,14 @@ Event = Mapping[str, Any]
 
 
 class Display(Protocol):
-    """Follows a run's events; as a context it holds the terminal."""
+    """Follows a run's events; as a context it holds the terminal. `name` is that of a run that is resumed."""
+
+    name: str
 
     def __call__(self, event: Event) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *error: object) -> None: ...
     def say(self, line: str) -> None: ...
-    def skip_to(self, round_number: int) -> None: ...
     def finish(self, run: RunFolder) -> None: ...
 
 
@@ -55,6 +58,7 @@ class PlainDisplay:
         self.start: Event = {}
         self.scores: dict[str, tuple[str, float | None]] = {}
         self.skipped = -1
+        self.name = "the run"
         self.is_deployed = False
         self.pace = Pace()
 
@@ -67,22 +71,21 @@ class PlainDisplay:
     def __call__(self, event: Event) -> None:
         self.pace.see(event)
         lines = self.lines(event)
-        if event.get("round", self.skipped + 1) > self.skipped:
+        if event["event"] == "resumed" or event.get("round", self.skipped + 1) > self.skipped:
             for line in lines:
                 self.say(line)
 
     def say(self, line: str) -> None:
         self.terminal.print(line, markup=False)
 
-    def skip_to(self, round_number: int) -> None:
-        """Say nothing of rounds up to this one: a resumed run tells them again."""
-        self.skipped = round_number
-
     def lines(self, event: Event) -> list[str]:
         kind = event["event"]
+        if kind == "resumed":
+            return self._resumed(event)
         if kind == "start":
             self.start = event
-            return [f"fedmtl {event['version']}, {event['mode']}, {_where(event)}, seed {event['seed']}"]
+            known = (str(event.get(name, "–")) for name in ("version", "mode", "seed"))
+            return ["fedmtl {}, {}, {where}, seed {}".format(*known, where=_where(event))]
         if kind == "data":
             return [_data_line(event)]
         if kind == "teacher":
@@ -95,12 +98,14 @@ class PlainDisplay:
         if kind == "site":
             return [f"  {event['client']} is here with {', '.join(event['tasks'])}"]
         if kind == "failure":
-            return [f"  {event['client']} failed in round {event['round']}: {event['reason']}"]
+            return [f"  {event['client']} failed in round {event['round']}: {event.get('reason')}"]
+        if kind == "remark":
+            return [f"  note: {event['client']}{' ' if event['client'] else ''}{event.get('reason')}"]
         if kind == "evaluation":
-            metric = self.start["tasks"][event["task"]]["metric"]
+            metric = self._metric(event["task"])
             self.scores[event["task"]] = (metric, event["metrics"].get(metric))
         if kind == "early_stop":
-            return [f"  {event['task']}: head fixed at round {event['best_round']} ({number(event['score'])})"]
+            return [f"  {event['task']}: head fixed at round {event['best_round']} ({number(event.get('score'))})"]
         if kind == "sharing":
             moves = [layer for layer in event["layers"] if layer["before"] != layer["after"]]
             return [f"  {m['layer']}: {m['before']} -> {m['after']}, {m['reason']}" for m in moves]
@@ -108,19 +113,35 @@ class PlainDisplay:
             return [*round_lines(event, self.start), self.round_line(event)]
         return []
 
+    def _resumed(self, event: Event) -> list[str]:
+        """What a resume goes on from; its earlier rounds are told again by events, and not said again."""
+        self.skipped = event["round"]
+        missing = event["missing"]
+        return [
+            *(f"  {problem}" for problem in event["broken"]),
+            *([f"  the events of {missing} are lost; the weights are not"] if missing else []),
+            f"{self.name} goes on after round {event['round']}",
+        ]
+
     def round_line(self, event: Event) -> str:
         scores = ", ".join(f"{task} {metric} {number(score)}" for task, (metric, score) in self.scores.items())
-        wire = f"up {amount(event['bytes_up'])}, down {amount(event['bytes_down'])}, " if event["round"] else ""
+        up, down = (amount(event.get(way, 0)) for way in ("bytes_up", "bytes_down"))
+        wire = f"up {up}, down {down}, " if event["round"] else ""
         pace = self.pace.words()
-        ends = f"{duration(event['seconds'])}{self._overhead(event)}{', ' if pace else ''}{pace}"
+        ends = f"{duration(event.get('seconds', 0.0))}{self._overhead(event)}{', ' if pace else ''}{pace}"
         self.scores = {}
         return f"  after round {event['round']}: {scores or 'not evaluated'} ({wire}{ends})"
 
     def _overhead(self, event: Event) -> str:
         """Between machines: what a round took beyond its slowest site's training and the scoring."""
-        if not self.is_deployed or not event["clients"]:
+        if not self.is_deployed or not event.get("clients"):
             return ""
-        return f", {duration(event['train_seconds'] - event['longest_client_seconds'])} of it not training"
+        other = event.get("train_seconds", 0.0) - event.get("longest_client_seconds", 0.0)
+        return f", {duration(other)} of it not training"
+
+    def _metric(self, task: str) -> str:
+        """The task's main metric, as the run's start named it."""
+        return str(self.start.get("tasks", {}).get(task, {}).get("metric", ""))
 
     def finish(self, run: RunFolder) -> None:
         """The closing table and where to look; where the seconds went, if the run told."""
@@ -141,12 +162,14 @@ class LiveDisplay(PlainDisplay):
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=terminal,
         )
+        self.rounds: TaskID | None = None
+        self.clients: TaskID | None = None
         self.history: dict[str, list[float | None]] = {}
         self.waiting = Spinner("line", "loading the data and the encoder")
         self.live = Live(self.waiting, console=terminal, refresh_per_second=4, transient=True)
@@ -162,23 +185,26 @@ class LiveDisplay(PlainDisplay):
         super().__call__(event)
         kind = event["event"]
         if kind == "start":
-            self.rounds = self.progress.add_task("rounds", total=event["num_rounds"])
+            self.rounds = self.progress.add_task("rounds", total=event.get("num_rounds", 0))
         elif kind == "clients":
             self.clients = self.progress.add_task("clients", total=len(event["clients"]))
-        elif kind == "answer":
+        elif kind == "answer" and self.clients is not None:
             self.progress.advance(self.clients)
         elif kind == "evaluation":
-            metric = self.start["tasks"][event["task"]]["metric"]
+            metric = self._metric(event["task"])
             self.history.setdefault(event["task"], []).append(event["metrics"].get(metric))
         elif kind == "round":
-            self.progress.update(self.rounds, completed=event["round"])
+            if self.rounds is not None:
+                self.progress.update(self.rounds, completed=event["round"])
             # Where clients are sampled, or join and leave, the last round's number is the best guess.
-            asked = event["clients"] + event["failures"]
-            self.progress.reset(self.clients, **({"total": asked} if asked else {}))
+            asked = event.get("clients", 0) + event.get("failures", 0)
+            if self.clients is not None:
+                self.progress.reset(self.clients, **({"total": asked} if asked else {}))
         self.live.update(self._view())
 
     def say(self, line: str) -> None:
         """Long lines are cut at words, and go on further to the right than they began."""
+        line = printable(line)
         inner = len(line) - len(line.lstrip()) + 2
         for part in textwrap.wrap(
             line, self.terminal.width, subsequent_indent=" " * inner, break_on_hyphens=False, break_long_words=False
@@ -194,24 +220,23 @@ class LiveDisplay(PlainDisplay):
         for task, scores in self.history.items():
             known = [score for score in scores if score is not None]
             best = max(known) if known else None
-            metric = self.start["tasks"][task]["metric"]
-            table.add_row(task, metric, number(scores[0]), number(best), number(scores[-1]))
+            table.add_row(task, self._metric(task), number(scores[0]), number(best), number(scores[-1]))
         parts: list[RenderableType] = [*([table] if self.history else []), self.progress]
         pace = self.pace.words()
         return Group(*parts, Text(pace)) if pace else Group(*parts)
 
 
 def _where(event: Event) -> str:
-    device, workers, stack = event["device"], event["workers"], event.get("stack", 0)
+    device, workers, stack = event.get("device", "–"), event.get("workers", 0), event.get("stack", 0)
     if stack:
-        return f"{device}, {stack} clients at once, {event['precision']}"
+        return f"{device}, {stack} clients at once, {event.get('precision', '–')}"
     return f"{device}, {workers} worker processes" if workers else f"{device}, in this process"
 
 
 def _data_line(event: Event) -> str:
-    cut = ", validation cut from train" if event["validation_cut"] else ""
-    truncated = f", {event['truncated']:,} truncated" if event["truncated"] else ""
+    cut = ", validation cut from train" if event.get("validation_cut") else ""
+    truncated = f", {event['truncated']:,} truncated" if event.get("truncated") else ""
     return (
-        f"  {event['task']}: {event['train']:,} train, {event['validation']:,} validation "
-        f"({event['source']}{cut}{truncated})"
+        f"  {event['task']}: {event.get('train', 0):,} train, {event.get('validation', 0):,} validation "
+        f"({event.get('source', '–')}{cut}{truncated})"
     )

@@ -16,7 +16,7 @@ from fedmtl.cli.terminal import write
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, find_run, read_events
+from fedmtl.runs import RunFolder, find_run, locked, read_events, repair_events
 
 if TYPE_CHECKING:
     from fedmtl.experiment.run import OpenCarrier
@@ -37,6 +37,9 @@ def run(
         str | None,
         typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
+    ] = False,
     engine: Annotated[
         Engine, typer.Option(help="Our own worker processes, or Flower's simulation (Ray): the same weights.")
     ] = Engine.local,
@@ -50,11 +53,13 @@ def run(
     """Train: one shared encoder, one head per task, over clients that keep their text."""
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
+    if repair and resume is None:
+        raise ConfigError("--repair: mends a run that was begun; name it with --resume")
     display = make_display(stderr=json_)
     if resume is None:
         done = _start(config, set or [], name, display, profile, engine)
     else:
-        done = _resume(resume, display, profile, engine)
+        done = _resume(resume, display, profile, engine, repair)
     display.finish(done)
     if json_:
         write(json.dumps(summarize(read_events(done), done.name).to_json()))
@@ -85,8 +90,19 @@ def _opener(engine: Engine) -> OpenCarrier:
     return open_simulation
 
 
-def _resume(name: str, display: Display, profile: bool, engine: Engine) -> RunFolder:
+def repaired(run: RunFolder, display: Display) -> None:
+    """Leave out the lines of a run's events that cannot be read, and say which."""
+    with locked(run.path):
+        broken = repair_events(run)
+    if broken:
+        lines = ", ".join(map(str, broken[:8])) + (f" and {len(broken) - 8} more" if len(broken) > 8 else "")
+        display.say(f"left out of {run.events}: line {lines}; the file as it was is beside it")
+
+
+def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: bool) -> RunFolder:
     found = find_run(name)
+    if repair:
+        repaired(found, display)
     events = read_events(found)
     summary = summarize(events, found.name)
     if summary.status == "done" and found.report.exists():
@@ -99,9 +115,8 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine) -> RunFo
     with display:
         from fedmtl.experiment.run import resume_run
 
-        display.skip_to(summary.rounds)
-        display.say(f"{found.name} goes on after round {summary.rounds}")
-        return resume_run(found, display, profile=profile, open_carrier=_opener(engine))
+        display.name = found.name
+        return resume_run(found, display, profile=profile, open_carrier=_opener(engine), repair=repair)
 
 
 def _warm_up(config: Config) -> None:

@@ -9,10 +9,9 @@ import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import make_display
-from fedmtl.cli.run import load
+from fedmtl.cli.run import load, repaired
 from fedmtl.errors import ConfigError, FedmtlError
-from fedmtl.run_summary import summarize
-from fedmtl.runs import find_run, read_events
+from fedmtl.runs import find_run
 
 DEFAULT = "127.0.0.1:9092"
 
@@ -31,6 +30,9 @@ def server(
         str | None,
         typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
+    ] = False,
 ) -> None:
     """Lead a run whose clients are sites on other machines (`fedmtl client`)."""
     needs_flower()
@@ -38,6 +40,8 @@ def server(
 
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
+    if repair and resume is None:
+        raise ConfigError("--repair: mends a run that was begun; name it with --resume")
     display = make_display()
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
@@ -49,6 +53,8 @@ def server(
             done = serve_run(loaded, name or (config.stem if config else "demo"), Place(address, certs), display)
     else:
         found = find_run(resume)
+        if repair:
+            repaired(found, display)
         with display:
             from fedmtl.experiment.serve import Place, remembered_place, resume_served
 
@@ -57,10 +63,8 @@ def server(
                 address = place.address if listen is None else parse_address(listen, "--listen")
                 place = Place(address, certs or place.certs)
             check_protection(place.address.host, place.certs, "--listen", "--certs DIR")
-            rounds = summarize(read_events(found), found.name).rounds
-            display.skip_to(rounds)
-            display.say(f"{found.name} goes on after round {rounds}")
-            done = resume_served(found, place, display)
+            display.name = found.name
+            done = resume_served(found, place, display, repair=repair)
     display.finish(done)
 
 

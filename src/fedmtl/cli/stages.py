@@ -8,6 +8,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedmtl.cli.terminal import Terminal, make_terminal
+from fedmtl.foreign import printable
 
 # Plain lines come at most this often.
 SECONDS_BETWEEN_LINES = 10.0
@@ -46,7 +47,8 @@ class StageBars(Stages):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>5.1f}%"))
+        described = TextColumn("{task.description}", markup=False)
+        columns = (described, BarColumn(), TextColumn("{task.percentage:>5.1f}%"))
         self.progress = Progress(*columns, console=terminal)
         self.bars: dict[str, TaskID] = {}
 
@@ -59,5 +61,6 @@ class StageBars(Stages):
 
     def show(self, stage: str, share: float, words: str) -> None:
         if stage not in self.bars:
-            self.bars[stage] = self.progress.add_task(stage, total=1.0)
-        self.progress.update(self.bars[stage], description=f"{stage}: {words}", completed=min(1.0, share))
+            self.bars[stage] = self.progress.add_task(printable(stage), total=1.0)
+        described = printable(f"{stage}: {words}")
+        self.progress.update(self.bars[stage], description=described, completed=min(1.0, share))

@@ -26,6 +26,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder_files import NO_CODE
 from fedmtl.model.kept_heads import has_fewer_heads
 from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
 from fedmtl.model.lora import merge
@@ -71,7 +72,7 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     head = _plain_head(task, values)
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
     _describe(config, task, len(head[1]))
-    classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+    classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, **NO_CODE).eval()
     with torch.no_grad():
         _copy_encoder(classifier, values)
         build(classifier, values, head)
@@ -85,7 +86,7 @@ def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
     saved.encoder.tokenizer.save_pretrained(folder)
     names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in saved.model.accepts]
     AutoTokenizer.from_pretrained(
-        folder, model_input_names=names, model_max_length=saved.max_length, local_files_only=True
+        folder, model_input_names=names, model_max_length=saved.max_length, local_files_only=True, **NO_CODE
     ).save_pretrained(folder)
 
 

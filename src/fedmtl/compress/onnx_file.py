@@ -8,7 +8,6 @@ leave the cores to others.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedmtl.compress.measure.latency import made_up_ids
 from fedmtl.errors import ModelError
-from fedmtl.tasks.task import Task
+from fedmtl.foreign import excerpt, parse_record
+from fedmtl.tasks.task import Task, read_tasks
 from fedmtl.tasks.tokens import mend_surrogates
 
 FORMAT = 1
@@ -30,6 +31,17 @@ BATCH = 32
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
 
 Row = tuple[str, ...]
+
+
+class _Record(BaseModel):
+    """What the file says of its model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    encoder: str = ""
+    tasks: dict[str, dict[str, Any]]
+    max_length: int = Field(ge=1, le=1 << 20)
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +82,18 @@ def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
     if found != str(FORMAT):
         which = "is not a file of fedmtl" if found is None else f"has format {found}, this version reads {FORMAT}"
         raise ModelError(f"{path}: {which}; write it anew with `fedmtl export RUN --to onnx`")
-    record = json.loads(metadata[MODEL_KEY])
-    tasks = {name: _task(values) for name, values in record["tasks"].items()}
+    remedy = "write it anew with `fedmtl export RUN --to onnx`"
+    record = parse_record(_Record, metadata.get(MODEL_KEY, "").encode(errors="replace"), str(path), remedy, ModelError)
+    tasks = read_tasks(record.tasks, str(path), ModelError)
     inputs = tuple(given.name for given in session.get_inputs())
-    tokenizer = Tokenizer.from_str(metadata[TOKENIZER_KEY])
-    return OnnxModel(path, tasks, record["max_length"], inputs, tokenizer, session, record.get("parameters"))
+    outputs = {given.name for given in session.get_outputs()}
+    if not set(inputs) <= set(INPUTS) or not {output_name(task) for task in tasks} <= outputs:
+        raise ModelError(f"{path}: its graph is not that of its tasks; {remedy}")
+    try:
+        tokenizer = Tokenizer.from_str(metadata.get(TOKENIZER_KEY, ""))
+    except Exception as error:  # its kinds are not public
+        raise ModelError(f"{path}: its tokenizer cannot be read ({excerpt(error)}); {remedy}") from error
+    return OnnxModel(path, tasks, record.max_length, inputs, tokenizer, session, record.parameters)
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
@@ -152,8 +171,3 @@ def _batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
     order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
     for start in range(0, len(order), size):
         yield order[start : start + size]
-
-
-def _task(values: dict[str, Any]) -> Task:
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Task(**given)

@@ -10,7 +10,7 @@ from fedmtl.config import AdaptersConfig, Config
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LEVEL = re.compile(r"all|group(\.[1-9][0-9]*)?|task|client|fixed")
 
 
@@ -38,7 +38,7 @@ def _check_names(path: str, names: Iterable[str]) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{path}: found the name {shown(name)}; use letters from a to z, digits, `_` and `-`,"
-                " and begin with a letter or a digit"
+                " 64 at most, and begin with a letter or a digit"
             )
 
 

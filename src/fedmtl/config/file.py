@@ -13,7 +13,7 @@ from fedmtl.config import Config
 from fedmtl.config.checks import check_config
 from fedmtl.config.errors import dotted, shown, to_config_error
 from fedmtl.config.paths import with_absolute_paths
-from fedmtl.config.yaml_text import parse_yaml, write_yaml
+from fedmtl.config.yaml_text import LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 
 
@@ -56,7 +56,9 @@ def config_schema() -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            # One letter more than may be there: the parser says so, without reading a file of any size.
+            text = file.read(LARGEST_TEXT + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a config in YAML") from None
     except UnicodeDecodeError as error:

@@ -53,6 +53,8 @@ def _is_path(value: str, folder: Path) -> bool:
 
 
 def _expand(value: str, path: tuple[Any, ...]) -> Path:
+    if "\0" in value:
+        raise ConfigError(f"{'.'.join(map(str, path))}: found {value!r}, no file's name has a null in it")
     try:
         return Path(value).expanduser()
     except RuntimeError:

@@ -1,4 +1,8 @@
-"""YAML as people mean it: `2e-5` is a number, `no` is a word, and a key stands once."""
+"""YAML as people mean it: `2e-5` is a number, `no` is a word, and a key stands once.
+
+What a text may come to is bounded before anything is made of it: its length, its depth, and its values with every alias
+written out, of which a kilobyte of YAML can hold billions.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,14 @@ import yaml
 
 from fedmtl.errors import ConfigError
 
+# A config of ten thousand clients is about a megabyte; the parser takes some seconds for as much.
+LARGEST_TEXT = 2 << 20
+MOST_VALUES = 200_000
+DEEPEST = 64
+# A seed has twenty digits; a number of thousands takes quadratic time to convert.
+LONGEST_NUMBER = 64
+
+_PREFIX = "tag:yaml.org,2002:"
 _WORDS = {
     "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
     "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
@@ -33,12 +45,83 @@ class _Dumper(yaml.SafeDumper):
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text; a mistake is a ConfigError with `where` and the line."""
+    if len(text) > LARGEST_TEXT:
+        raise ConfigError(f"{where}: has {len(text):,} letters; a config has at most {LARGEST_TEXT:,}")
+    loader = None
     try:
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _Measure().of(root, 1)
+        return loader.construct_document(root)
+    except RecursionError:
+        raise ConfigError(f"{where}: is nested deeper than {DEEPEST}; write it flatter") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_one_line(error, where)) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Measure:
+    """Counts the values of a document with its aliases written out, and checks every one of them on the way."""
+
+    def __init__(self) -> None:
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._open: set[int] = set()
+
+    def of(self, node: yaml.Node, depth: int) -> tuple[int, int]:
+        """How many values a node has, itself included, and how deep it is."""
+        if id(node) in self._open:
+            raise _problem(node, "an alias stands inside what it names; write the value out")
+        if id(node) not in self._counted:
+            self._open.add(id(node))
+            self._counted[id(node)] = self._count(node, depth)
+            self._open.remove(id(node))
+        values, height = self._counted[id(node)]
+        if depth + height > DEEPEST:
+            raise _problem(node, f"is nested deeper than {DEEPEST}; write it flatter")
+        if values > MOST_VALUES:
+            raise _problem(node, f"has more than {MOST_VALUES:,} values once its aliases are written out")
+        return values, height
+
+    def _count(self, node: yaml.Node, depth: int) -> tuple[int, int]:
+        if depth > DEEPEST:
+            raise _problem(node, f"is nested deeper than {DEEPEST}; write it flatter")
+        if isinstance(node, yaml.ScalarNode):
+            _check_scalar(node)
+            return 1, 0
+        pairs = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        kind = "seq" if isinstance(node, yaml.SequenceNode) else "map"
+        if node.tag != _PREFIX + kind:
+            raise _problem(node, f"the tag {node.tag} is not known here; leave it out")
+        values, height = 1, 0
+        for inner in pairs:
+            more, below = self.of(inner, depth + 1)
+            values, height = values + more, max(height, below + 1)
+            if values > MOST_VALUES:
+                raise _problem(node, f"has more than {MOST_VALUES:,} values once its aliases are written out")
+        return values, height
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    """Raise where a tag says what its value is not, where a number is endless, or where no file can hold the text."""
+    kind = node.tag.removeprefix(_PREFIX)
+    if kind != "str" and kind not in _WORDS:
+        raise _problem(node, f"the tag {node.tag} is not known here; leave it out")
+    if kind != "str" and not _WORDS[kind].match(node.value):
+        raise _problem(node, f"the tag says {kind}, which the value is not; leave the tag out")
+    if kind in ("int", "float") and len(node.value) > LONGEST_NUMBER:
+        raise _problem(node, f"a number has {len(node.value):,} digits; {LONGEST_NUMBER} are the most")
+    if not node.value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in node.value):
+        raise _problem(node, "a text has half a character in it, which no file can hold; write the whole one")
+
+
+def _problem(node: yaml.Node, words: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
 
 
 def write_yaml(value: Any) -> str:
@@ -50,7 +133,7 @@ def _one_line(error: yaml.MarkedYAMLError, where: str) -> str:
     mark = error.problem_mark or error.context_mark
     line = f", line {mark.line + 1}" if mark else ""
     problem = error.problem or error.context or "cannot be read"
-    if "alias" in f"{error.context} {problem}":
+    if "undefined alias" in problem or "alias" in f"{error.context}":
         problem += '; a text that starts with * needs quotes, such as "*"'
     return f"{where}{line}: {' '.join(problem.split())}"
 

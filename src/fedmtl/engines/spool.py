@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +11,31 @@ import numpy as np
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.wire.indices import Bytes
 
+MESSAGE = "message-"
+
 
 class Spool:
-    """Hands out files that nobody uses; as many are made as are in use at once."""
+    """Hands out files that nobody uses; as many are made as are in use at once.
+
+    Their names are this spool's own, so that no process of a run that was killed can write to a file that is mapped
+    here; what such a run left is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._free: list[Path] = []
         self._num_made = 0
+        self._prefix = f"{MESSAGE}{secrets.token_hex(4)}-"
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"{MESSAGE}*"):
+            path.unlink(missing_ok=True)
 
     def take(self) -> Path:
         """A file for one message; it may hold an old one."""
         if self._free:
             return self._free.pop()
         self._num_made += 1
-        return self._folder / f"message-{self._num_made}"
+        return self._folder / f"{self._prefix}{self._num_made}"
 
     def give_back(self, path: Path) -> None:
         """Nobody reads the file any more: it may be written over."""

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedmtl.engines.memory import heap_trimmer
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import CannotContinue, FedmtlError
 
 # Set for the workers before any numeric library loads: one thread per process, and no idle pools of them.
 ONE_THREAD = {
@@ -28,6 +28,8 @@ ONE_THREAD = {
 
 # The operating system takes no wait of years.
 LONGEST_WAIT = 3600.0
+# How often the start of a process is tried.
+STARTS = 3
 
 Handler = Callable[[Any], Any]
 Start = Callable[[Any], Handler]
@@ -62,15 +64,21 @@ class _Ahead:
 
 @dataclass
 class _Worker:
+    """A process and the call it has; `first_end` is how an earlier process ended that had the same call."""
+
     process: BaseProcess
     pipe: Connection
     ticket: int | None = None
+    call: Any = None
+    first_end: str | None = None
 
 
 class WorkerPool:
     """Runs `start(setup)(call)` in `num_workers` processes, or in this one where that is 0.
 
-    A worker that dies or outlasts its time costs the one call it had, and is replaced.
+    A process that dies is replaced, and its call is repeated once within the same deadline: calls must give the same
+    result when a process that had them before ended halfway. The second death is the call's error. Calls that raise
+    or outlast the deadline are not repeated.
     """
 
     def __init__(self, start: Start, setup: Any, num_workers: int) -> None:
@@ -100,12 +108,14 @@ class WorkerPool:
             for worker in busy:
                 is_over = time.monotonic() >= deadline
                 if worker.pipe in ready:
-                    answer = self._receive(worker)
+                    answer = self._receive(worker, may_repeat=not is_over)
                 elif is_over:
-                    answer = self._replace(worker, too_late(seconds))
+                    answer = self._give_up(worker, too_late(seconds))
                 else:
                     continue
-                worker.ticket = None
+                if answer is None:
+                    continue
+                worker.ticket = worker.call = worker.first_end = None
                 if not is_over:
                     # First of all, so that no worker waits while its last answer is read and the next call is made.
                     self._feed(worker, pending)
@@ -133,38 +143,77 @@ class WorkerPool:
             yield _call(self._handler, ticket, call)
 
     def _feed(self, worker: _Worker, pending: Iterator[tuple[int, Any]]) -> None:
-        worker.ticket, call = next(pending, (None, None))
-        if worker.ticket is not None:
-            # A worker that died while it waited is noticed when its answer is read.
-            with suppress(OSError):
-                worker.pipe.send((worker.ticket, call))
+        worker.ticket, worker.call = next(pending, (None, None))
+        if worker.ticket is None:
+            return
+        try:
+            worker.pipe.send((worker.ticket, worker.call))
+        except OSError:
+            # It died while it waited, which is nothing that the call did.
+            self._replace(worker)
+            self._send_again(worker)
 
-    def _receive(self, worker: _Worker) -> Answer:
+    def _send_again(self, worker: _Worker) -> None:
+        # One that is already dead is noticed when its answer is read.
+        with suppress(OSError):
+            worker.pipe.send((worker.ticket, worker.call))
+
+    def _receive(self, worker: _Worker, *, may_repeat: bool) -> Answer | None:
+        """The answer; None where the process died and another was given its call."""
         try:
             answer: Answer = worker.pipe.recv()
             return answer
         except (EOFError, OSError):
             worker.process.join(5)
-            return self._replace(worker, f"its process ended with code {worker.process.exitcode}")
+            end = _how_it_ended(worker.process.exitcode)
+        if worker.first_end is not None:
+            return self._give_up(worker, f"both processes that had its job died: {worker.first_end}, then {end}")
+        if not may_repeat:
+            return self._give_up(worker, f"its process died: {end}")
+        self._replace(worker)
+        worker.first_end = end
+        self._send_again(worker)
+        return None
 
-    def _replace(self, worker: _Worker, reason: str) -> Answer:
+    def _give_up(self, worker: _Worker, reason: str) -> Answer:
         ticket = worker.ticket
         assert ticket is not None
+        self._replace(worker)
+        return Answer(ticket, error=reason)
+
+    def _replace(self, worker: _Worker) -> None:
+        """Put a fresh process in the place of this one, which is gone when this returns and writes nothing more."""
         worker.process.kill()
         worker.process.join()
         worker.pipe.close()
         fresh = self._spawn()
         worker.process, worker.pipe = fresh.process, fresh.pipe
-        return Answer(ticket, error=reason)
 
     def _spawn(self) -> _Worker:
+        for _ in range(STARTS - 1):
+            # A process that is killed while it is being started.
+            with suppress(OSError, EOFError):
+                return self._started()
+        try:
+            return self._started()
+        except (OSError, EOFError) as error:
+            raise CannotContinue(
+                f"a worker process cannot be started ({error}); free memory, or raise the limit on processes"
+            ) from error
+
+    def _started(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_serve, args=(theirs, self._start, self._setup), daemon=True, name="fedmtl-worker"
         )
-        with _environment(ONE_THREAD):
-            process.start()
-        theirs.close()
+        try:
+            with _environment(ONE_THREAD):
+                process.start()
+        except (OSError, EOFError):
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         return _Worker(process, ours)
 
 
@@ -193,6 +242,7 @@ def _start_method() -> str:
 
 def _serve(pipe: Connection, start: Start, setup: Any) -> None:
     """A worker's life: build once, then answer calls until the pipe closes."""
+    _end_with_parent()
     import torch
 
     # Ctrl-C goes to the whole group; the parent decides and closes the pipe.
@@ -214,6 +264,34 @@ def _serve(pipe: Connection, start: Start, setup: Any) -> None:
                 continue
         pipe.send(_call(handler, ticket, call))
         trim()
+
+
+def _end_with_parent() -> None:
+    """A worker ends as soon as the process that uses it does, however that one ends and whatever the worker is doing.
+
+    The run may be resumed at once, in the same folder: a job that went on would write over the files of the new ones.
+    Its parent in the system's eyes is multiprocessing's fork server, which waits for its workers.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return "killed by SIGKILL (out of memory?)" if name == "SIGKILL" else f"killed by {name}"
 
 
 def _call(handler: Handler, ticket: int, call: Any) -> Answer:

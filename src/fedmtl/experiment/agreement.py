@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmtl import __version__
-from fedmtl.federation.handshake import Terms
+from fedmtl.federation.handshake import SiteTerms, Terms
 from fedmtl.model.keys import Key, owner_task, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.tasks.task import Task
@@ -18,17 +18,19 @@ LETTERS = 16
 
 
 def own_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
+    """A server's terms, which name the labels of its tasks."""
+    labels = {name: list(task.labels) for name, task in tasks.items()}
+    return Terms(**dict(site_terms(model, tokenizer)), labels=labels)
+
+
+def site_terms(model: MultiTaskModel, tokenizer: Any) -> SiteTerms:
+    """A site's terms, which name no label."""
     encoder = {
         Key("", name): getattr(module, leaf).detach()
         for name, (module, leaf) in model.canonical().items()
         if owner_task(name) is None
     }
-    return Terms(
-        version=__version__,
-        tokenizer=_digest(tokenizer),
-        encoder=weights_sha256(encoder)[:LETTERS],
-        labels={name: list(task.labels) for name, task in tasks.items()},
-    )
+    return SiteTerms(version=__version__, tokenizer=_digest(tokenizer), encoder=weights_sha256(encoder)[:LETTERS])
 
 
 def _digest(tokenizer: Any) -> str:

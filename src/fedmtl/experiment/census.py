@@ -10,10 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from fedmtl.experiment.population import Population
-from fedmtl.federation.handshake import Hello
+from fedmtl.federation.handshake import SCORE_RANGES, Hello
 from fedmtl.tasks.task import Task
-
-SCORE_RANGES = 5
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,11 @@ def take_census(population: Population, tasks: Mapping[str, Task]) -> Census:
 
 
 def told_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Census:
-    """What sites said they have; labels in the task's order."""
+    """What sites said they have; their counts of labels are in the task's order, and none where one tells none."""
     clients = {
         client: {
-            name: Holding(held.examples, _in_order(held.labels, tasks[name])) for name, held in hello.tasks.items()
+            name: Holding(held.examples, dict(zip(label_names(tasks[name]), held.labels, strict=False)))
+            for name, held in hello.tasks.items()
         }
         for client, hello in hellos.items()
     }
@@ -70,19 +69,24 @@ def told_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Censu
 
 def label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:
     """Examples per label, or per range of scores."""
+    return dict(zip(label_names(task), counts_in_order(task, labels), strict=True))
+
+
+def counts_in_order(task: Task, labels: np.ndarray) -> list[int]:
+    """How many examples each label has in the task's order, or each range of scores from the lowest."""
     if not task.is_regression:
-        counts = np.bincount(labels, minlength=len(task.labels))
-        return {label: int(count) for label, count in zip(task.labels, counts, strict=True)}
+        return [int(count) for count in np.bincount(labels, minlength=len(task.labels))]
+    counts, _ = np.histogram(labels, bins=np.linspace(0.0, 1.0, SCORE_RANGES + 1))
+    return [int(count) for count in counts]
+
+
+def label_names(task: Task) -> list[str]:
+    """The labels in order, or the ranges of scores in words."""
+    if not task.is_regression:
+        return list(task.labels)
     low, high = task.score_range
     edges = np.linspace(0.0, 1.0, SCORE_RANGES + 1)
-    counts, _ = np.histogram(labels, bins=edges)
-    names = [f"{low + (high - low) * a:.1f}-{low + (high - low) * b:.1f}" for a, b in pairwise(edges)]
-    return {name: int(count) for name, count in zip(names, counts, strict=True)}
-
-
-def _in_order(labels: Mapping[str, int], task: Task) -> dict[str, int]:
-    names = task.labels or sorted(labels)
-    return {name: labels.get(name, 0) for name in names}
+    return [f"{low + (high - low) * a:.1f}-{low + (high - low) * b:.1f}" for a, b in pairwise(edges)]
 
 
 def _quantiles(population: Population, tasks: Mapping[str, Task]) -> dict[str, list[float]]:

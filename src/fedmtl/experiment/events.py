@@ -105,6 +105,11 @@ def failure_event(failure: Failure) -> Event:
     }
 
 
+def remark_event(round_number: int, client: str, reason: str) -> Event:
+    """Something worth knowing that cost no contribution; the client is "" where it is about the server itself."""
+    return {"event": "remark", "round": round_number, "client": client, "reason": reason}
+
+
 def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[str, Task]) -> list[Event]:
     return [
         {

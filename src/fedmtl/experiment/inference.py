@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from fedmtl.config.file import load_config
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.experiment.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client_state import load_state
+from fedmtl.foreign import excerpt
 from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.keys import Weights
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.runs import RunFolder
@@ -43,6 +45,9 @@ class LoadedRun:
 
 def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
     """The final model; where values stay at clients, that of the client named, with the tasks it has."""
+    # The folder may be anybody's: what it opens lies in it.
+    for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
+        check_inside(part, run.path)
     saved = load_model(run.model)
     own = _own_values(run, client) if client else {}
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
@@ -82,6 +87,18 @@ def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> li
 @torch.inference_mode()
 def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
     """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
+    try:
+        return _predict(loaded, rows, tasks)
+    except FedmtlError:
+        raise
+    except Exception as error:  # a tokenizer and an encoder that load and do not fit each other fail in any way
+        raise ModelError(
+            f"{loaded.run.name}: its model cannot answer ({type(error).__name__}: {excerpt(error)}); put back a whole"
+            " copy of the run, or make it again"
+        ) from error
+
+
+def _predict(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
     answers: dict[str, np.ndarray] = {}
     for group in _same_pass(loaded, tasks):
         first = loaded.saved.tasks[group[0]]

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.audit import Audit
 from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import serve_site
 from fedmtl.engines.worker import WorkerPool
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.experiment.site_worker import SiteSettings, start_site
+from fedmtl.runs import make_private_folder
 
 # Before the server's welcome says otherwise.
 MAX_BYTES = 1 << 36
@@ -31,13 +33,16 @@ class Ended(FedmtlError):
 
 def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, say: Callable[[str], None]) -> None:
     """Take part until the run is over."""
-    settings.spool.mkdir(parents=True, exist_ok=True)
+    make_private_folder(settings.folder)
+    make_private_folder(settings.spool)
     with _only_one(settings.folder), raised(Ended):
-        line = Line(address, keys, settings.spool, MAX_BYTES)
+        audit = Audit(settings.folder)
+        line = Line(address, keys, settings.spool, MAX_BYTES, say)
         pool = WorkerPool(start_site, settings, 1)
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")
-            say(serve_site(line, pool, say))
+            say(settings.policy.words())
+            say(serve_site(line, pool, say, audit))
         finally:
             pool.close()
             shutil.rmtree(settings.spool, ignore_errors=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedmtl.config import Config, FederationConfig
+from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.messages import Codecs
 from fedmtl.model.plan import SharingPlan, plan_from_config
 from fedmtl.tasks.examples import join_examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.membership import active_tasks, task_clients
+from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings, local_settings
 
 CENTRAL = "central"
 
@@ -75,6 +78,25 @@ def mode_federation(config: Config) -> FederationConfig:
     if config.mode.startswith("federated"):
         return config.federation
     return config.federation.model_copy(update={"aggregation": "mean", "max_share": None})
+
+
+def client_settings(
+    config: Config, tasks: Mapping[str, Task], plan: SharingPlan, names: Sequence[str]
+) -> LocalSettings:
+    """What clients are given for training; a deployed site finds the same of the server's config."""
+    adaptive = config.sharing.adaptive
+    settings = local_settings(
+        config.training,
+        {name: task.learning_rate for name, task in tasks.items()},
+        {name: task.weight for name, task in tasks.items()},
+        keep_optimizer=keeps_optimizer(config),
+        batch_sizes={name: task.batch_size for name, task in tasks.items()},
+    )
+    return replace(
+        settings,
+        measured_layers=tuple(movable_layers(adaptive, plan, names)) if adaptive else (),
+        logit_adjustment=logit_adjustment(config),
+    )
 
 
 def keeps_optimizer(config: Config) -> bool:

@@ -17,8 +17,7 @@ from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.compute import DTYPES, Compute, choose_compute, choose_device
 from fedmtl.experiment.modes import (
-    keeps_optimizer,
-    logit_adjustment,
+    client_settings,
     mode_active_tasks,
     mode_codecs,
     mode_data,
@@ -43,7 +42,6 @@ from fedmtl.model.values import initial_weights, linear_weights
 from fedmtl.runs import RunFolder
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import local_settings
 
 
 @dataclass(frozen=True)
@@ -119,17 +117,7 @@ def assemble(
         active_tasks=active,
         federation=mode_federation(config),
         evaluation=config.evaluation,
-        settings=replace(
-            local_settings(
-                config.training,
-                {name: task.learning_rate for name, task in tasks.items()},
-                {name: task.weight for name, task in tasks.items()},
-                keep_optimizer=keeps_optimizer(config),
-                batch_sizes={name: task.batch_size for name, task in tasks.items()},
-            ),
-            measured_layers=tuple(movable),
-            logit_adjustment=logit_adjustment(config),
-        ),
+        settings=client_settings(config, tasks, plan, list(model.canonical())),
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),

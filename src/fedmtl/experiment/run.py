@@ -28,9 +28,10 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.pruning_event import pruning_event
+from fedmtl.experiment.resume import opened_events, take_up
 from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.experiment.signals import raised
-from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
+from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.messages import (
     ClientId,
@@ -55,6 +56,7 @@ from fedmtl.runs import (
     append_results,
     create_run,
     cut_back,
+    locked,
     read_events,
     write_atomic,
 )
@@ -96,11 +98,12 @@ def start_run(
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = prepare(config, observe)
     run = create_run(Path(config.output), name)
-    write_atomic(run.config, dump_config(config).encode())
-    log = Log(run, observe)
-    for event in opening_events(prepared):
-        log(event)
-    return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run), profile=profile)
+    with locked(run.path):
+        write_atomic(run.config, dump_config(config).encode())
+        log = Log(run, observe)
+        for event in opening_events(prepared):
+            log(event)
+        return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run), profile=profile)
 
 
 def resume_run(
@@ -109,25 +112,23 @@ def resume_run(
     *,
     profile: bool = False,
     open_carrier: OpenCarrier = open_engine,
+    repair: bool = False,
 ) -> RunFolder:
-    """Go on after the last whole round, with the weights the run would have had if it had never stopped."""
-    if any(event["event"] == "distill" for event in read_events(run)):
-        raise FedmtlError(f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`")
-    config = load_config(run.config)
-    prepared = prepare(config, observe)
-    state = load_checkpoint(run.checkpoints) or prepared.state
-    cut_back(run, state.round if state.progress else -1)
-    log = Log(run, observe)
-    known = read_events(run)
-    if not any(event["event"] == "plan" for event in known):
-        # Killed before the opening was whole.
-        run.events.unlink(missing_ok=True)
-        known = opening_events(prepared)
-        for event in known:
-            append_event(run, event)
-    for event in known:
-        observe(event)
-    return drive(prepared, state, run, log, lambda: open_carrier(prepared, run), profile=profile)
+    """Go on after the last whole round, with the weights the run would have had if it had never stopped.
+
+    With `repair`, a run whose events have lost rounds goes on without them.
+    """
+    with locked(run.path):
+        if any(event["event"] == "distill" for event in read_events(run)):
+            raise FedmtlError(
+                f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`"
+            )
+        prepared = prepare(load_config(run.config), observe)
+        state = take_up(run, prepared, observe, keeps_clients=True, repair=repair)
+        for event in opened_events(run, prepared):
+            observe(event)
+        log = Log(run, observe)
+        return drive(prepared, state, run, log, lambda: open_carrier(prepared, run), profile=profile)
 
 
 class Log:

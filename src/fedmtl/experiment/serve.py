@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.flower.addresses import Address
@@ -25,13 +27,15 @@ from fedmtl.experiment.deployed_tasks import (
     server_data,
     server_population,
 )
-from fedmtl.experiment.events import failure_event, opening_events
+from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
+from fedmtl.experiment.resume import take_up
 from fedmtl.experiment.run import Log, Observer, drive
-from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
-from fedmtl.runs import RunFolder, create_run, cut_back, read_events, write_atomic
+from fedmtl.federation.server import all_stopped
+from fedmtl.foreign import parse_record, read_record
+from fedmtl.runs import RunFolder, create_run, locked, read_events, write_atomic
 
 
 @dataclass(frozen=True)
@@ -58,27 +62,54 @@ def serve_run(config: Config, name: str, place: Place, observe: Observer = lambd
     enrolments = _enrolments(config, place)
     prepared, membership = _prepare(config)
     run = create_run(Path(config.output), name)
-    write_atomic(run.config, dump_config(config).encode())
-    _remember(run, place)
-    return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
+    with locked(run.path):
+        # First: a folder with a config is a run, which can be resumed at its place.
+        _remember(run, place)
+        write_atomic(run.config, dump_config(config).encode())
+        return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
 
 
-def resume_served(run: RunFolder, place: Place | None = None, observe: Observer = lambda event: None) -> RunFolder:
-    """Go on after the last whole round; sites come back by themselves. Without a place, where it was before."""
-    config = load_config(run.config)
-    place = place or remembered_place(run)
-    enrolments = _enrolments(config, place)
-    prepared, membership = _prepare(config)
-    state = load_checkpoint(run.checkpoints) or prepared.state
-    cut_back(run, state.round if state.progress else -1)
-    for event in read_events(run):
-        observe(event)
-    return _serve(prepared, membership, state, run, place, enrolments, observe)
+def resume_served(
+    run: RunFolder, place: Place | None = None, observe: Observer = lambda event: None, *, repair: bool = False
+) -> RunFolder:
+    """Go on after the last whole round; sites come back by themselves. Without a place, where it was before.
+
+    With `repair`, a run whose events have lost rounds goes on without them.
+    """
+    with locked(run.path):
+        config = load_config(run.config)
+        place = place or remembered_place(run)
+        enrolments = _enrolments(config, place)
+        prepared, membership = _prepare(config)
+        state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
+        if not any(event["event"] == "plan" for event in read_events(run)):
+            # Killed before the opening was whole: all of it is told anew.
+            run.events.unlink(missing_ok=True)
+        for event in read_events(run):
+            observe(event)
+        return _serve(prepared, membership, state, run, place, enrolments, observe)
+
+
+class _PlaceRecord(BaseModel):
+    """What place.json holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    host: str = Field(min_length=1, max_length=253)
+    port: int = Field(ge=0, le=65535)
+    certs: str | None
 
 
 def remembered_place(run: RunFolder) -> Place:
-    told = json.loads((run.path / "place.json").read_text())
-    return Place(Address(told["host"], told["port"]), None if told["certs"] is None else Path(told["certs"]))
+    told = _place_record(run)
+    return Place(Address(told.host, told.port), None if told.certs is None else Path(told.certs))
+
+
+def _place_record(run: RunFolder) -> _PlaceRecord:
+    path = run.path / "place.json"
+    remedy = "put back a copy of it, or start a new run with `fedmtl server`"
+    return parse_record(_PlaceRecord, read_record(path, remedy), str(path), remedy)
 
 
 def _remember(run: RunFolder, place: Place) -> None:
@@ -123,6 +154,10 @@ def _serve(
     known = read_events(run)
     if not any(event["event"] == "start" for event in known):
         log(opening_events(prepared, told_census({}, prepared.tasks))[0])
+    certificate = enrolments.certificate()
+    warning = None if certificate is None else certificate.warning()
+    if warning is not None:
+        log(remark_event(now[0], "", warning))
     opened: list[FlowerEngine] = []
 
     def open_carrier() -> FlowerEngine:
@@ -154,7 +189,7 @@ def _open(
     table, leaf = prepared.model.canonical()[prepared.strategy.table]
     num_rows = getattr(table, leaf).shape[0]
     welcome = Welcome(
-        run=json.loads((run.path / "place.json").read_text())["id"],
+        run=_place_record(run).id,
         config=_for_sites(prepared.config),
         evaluated=prepared.evaluates_at_clients,
         max_bytes=prepared.config.wire.max_bytes,
@@ -162,27 +197,31 @@ def _open(
     )
 
     def judge(hello: Hello, key: bytes) -> str | None:
+        strange = sorted(set(hello.tasks) - set(prepared.tasks))
+        if strange:
+            return f"brings {', '.join(strange)}; the run's tasks are {', '.join(prepared.tasks)}"
         reason = refusal(hello, terms, num_rows, enrolments.tasks(), enrolments.name_of(key))
         if reason is None:
             membership.brought[hello.client] = tuple(name for name in prepared.tasks if name in hello.tasks)
         return reason
 
     def note(note: Note) -> None:
-        if note.hello is None:
-            log(failure_event(Failure(round_now(), note.client, note.reason)))
-        else:
+        if note.hello is not None:
             tasks = {name: held.examples for name, held in note.hello.tasks.items()}
             log({"event": "site", "round": round_now(), "client": note.client, "tasks": tasks})
+        elif note.kind == "refused":
+            log(failure_event(Failure(round_now(), note.client, note.reason)))
+        else:
+            log(remark_event(round_now(), note.client, note.reason))
 
     return FlowerEngine(
         scorer=open_engine(prepared, run),
         spool=run.spool,
         max_bytes=prepared.config.wire.max_bytes,
         address=place.address,
-        certificate=enrolments.certificate(),
+        enrolments=enrolments,
         welcome=welcome.model_dump_json(),
         judge=judge,
-        keys=enrolments.keys,
         note=note,
     )
 
@@ -190,8 +229,11 @@ def _open(
 def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
     """Wait for all who are expected, then for enough of them before every round.
 
-    A resumed run expects those of its last round, no longer than it would have waited for their answers.
+    A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
+    killed after its last round, when its sites had left, expects nobody.
     """
+    if state.round >= prepared.strategy.settings.num_rounds or all_stopped(state, prepared.strategy):
+        return
     federation = prepared.config.federation
     is_new = state.round == 0
     last = [client for client, number in state.accepted.items() if number == state.round]

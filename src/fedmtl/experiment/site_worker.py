@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.engines.flower.parent import die_with_parent
+from fedmtl.federation.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class SiteSettings:
     """A site as its owner describes it: which tasks, from which files, with which encoder, and where it keeps things.
 
     `files` are its own per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
-    that the server's config deals to this client.
+    in the package that the server's config deals to this client. `policy` is what the server may have of all this.
     """
 
     client: str
@@ -27,6 +28,7 @@ class SiteSettings:
     root: str | None = None
     model: str | None = None
     device: str = "auto"
+    policy: Policy = field(default_factory=Policy)
 
 
 def start_site(settings: SiteSettings) -> Callable[[Any], Any]:

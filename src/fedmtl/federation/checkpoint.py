@@ -1,31 +1,89 @@
-"""States on disk: a tensor file and a JSON file per round, whole or absent."""
+"""States on disk: a tensor file and a JSON file per round, whole or absent.
+
+A checkpoint is read as if anybody had written it: both files have a digest, the JSON is one of ours in every field, and
+`check_state` compares the tensors with the model that is to go on with them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import LayerTrack, Progress, State
-from fedmtl.model.plan import SharingPlan
+from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
+from fedmtl.model.keys import Key, Weights, is_personal, owner_task
+from fedmtl.model.plan import PlanRecord
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs import write_atomic
 
 BEST = "best_head."
 OPTIMIZER = "optimizer."
 PRUNED = "pruned"
+REMEDY = "put back whole copies of its two files"
+
+Round = Annotated[int, Field(ge=0, le=10**9)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _ProgressRecord(_Strict):
+    scores: list[tuple[Round, Number | None]]
+    best_round: Round | None
+    best_score: Number | None
+    stopped_round: Round | None
+
+
+class _TrackRecord(_Strict):
+    agreement: dict[str, Number]
+    low: Round
+    high: Round
+
+
+class _Record(_Strict):
+    """The JSON file; `digest` is over all else that is in it, and older ones have none."""
+
+    round: Round
+    plan: PlanRecord
+    progress: dict[str, _ProgressRecord]
+    accepted: dict[str, Round]
+    best_overall: tuple[Round, Number] | None
+    # Checkpoints of before layers could move have none.
+    sharing: dict[str, _TrackRecord] = {}
+    # Nor those of before updates could be clipped.
+    norms: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    sha256: Digest
+    digest: Digest | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The last whole state of a folder, None where it has no checkpoint at all, and what is wrong with later ones."""
+
+    state: State | None
+    broken: tuple[str, ...] = ()
 
 
 def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     """Write the state; the JSON comes last, so a checkpoint without it does not count.
 
-    The last, the best by overall score and every `keep_every`-th round are kept, others removed.
+    The last two, the best by overall score and every `keep_every`-th round are kept, others removed: clients keep what
+    is theirs for two rounds, so a run whose last checkpoint breaks goes on from the one before.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = folder / f"{_stem(state.round)}.safetensors"
     slots = {
         "weights": state.weights,
@@ -44,57 +102,139 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         "norms": dict(state.norms),
         "sha256": digest,
     }
+    record["digest"] = _digest(record)
     write_atomic(folder / f"{_stem(state.round)}.json", json.dumps(record, indent=1).encode())
     best = state.best_overall[0] if state.best_overall else None
-    for number in _rounds(folder):
-        if number < state.round and number != best and not (keep_every and number % keep_every == 0):
+    earlier = [number for number in _rounds(folder) if number < state.round]
+    for number in earlier:
+        if number not in (max(earlier), best) and not (keep_every and number % keep_every == 0):
             (folder / f"{_stem(number)}.json").unlink(missing_ok=True)
             (folder / f"{_stem(number)}.safetensors").unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path, round_number: int | None = None) -> State | None:
-    """The state of that round, or the last whole one; None where there is none.
-
-    A last checkpoint whose tensors do not fit their digest was interrupted: the one before it counts.
-    """
-    candidates = [round_number] if round_number is not None else sorted(_rounds(folder), reverse=True)
-    for number in candidates:
-        record_path, tensors = folder / f"{_stem(number)}.json", folder / f"{_stem(number)}.safetensors"
-        if record_path.exists() and tensors.exists():
-            record = json.loads(record_path.read_text())
-            if hashlib.sha256(tensors.read_bytes()).hexdigest() == record["sha256"]:
-                return _state(record, load_tensors(tensors))
-    if round_number is not None:
+    """The state of that round, or of the last one; None where there is none. A broken one is an error."""
+    if round_number is None:
+        rounds = _rounds(folder)
+        return _load(folder, max(rounds)) if rounds else None
+    if not (folder / f"{_stem(round_number)}.json").exists():
         kept = ", ".join(map(str, sorted(_rounds(folder)))) or "none"
         raise FedmtlError(f"{folder}: no checkpoint of round {round_number}; kept: {kept}")
-    return None
+    return _load(folder, round_number)
 
 
-def _state(record: dict[str, Any], slots: dict[str, Any]) -> State:
+def last_whole_checkpoint(folder: Path) -> Checkpoint:
+    """What a resume goes on from; where every checkpoint is broken, the last one's error."""
+    broken: list[FedmtlError] = []
+    for number in sorted(_rounds(folder), reverse=True):
+        try:
+            return Checkpoint(_load(folder, number), tuple(map(str, broken)))
+        except FedmtlError as error:
+            broken.append(error)
+    if broken:
+        raise FedmtlError(
+            f"{broken[0]}; no other checkpoint is whole: without copies, start a new run with its config.yaml"
+        )
+    return Checkpoint(None)
+
+
+def check_state(state: State, names: Mapping[str, Tensor], tasks: Sequence[str], where: Path) -> None:
+    """Raise unless the state is one of this model: `names` are its parameters, `tasks` those of the config."""
+
+    def refuse(what: str) -> FedmtlError:
+        return FedmtlError(
+            f"{where}: the checkpoint of round {state.round} is of another model or config ({excerpt(what)}); resume"
+            " with the run's own config.yaml"
+        )
+
+    unknown = [task for task in state.progress if task not in tasks]
+    if unknown:
+        raise refuse(f"it has a task {unknown[0]}")
+    views = state.plan.keys(names, tasks, "").values()
+    expected = {key for view in views for key in view.values() if not is_personal(key)}
+    odd = sorted(expected ^ set(state.weights))
+    if odd:
+        raise refuse(f"{'it lacks' if odd[0] in expected else 'it has'} {odd[0].name} of scope {odd[0].scope}")
+    slots: dict[str, Mapping[Key, Tensor]] = {"weights": state.weights, **state.server_optimizer}
+    slots |= {task: progress.best_head for task, progress in state.progress.items()}
+    for slot, values in slots.items():
+        for key, value in values.items():
+            problem = _misfit(key, value, names)
+            if slot in state.server_optimizer and key not in state.weights:
+                problem = "is in no slice"
+            if slot in state.progress and owner_task(key.name) != slot:
+                problem = "is not the head's"
+            if problem is not None:
+                raise refuse(f"{slot}: {key.name} {problem}")
+    for key, value in state.pruned.items():
+        if key not in state.weights or value.shape != state.weights[key].shape or value.dtype != torch.bool:
+            raise refuse(f"pruned: {key.name} does not fit")
+
+
+def _misfit(key: Key, value: Tensor, names: Mapping[str, Tensor]) -> str | None:
+    like = names.get(key.name)
+    if like is None:
+        return "is no parameter"
+    if value.shape != like.shape or value.dtype != like.dtype:
+        return f"has shape {tuple(value.shape)} of {value.dtype}, the model {tuple(like.shape)} of {like.dtype}"
+    return None if bool(value.isfinite().all()) else "has a value that is not finite"
+
+
+def _load(folder: Path, number: int) -> State:
+    path, tensors = folder / f"{_stem(number)}.json", folder / f"{_stem(number)}.safetensors"
+    record = _read(path, number)
+    try:
+        with tensors.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise FedmtlError(f"{tensors}: cannot be read ({error.strerror}); {REMEDY}") from None
+    if found != record.sha256:
+        raise FedmtlError(f"{tensors}: is broken, its sha256 is not that of {path.name}; {REMEDY}")
+    return _state(record, load_tensors(tensors))
+
+
+def _read(path: Path, number: int) -> _Record:
+    text = read_record(path, REMEDY)
+    raw = parse_json(text, str(path), REMEDY)
+    record = parse_record(_Record, text, str(path), REMEDY)
+    if record.digest is not None and record.digest != _digest({k: v for k, v in raw.items() if k != "digest"}):
+        raise FedmtlError(f"{path}: is broken, its digest does not fit; {REMEDY}")
+    # They are all of rounds that were over when it was written.
+    rounds = [*record.accepted.values(), record.best_overall[0] if record.best_overall else 0]
+    for progress in record.progress.values():
+        rounds += [at for at, _ in progress.scores]
+        rounds += [at for at in (progress.best_round, progress.stopped_round) if at is not None]
+    if not record.plan.has_its_groups:
+        raise FedmtlError(f"{path}: has a rule of groups that it does not have; {REMEDY}")
+    if record.round != number or max(rounds) > number:
+        raise FedmtlError(f"{path}: is not of round {number}; {REMEDY}")
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _state(record: _Record, slots: dict[str, Weights]) -> State:
     return State(
-        round=record["round"],
+        round=record.round,
         # Where all values stay at the clients, no tensor was saved.
         weights=slots.get("weights", {}),
-        plan=SharingPlan.from_dict(record["plan"]),
+        plan=record.plan.to_plan(),
         server_optimizer={
             slot.removeprefix(OPTIMIZER): values for slot, values in slots.items() if slot.startswith(OPTIMIZER)
         },
         progress={
             task: Progress(
-                **{
-                    **values,
-                    "scores": tuple((number, score) for number, score in values["scores"]),
-                    "best_head": slots.get(BEST + task, {}),
-                }
+                tuple(own.scores), own.best_round, own.best_score, slots.get(BEST + task, {}), own.stopped_round
             )
-            for task, values in record["progress"].items()
+            for task, own in record.progress.items()
         },
-        accepted=record["accepted"],
-        best_overall=tuple(record["best_overall"]) if record["best_overall"] else None,
-        # Checkpoints of before layers could move have none.
-        sharing={layer: LayerTrack(**track) for layer, track in record.get("sharing", {}).items()},
+        accepted=record.accepted,
+        best_overall=record.best_overall,
+        sharing={layer: LayerTrack(**track.model_dump()) for layer, track in record.sharing.items()},
         pruned=slots.get(PRUNED, {}),
-        norms=record.get("norms", {}),
+        norms=record.norms,
     )
 
 
@@ -105,7 +245,8 @@ def _progress_to_dict(progress: Progress) -> dict[str, Any]:
 
 
 def _rounds(folder: Path) -> list[int]:
-    return [int(match[1]) for path in folder.glob("round-*.json") if (match := re.fullmatch(r"round-(\d+)", path.stem))]
+    names = (re.fullmatch(r"round-(\d{4,9})", path.stem) for path in folder.glob("round-*.json"))
+    return [int(match[1]) for match in names if match]
 
 
 def _stem(number: int) -> str:

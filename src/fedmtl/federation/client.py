@@ -50,10 +50,10 @@ def run_job(job: Job, site: Site) -> Update:
     try:
         update = _train(job, site) if job.kind == "train" else _evaluate(job, site)
     except torch.OutOfMemoryError as error:
-        raise TrainingFailed(out_of_memory(job)) from error
+        raise TrainingFailed(out_of_memory(job)).coded("out_of_memory") from error
     except RuntimeError as error:
         if "not enough memory" in str(error) or "can't allocate memory" in str(error):
-            raise TrainingFailed(out_of_memory(job)) from error
+            raise TrainingFailed(out_of_memory(job)).coded("out_of_memory") from error
         raise
     seconds = time.perf_counter() - started
     return Update(**{**vars(update), "traffic": Traffic(seconds=seconds)})

@@ -12,8 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.model.keys import Key, Weights, weights_sha256
 from fedmtl.model.tensor_files import load_tensors, save_tensors
+
+DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 def fixed_digest(key: Key, value: Tensor) -> str:
@@ -21,17 +24,40 @@ def fixed_digest(key: Key, value: Tensor) -> str:
 
 
 def load_state(folder: Path, state_round: int) -> dict[str, Weights]:
-    """The slots saved for that round, or none where the client starts anew (round 0)."""
+    """The slots saved for that round; none where the client starts anew (round 0) or never had anything to keep.
+
+    A client that keeps states, but not that one, is an error: with another round's the weights would differ in silence.
+    """
     if state_round == 0:
         return {}
     path = _state_path(folder, state_round)
-    return load_tensors(path) if path.exists() else {}
+    if path.exists():
+        return load_tensors(path)
+    others = kept_rounds(folder)
+    if others:
+        raise FedmtlError(
+            f"this client keeps its state of {_spell(others)}, and the server goes on after round {state_round}; put"
+            f" back {path.name}, or start a new run"
+        )
+    return {}
+
+
+def kept_rounds(folder: Path) -> list[int]:
+    """The rounds whose state a client has."""
+    return sorted(_round_of(path) for path in folder.glob("round-*.safetensors"))
+
+
+def _spell(rounds: list[int]) -> str:
+    return f"round{'s' if len(rounds) > 1 else ''} {' and '.join(map(str, rounds))}"
 
 
 def save_state(folder: Path, round_number: int, slots: Mapping[str, Mapping[Key, Tensor]], before: int) -> None:
     """Save this round's slots; keep those of `before`, the last round the server accepted, and drop older ones."""
     if not any(slots.values()):
         return
+    if before and not _state_path(folder, before).exists():
+        # It had nothing to keep then: said in a file, or that state would seem to be lost.
+        save_tensors(_state_path(folder, before), {})
     save_tensors(_state_path(folder, round_number), slots)
     for path in folder.glob("round-*.safetensors"):
         if _round_of(path) not in (round_number, before):
@@ -60,11 +86,14 @@ class InitialValues:
 def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], initial: InitialValues) -> Weights:
     """All fixed values of a job: as the model started, as sent, which are stored by digest, or from that store.
 
-    Raises KeyError with the name of a value that is in none of them.
+    Raises KeyError with the name of a value that is in none of them. A digest becomes a file's name: whatever is not
+    one, or not that of the value that came with it, is a PolicyError.
     """
     values: Weights = {}
     for name, digest in digests.items():
         key = Key("fixed", name)
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise PolicyError("the job names a fixed value by what is no digest").coded("job_weights")
         path = folder / f"{digest}.safetensors"
         own = initial.fixed(name, digest)
         if own is not None:
@@ -72,6 +101,8 @@ def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], i
         elif key in weights:
             values[key] = weights[key]
             if not path.exists():
+                if fixed_digest(key, weights[key]) != digest:
+                    raise PolicyError(f"the fixed value {name} is not that of its digest").coded("job_weights")
                 save_tensors(path, {"fixed": {key: weights[key]}})
         elif path.exists():
             values[key] = load_tensors(path)["fixed"][key]

@@ -1,11 +1,14 @@
 """What server and site tell each other before the first round, and what must be equal.
 
-Plain text in JSON: the process that carries it needs no numeric library to pass it on.
+Plain text in JSON: the process that carries it needs no numeric library to pass it on. A hello has no label value in
+it: the server names the labels of a task, the site counts its own in that order, and both compare a digest of the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -13,11 +16,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmtl import __version__
 from fedmtl.errors import WireError
+from fedmtl.federation.faults import NAME
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Word = Annotated[str, Field(max_length=300)]
+Name = Annotated[str, Field(pattern=NAME)]
+Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+_-]{1,40}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Row = Annotated[int, Field(ge=0, lt=1 << 31)]
 MOST_TASKS, MOST_LABELS, MOST_ROWS = 1000, 10_000, 5_000_000
+# Of a regression: into how many ranges its scores are counted.
+SCORE_RANGES = 5
 
 
 class Said(BaseModel):
@@ -26,19 +36,26 @@ class Said(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Terms(Said):
-    """What must be equal on both sides, as one of them has it; labels by task, in their order."""
+class SiteTerms(Said):
+    """What must be equal on both sides, as a site has it."""
 
-    version: Word
-    tokenizer: Word = ""
-    encoder: Word = ""
-    labels: Annotated[dict[Word, list[Word]], Field(max_length=MOST_TASKS)] = {}
+    version: Version
+    tokenizer: Digest = ""
+    encoder: Digest = ""
+
+
+class Terms(SiteTerms):
+    """As the server has it, with the labels of every task in their order; a regression has none."""
+
+    labels: Annotated[
+        dict[Name, Annotated[list[Word], Field(max_length=MOST_LABELS)]], Field(max_length=MOST_TASKS)
+    ] = {}
 
 
 class Welcome(Said):
     """The server's first word to a node: the run, its config, and its terms."""
 
-    run: Word
+    run: RunId
     config: dict[str, Any]
     evaluated: bool
     max_bytes: Count
@@ -46,21 +63,31 @@ class Welcome(Said):
 
 
 class Held(Said):
-    """What a site has of one task: counts, never texts."""
+    """What a site has of one task: counts, never texts or labels.
+
+    `labels` are in the order of the server's list, or of the score ranges of a regression; without any, the site's
+    policy does not tell them. `label_list` is `labels_digest` of the list the site compared its examples with. Counts
+    may be rounded up, so that what is counted later is never more.
+    """
 
     examples: Count
     validation: Count
     tokens: Count
     truncated: Count
-    labels: Annotated[dict[Word, Count], Field(max_length=MOST_LABELS)]
+    labels: Annotated[list[Count], Field(max_length=MOST_LABELS)]
+    label_list: Digest
+
+    @property
+    def is_regression(self) -> bool:
+        return self.label_list == labels_digest(())
 
 
 class Hello(Said):
     """A site's answer: who it is, what it has, the token rows it uses, and its own terms."""
 
-    client: Word
-    terms: Terms
-    tasks: Annotated[dict[Word, Held], Field(max_length=MOST_TASKS)] = {}
+    client: Name
+    terms: SiteTerms
+    tasks: Annotated[dict[Name, Held], Field(max_length=MOST_TASKS)] = {}
     rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
     evaluation_rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
 
@@ -71,8 +98,17 @@ def read_hello(words: str) -> Hello:
         return Hello.model_validate_json(words)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WireError(f"its hello is not whole: {where or 'words'}: {first['msg']}"[:300]) from None
+        # A key that a stranger made up is no word of ours.
+        where = ".".join(part for part in map(str, first["loc"]) if part in _KEYS)
+        raise WireError(f"its hello is not whole: {where or 'words'}: {first['type']}") from None
+
+
+_KEYS = {*Hello.model_fields, *Held.model_fields, *SiteTerms.model_fields}
+
+
+def labels_digest(labels: Sequence[str]) -> str:
+    """Equal for equal lists, and short enough to compare by eye."""
+    return hashlib.sha256(json.dumps(list(labels)).encode()).hexdigest()[:16]
 
 
 def refusal(
@@ -97,12 +133,17 @@ def refusal(
         return "brings no examples"
     if not all(_are_rows(rows, num_rows) for rows in (hello.rows, hello.evaluation_rows)):
         return f"its token rows are not rising numbers below {num_rows}"
-    for task in hello.tasks:
-        if hello.terms.labels.get(task) != ours.labels[task]:
-            theirs = ", ".join(hello.terms.labels.get(task, []))
-            return (
-                f"labels of {task} differ: {', '.join(ours.labels[task])} at the server, {theirs or 'none'} at the site"
-            )
+    return next((reason for task, held in hello.tasks.items() if (reason := _label_refusal(task, held, ours))), None)
+
+
+def _label_refusal(task: str, held: Held, ours: Terms) -> str | None:
+    if task not in ours.labels:
+        return f"brings {task}, which this run does not have"
+    labels = ours.labels[task]
+    if held.label_list != labels_digest(labels):
+        return f"labels of {task} differ: the server's list is {labels_digest(labels)}, the site's {held.label_list}"
+    if len(held.labels) not in (0, len(labels) or SCORE_RANGES):
+        return f"counts {len(held.labels)} labels of {task}; it has {len(labels) or SCORE_RANGES}"
     return None
 
 
@@ -110,7 +151,7 @@ def _are_rows(rows: list[int] | None, num_rows: int) -> bool:
     return rows is None or (all(a < b for a, b in pairwise(rows)) and (not rows or rows[-1] < num_rows))
 
 
-def _difference(theirs: Terms, ours: Terms) -> str | None:
+def _difference(theirs: SiteTerms, ours: Terms) -> str | None:
     for name, what in (("version", "version of fedmtl"), ("tokenizer", "tokenizer"), ("encoder", "encoder")):
         if getattr(theirs, name) != getattr(ours, name):
             return f"{what} differs: {getattr(ours, name)} at the server, {getattr(theirs, name)} at the site"
@@ -119,4 +160,4 @@ def _difference(theirs: Terms, ours: Terms) -> str | None:
 
 def version_only(client: str) -> Hello:
     """The hello of a site that cannot read a config of another version."""
-    return Hello(client=client, terms=Terms(version=__version__))
+    return Hello(client=client, terms=SiteTerms(version=__version__))

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmtl.model.kept_heads import attention_width
+from fedmtl.model.tensor_files import load_safetensors
 
 PREFIX = "bert."
 POOLER = "pooler."
@@ -50,7 +50,7 @@ def load_bert_values(folder: Path, config: Any) -> BertValues | None:
     path = folder / "model.safetensors"
     if config.model_type != "bert" or not path.is_file():
         return None
-    found = load_file(path)
+    found = load_safetensors(path)
     if any(name.startswith(PREFIX) for name in found):
         found = {name.removeprefix(PREFIX): value for name, value in found.items() if name.startswith(PREFIX)}
     with torch.device("meta"):

@@ -15,9 +15,10 @@ from transformers.utils import logging as transformers_logging
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
+from fedmtl.foreign import excerpt
 from fedmtl.model.bert_layout import is_computed
 from fedmtl.model.bert_values import load_bert_values
-from fedmtl.model.encoder_files import SHIPPED, encoder_folder
+from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, SHIPPED, check_encoder_files, encoder_folder
 from fedmtl.model.kept_heads import KEPT, build_encoder, has_fewer_heads, num_heads
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
@@ -155,6 +156,7 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
         config=architecture,
         dtype=torch.float32,
         output_loading_info=True,
+        **NO_PICKLE,
     )
     missing = sorted(info["missing_keys"])
     lost = [name for name in missing if "pooler" not in name and "position_ids" not in name]
@@ -210,11 +212,13 @@ def _reach(load: Any, name: str, **options: Any) -> Any:
         raise ModelError(
             f"model.server_model: there is no folder {name}; give one that has config.json, weights and tokenizer"
         )
+    if Path(name).is_dir():
+        check_encoder_files(Path(name), "model.server_model")
     try:
-        return load(name, **options)
+        return load(name, **options, **NO_CODE)
     except Exception as error:  # every library a loader calls has its own kinds
         where = "a folder" if Path(name).is_dir() else "not a folder, and the hub was not reached or has no such name"
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:160]
+        first = excerpt(error) or type(error).__name__
         raise ModelError(
             f"model.server_model: cannot load {name} ({where}); "
             f"give a folder with config.json, weights and tokenizer, or `tiny`, which is in the box. [{first}]"

@@ -44,7 +44,7 @@ def keep_heads(config: Any, count: int) -> None:
 
 def build_encoder(config: Any) -> Any:
     """A module with fresh values in float32, as AutoModel builds it, with as many heads as the config says."""
-    module = AutoModel.from_config(config, dtype=torch.float32)
+    module = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     if has_fewer_heads(config):
         for layer in module.encoder.layer:
             _narrow(layer.attention, num_heads(config), attention_width(config))

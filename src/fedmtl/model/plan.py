@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.keys import ADAPTERS, HEADS, Key, Weights, owner_task
-
-_LEVEL = re.compile(r"all|task|client|fixed|group(\.[1-9][0-9]{0,2})?")
 
 
 @dataclass(frozen=True)
@@ -63,17 +61,15 @@ class SharingPlan:
     @staticmethod
     def from_dict(values: Any) -> SharingPlan:
         """The plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
-        if not isinstance(values, Mapping) or set(values) != {"rules", "groups"}:
-            raise ConfigError("sharing plan: it is not a list of rules and one of groups")
-        rules, groups = values["rules"], values["groups"]
-        if not isinstance(rules, list) or not all(_are_words(rule, 2) for rule in rules):
-            raise ConfigError("sharing plan: its rules are not pairs of a pattern and a level")
-        if not isinstance(groups, list) or not all(_are_paths(depth) for depth in groups):
-            raise ConfigError("sharing plan: its groups do not name a group for each task")
-        for _, level in rules:
-            if not _LEVEL.fullmatch(level) or (level.startswith("group") and group_depth(level) > len(groups)):
-                raise ConfigError(f"sharing plan: {level[:40]!r} is no level of {len(groups)} depths of groups")
-        return SharingPlan(tuple((pattern, level) for pattern, level in rules), tuple(groups))
+        try:
+            record = PlanRecord.model_validate(values, strict=False)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = first["loc"][0] if first["loc"] and first["loc"][0] in ("rules", "groups") else "content"
+            raise ConfigError(f"sharing plan: its {where} cannot be read ({first['type']})") from None
+        if not record.has_its_groups:
+            raise ConfigError(f"sharing plan: a rule names a depth of groups, and there are {len(record.groups)}")
+        return record.to_plan()
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
         """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
@@ -81,12 +77,27 @@ class SharingPlan:
         return replace(self, rules=((pattern, level), *others))
 
 
-def _are_words(values: Any, count: int) -> bool:
-    return isinstance(values, list | tuple) and len(values) == count and all(isinstance(word, str) for word in values)
+class PlanRecord(BaseModel):
+    """A plan in a file, as `to_dict` wrote it; a level that does not exist is an error."""
 
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-def _are_paths(depth: Any) -> bool:
-    return isinstance(depth, Mapping) and all(isinstance(word, str) for pair in depth.items() for word in pair)
+    rules: list[
+        tuple[
+            Annotated[str, Field(max_length=1000)],
+            Annotated[str, Field(pattern=r"^(all|group(\.[1-9][0-9]{0,3})?|task|client|fixed)$")],
+        ]
+    ]
+    groups: list[dict[str, str]]
+
+    def to_plan(self) -> SharingPlan:
+        return SharingPlan(tuple(self.rules), tuple(self.groups))
+
+    @property
+    def has_its_groups(self) -> bool:
+        """Whether every depth that a rule names is there."""
+        depths = (group_depth(level) for _, level in self.rules if level.startswith("group"))
+        return max(depths, default=0) <= len(self.groups)
 
 
 # Asked for every parameter of every job.

@@ -1,4 +1,8 @@
-"""A trained model on disk: the encoder's config, its tokenizer, all values by key, and the tasks."""
+"""A trained model on disk: the encoder's config, its tokenizer, all values by key, and the tasks.
+
+A model folder may be anybody's. It is read as data: no code of its own, no pickle, no file outside it, and values that
+fit the model which its files describe.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,46 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
+from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoConfig, AutoTokenizer
 
 from fedmtl.config import ModelConfig
-from fedmtl.errors import ConfigError, ModelError
+from fedmtl.errors import ConfigError, FedmtlError, ModelError
+from fedmtl.foreign import excerpt, parse_record, read_json, read_record
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
+from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside
 from fedmtl.model.kept_heads import build_encoder
 from fedmtl.model.keys import LOG_VARIANCE, Weights, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel, build_model
-from fedmtl.model.plan import SharingPlan
+from fedmtl.model.plan import PlanRecord, SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs import write_atomic
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, read_tasks
 
 # The settings that say what is added to the encoder.
 ADDED = ("lora", "adapters")
+REMEDY = "put back a whole copy of the model folder"
+# Sixteen gigabytes in memory.
+MOST_PARAMETERS = 4 * 10**9
+
+
+class ModelRecord(BaseModel):
+    """The file tasks.json; older ones have no digest of the weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    encoder: str
+    has_pooler: bool
+    max_length: Annotated[int, Field(ge=1, le=1 << 20)]
+    lora: dict[str, Any] | None = None
+    adapters: dict[str, Any] | None = None
+    plan: PlanRecord
+    tasks: dict[str, dict[str, Any]]
+    weights_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,10 +83,10 @@ def save_model(
     weights: Weights,
     config: ModelConfig,
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     encoder.module.config.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
-    save_tensors(folder / "weights.safetensors", {"weights": weights})
+    digest = save_tensors(folder / "weights.safetensors", {"weights": weights})
     record = {
         "encoder": encoder.name,
         "has_pooler": encoder.has_pooler,
@@ -68,6 +94,7 @@ def save_model(
         **config.model_dump(include=set(ADDED)),
         "plan": plan.to_dict(),
         "tasks": {name: asdict(task) for name, task in tasks.items()},
+        "weights_sha256": digest,
     }
     write_atomic(folder / "tasks.json", json.dumps(record, indent=1).encode())
 
@@ -83,33 +110,86 @@ def model_folder(given: Path, setting: str) -> Path:
     )
 
 
+def read_model_record(folder: Path) -> ModelRecord:
+    """What a model folder says of itself."""
+    path = folder / "tasks.json"
+    record = parse_record(ModelRecord, read_record(path, REMEDY, ModelError), str(path), REMEDY, ModelError)
+    if not record.plan.has_its_groups:
+        raise ModelError(f"{path}: has a rule of groups that it does not have; {REMEDY}")
+    return record
+
+
 def load_model(folder: Path) -> SavedModel:
+    """The model in a folder that `save_model` wrote; anything else in it is a FedmtlError of one line."""
     if not (folder / "tasks.json").exists():
         raise ModelError(f"{folder}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
-    record = json.loads((folder / "tasks.json").read_text())
-    module = build_encoder(AutoConfig.from_pretrained(folder))
-    encoder = describe_encoder(module, AutoTokenizer.from_pretrained(folder), record["encoder"], record["has_pooler"])
-    tasks = {name: _task(values) for name, values in record["tasks"].items()}
-    weights = load_tensors(folder / "weights.safetensors").get("weights", {})
-    weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
-    added = ModelConfig.model_validate({name: record.get(name) for name in ADDED})
-    return SavedModel(
-        build_model(encoder, tasks, 0, added, log_variances=weighed),
-        encoder,
-        tasks,
-        SharingPlan.from_dict(record["plan"]),
-        weights,
-        record["max_length"],
-    )
+    check_inside(folder, folder)
+    record = read_model_record(folder)
+    tasks = read_tasks(record.tasks, str(folder / "tasks.json"), ModelError)
+    weights = load_weights(folder, record)
+    module, tokenizer = _load_encoder(folder)
+    try:
+        encoder = describe_encoder(module, tokenizer, record.encoder, record.has_pooler)
+        added = ModelConfig.model_validate({name: getattr(record, name) for name in ADDED})
+        weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
+        model = build_model(encoder, tasks, 0, added, log_variances=weighed)
+    except FedmtlError:
+        raise
+    except Exception as error:  # whatever an encoder's own code raises for sizes that do not fit each other
+        raise ModelError(f"{folder}: cannot be built ({excerpt(error)}); {REMEDY}") from error
+    plan = record.plan.to_plan()
+    _check_weights(folder, weights, model, plan)
+    return SavedModel(model, encoder, tasks, plan, weights, record.max_length)
+
+
+def load_weights(folder: Path, record: ModelRecord) -> Weights:
+    """All values in a model folder, whose file is the one that the record names by its digest."""
+    path = folder / "weights.safetensors"
+    if record.weights_sha256 is not None:
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
+        if found != record.weights_sha256:
+            raise ModelError(f"{path}: is broken, its sha256 is not that of tasks.json; {REMEDY}")
+    return load_tensors(path).get("weights", {})
+
+
+def _load_encoder(folder: Path) -> tuple[Any, Any]:
+    """The encoder with fresh values and its tokenizer, from files that are checked before transformers sees them."""
+    check_encoder_files(folder, "the model", weights=False)
+    if (folder / "tokenizer_config.json").is_file():
+        for name, value in read_json(folder / "tokenizer_config.json", REMEDY, ModelError).items():
+            if name.endswith("_file") and value is not None:
+                raise ModelError(f"{folder / 'tokenizer_config.json'}: names a file ({name}); drop the key")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in build_encoder(config).parameters())
+        if size > MOST_PARAMETERS:
+            raise ModelError(f"{folder}: its config asks for {size:,} parameters; {MOST_PARAMETERS:,} are the most")
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        return build_encoder(config), tokenizer
+    except FedmtlError:
+        raise
+    except Exception as error:  # every library a loader calls has its own kinds
+        raise ModelError(f"{folder}: cannot be loaded ({excerpt(error)}); {REMEDY}") from error
+
+
+def _check_weights(folder: Path, weights: Weights, model: MultiTaskModel, plan: SharingPlan) -> None:
+    """Raise where a value is not one of the model's, or of another shape."""
+    places = model.canonical()
+    for key, value in weights.items():
+        module, leaf = places.get(key.name, (None, ""))
+        like = getattr(module, leaf) if module is not None else None
+        if like is None or like.shape != value.shape or not value.is_floating_point():
+            raise ModelError(f"{folder}: {excerpt(key.name)} does not fit the model its files describe; {REMEDY}")
+    for name in places:
+        plan.level(name)
 
 
 def model_digest(folder: Path, saved: SavedModel) -> str:
     """Names what the model in a folder answers: its values, its tasks and the encoder's config."""
     told = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
     return hashlib.sha256(weights_sha256(saved.weights).encode() + told).hexdigest()[:16]
-
-
-def _task(values: dict[str, Any]) -> Task:
-    # JSON has no tuples, and a Task is compared and hashed by them.
-    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Task(**given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.keys import Weights, owner_task
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.plan import SharingPlan, move
-from fedmtl.model.saved import model_folder
-from fedmtl.model.tensor_files import load_tensors
-from fedmtl.tasks.task import Task
+from fedmtl.model.saved import load_weights, model_folder, read_model_record
+from fedmtl.tasks.task import Task, read_tasks
 
 START = "model.start_from"
 
@@ -28,27 +26,26 @@ def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model:
         return fresh
     given = Path(config.start_from)
     folder = model_folder(given, START)
-    record = json.loads((folder / "tasks.json").read_text())
+    record = read_model_record(folder)
     tasks = model.tasks
-    _check_tasks(given, record["tasks"], tasks)
+    _check_tasks(given, read_tasks(record.tasks, str(folder / "tasks.json"), ConfigError), tasks)
     if any(plan.level(name) == "client" for name in model.canonical()):
         raise ConfigError(
             f"{START}: the sharing plan keeps values at the clients, which a finished model does not reach;"
             " take another plan, or start from server_model"
         )
-    found = load_tensors(folder / "weights.safetensors").get("weights", {})
+    found = load_weights(folder, record)
     own = {key: value for key, value in found.items() if owner_task(key.name) in (None, *tasks)}
     _check_names(given, {key.name: tuple(value.shape) for key, value in own.items()}, fresh)
-    old = SharingPlan.from_dict(record["plan"])
-    moved = move(own, old, plan, list(tasks))
+    moved = move(own, record.plan.to_plan(), plan, list(tasks))
     return {key: moved[key] for key in fresh}
 
 
-def _check_tasks(given: Path, saved: Mapping[str, Mapping[str, object]], tasks: Mapping[str, Task]) -> None:
+def _check_tasks(given: Path, saved: Mapping[str, Task], tasks: Mapping[str, Task]) -> None:
     for name, task in tasks.items():
         if name not in saved:
             raise ConfigError(f"{START}: {given} has no task {name}, it has {', '.join(saved)}; leave {name} out")
-        labels = saved[name]["labels"]
+        labels = list(saved[name].labels)
         if labels != list(task.labels):
             raise ConfigError(
                 f"{START}: {name} has the labels {labels} in {given} and {list(task.labels)} here;"

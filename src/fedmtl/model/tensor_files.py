@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedmtl.errors import FedmtlError
+from fedmtl.foreign import excerpt, parse_json
 from fedmtl.model.keys import Key, Weights
 from fedmtl.runs import write_atomic
 
@@ -31,6 +33,9 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 ALIGN = 8
+# A thousand values a megabyte; the models with most values have some ten thousand.
+LARGEST_HEADER = 64 << 20
+REMEDY = "put back a whole copy of the file"
 
 
 def save_tensors(path: Path, slots: Mapping[str, Mapping[Key, Tensor]]) -> str:
@@ -52,11 +57,44 @@ def save_tensors(path: Path, slots: Mapping[str, Mapping[Key, Tensor]]) -> str:
 
 
 def load_tensors(path: Path) -> dict[str, Weights]:
+    """Slot -> key -> tensor, as `save_tensors` wrote them; a file that is not one of its own is a FedmtlError."""
     slots: dict[str, Weights] = {}
-    for text, tensor in load_file(path).items():
-        slot, scope, name = text.split(SEPARATOR, 2)
-        slots.setdefault(slot, {})[Key(scope, name)] = tensor
+    for text, tensor in load_safetensors(path).items():
+        parts = text.split(SEPARATOR, 2)
+        if len(parts) != 3 or tensor.dtype not in DTYPES:
+            raise FedmtlError(f"{path}: holds {excerpt(repr(text))}, which is not one of our values; {REMEDY}")
+        slots.setdefault(parts[0], {})[Key(parts[1], parts[2])] = tensor
     return slots
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of any safetensors file; the header is checked before the library and torch see it."""
+    try:
+        _check_header(path)
+        return dict(load_file(path))
+    except FedmtlError:
+        raise
+    except OSError as error:
+        raise FedmtlError(f"{path}: cannot be read ({error.strerror or excerpt(error)}); {REMEDY}") from None
+    except Exception as error:  # the library's own kind, torch's, and Python's for a type that it does not know
+        raise FedmtlError(f"{path}: is not a whole tensor file ({excerpt(error)}); {REMEDY}") from None
+
+
+def _check_header(path: Path) -> None:
+    """Raise unless every tensor has a shape that its bytes fill and that torch can address."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST_HEADER:
+            raise FedmtlError(f"{path}: is not a whole tensor file (its header is too long); {REMEDY}")
+        header = parse_json(file.read(length), f"{path}, header", REMEDY)
+    if not isinstance(header, dict):
+        raise FedmtlError(f"{path}: is not a whole tensor file (it has no table of tensors); {REMEDY}")
+    for name, about in header.items():
+        if name == "__metadata__":
+            continue
+        shape = about.get("shape") if isinstance(about, dict) else None
+        if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
+            raise FedmtlError(f"{path}: is not a whole tensor file (a tensor has no shape); {REMEDY}")
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

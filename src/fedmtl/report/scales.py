@@ -27,7 +27,7 @@ def ticks(low: float, high: float, step: float) -> list[float]:
 
 def padded(values: Iterable[float], smallest_span: float) -> tuple[float, float]:
     """A range around `values` with some air, never so narrow that noise fills the picture."""
-    low, high = min(known := list(values)), max(known)
+    low, high = min(known := list(values), default=0.0), max(known, default=0.0)
     missing = max(0.0, smallest_span - (high - low)) / 2
     air = 0.06 * max(high - low, smallest_span)
     return low - missing - air, high + missing + air

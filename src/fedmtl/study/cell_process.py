@@ -20,6 +20,7 @@ from fedmtl.config import Config
 from fedmtl.engines.imports import ENCODER_CODE, ENGINE, worker_imports
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import FedmtlError
+from fedmtl.foreign import printable
 from fedmtl.runs import RunFolder
 from fedmtl.study.derived import Derivation, derive
 
@@ -97,11 +98,11 @@ def run_cell(work: CellWork, line: Connection) -> None:
     try:
         _run(work)
     except FedmtlError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     except Exception as error:
         traceback.print_exc()
-        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"error: {type(error).__name__}: {printable(' '.join(str(error).split()))}", file=sys.stderr, flush=True)
         sys.exit(BROKEN)
 
 

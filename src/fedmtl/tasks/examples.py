@@ -62,9 +62,9 @@ def examples_from(table: Table, task: Task, column: str | None = None) -> Exampl
     A built-in task's label may be written as its name or its index from 0.
     """
     for key, name in [*(("text", text) for text in task.text), ("label", task.label)]:
-        _check_column(table, name, f"tasks.{task.name}.{key}")
+        _check_column(table, name, f"tasks.{task.name}.{key}", task)
     if column is not None:
-        _check_column(table, column, "partition.column")
+        _check_column(table, column, "partition.column", task)
     _check_texts(table, task)
     return Examples(
         texts=tuple(table.columns[name] for name in task.text),
@@ -77,7 +77,7 @@ def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
     """The labels in these tables, sorted (as numbers when all are); fewer than two is a DataError."""
     values: set[str] = set()
     for table in tables:
-        _check_column(table, task.label, f"tasks.{task.name}.label")
+        _check_column(table, task.label, f"tasks.{task.name}.label", task)
         values.update(table.columns[task.label])
     values.discard("")
     if len(values) < 2:
@@ -85,7 +85,7 @@ def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
         raise DataError(
             f"{tables[0].origin}: column {task.label} holds {found}, and {task.name} needs two or more; "
             f"add examples of others, or name another column under tasks.{task.name}.label"
-        )
+        ).coded("data_unusable", task.name)
     numbers = {value: _number(value) for value in values}
     if any(np.isnan(number) for number in numbers.values()):
         return sorted(values)
@@ -103,9 +103,16 @@ def drop_empty_texts(table: Table, text: Sequence[str]) -> tuple[Table, int]:
     return replace(table, columns=rows, numbers=[numbers[row] for row in kept]), len(table) - len(kept)
 
 
-def _check_column(table: Table, name: str, key: str) -> None:
+def _check_column(table: Table, name: str, key: str, task: Task) -> None:
     if name not in table.columns:
-        raise DataError(f"{table.origin}: has no column {name!r}; write one of {', '.join(table.columns)} under {key}")
+        raise DataError(
+            f"{table.origin}: has no column {name!r}; write one of {', '.join(table.columns)} under {key}"
+        ).coded("column_missing", task.name)
+
+
+def _number_of(table: Table, row: int) -> int:
+    """The line or row, from 1, at which a row stood."""
+    return row + 1 if table.numbers is None else table.numbers[row]
 
 
 def _check_texts(table: Table, task: Task) -> None:
@@ -115,7 +122,7 @@ def _check_texts(table: Table, task: Task) -> None:
             raise DataError(
                 f"{table.place(empty[0])}: column {name} is empty, in {len(empty)} of {len(table)} rows; "
                 f"fill or remove them, or name another column under tasks.{task.name}.text"
-            )
+            ).coded("text_empty", task.name, _number_of(table, empty[0]))
 
 
 def _classes(table: Table, task: Task) -> npt.NDArray[np.int64]:
@@ -133,7 +140,7 @@ def _classes(table: Table, task: Task) -> npt.NDArray[np.int64]:
         raise DataError(
             f"{table.place(row)}: label {values[row]!r} in column {task.label} is not one of {shown}{indices}"
             f"; mend the row, or list every label under tasks.{task.name}.labels"
-        )
+        ).coded("label_unknown", task.name, _number_of(table, row))
     return classes
 
 
@@ -151,7 +158,7 @@ def _scores(table: Table, task: Task) -> npt.NDArray[np.float32]:
         raise DataError(
             f"{table.place(row)}: score {values[row]!r} in column {task.label} {what}; "
             f"mend the row, or write another range under tasks.{task.name}.score_range"
-        )
+        ).coded("score_invalid", task.name, _number_of(table, row))
     return ((scores - low) / (high - low)).astype(np.float32)
 
 

@@ -35,12 +35,19 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
         raise DataError(f"{origin}: needs the datasets package; run `pip install fedmtl[hub]`, or {instead}") from error
     try:
         with _cached_only_when_out_of_reach():
+            _refuse_code(datasets)
             values = datasets.load_dataset(source.hub, source.subset, split=split).to_dict()
     except Exception as error:
         # Dozens of types from four libraries mean "not there"; none of them is a mistake of ours.
         reason = next(iter(str(error).splitlines()), "").strip().rstrip(".") or type(error).__name__
         raise DataError(f"{origin}: cannot be loaded ({reason}); {instead}") from error
     return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
+
+
+def _refuse_code(datasets: Any) -> None:
+    """Before its version 4, `datasets` ran a dataset's own Python code, or asked a person whether to."""
+    if hasattr(datasets.config, "HF_DATASETS_TRUST_REMOTE_CODE"):
+        datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
 
 
 @contextmanager

@@ -1,23 +1,37 @@
-"""Tables of strings out of csv, tsv, jsonl and parquet files, plain or gzipped."""
+"""Tables of strings out of csv, tsv, jsonl and parquet files, plain or gzipped.
+
+A file may be anybody's. What it can come to in memory is bounded before it is there, and whatever is wrong with it is a
+DataError with the file and, where there is one, the line.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmtl.errors import DataError
+from fedmtl.foreign import excerpt, parse_json
 
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".jsonl.gz", ".jsonl", ".parquet")
 
-# A text longer than the csv module's 128 KB is a long text, not a broken file.
-LONGEST_FIELD = 1 << 30
+# A text longer than the csv module's 128 KB is a long text; one of more than this is a quote that was never closed.
+LONGEST_FIELD = 1 << 24
+# A task's whole training part is below 1 GB in all public text sets; in memory a table is several times its file.
+MOST_BYTES = 4 << 30
+# Text becomes 2 to 20 times smaller by gzip, the most repetitive 100 times; gzip itself can hide 1,000 times its size.
+MOST_INFLATED = 100
+# Small files may be any ratio: ten thousand equal lines are harmless.
+ALWAYS_INFLATED = 64 << 20
+# A row of a text set has some dozens of values. A jsonl row may bring names of its own: rows times names are stored.
+MOST_COLUMNS = 1000
+PARQUET_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ def as_text(value: Any) -> str:
 
 def _read_text(path: Path, *, gzipped: bool) -> str:
     try:
-        data = _unzip(path) if gzipped else path.read_bytes()
+        data = _unzip(path) if gzipped else _read_bytes(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the file") from error
     try:
@@ -105,12 +119,26 @@ def _read_text(path: Path, *, gzipped: bool) -> str:
         raise DataError(f"{path}, line {line}: is not UTF-8; convert it with `iconv -t UTF-8`") from error
 
 
+def _read_bytes(path: Path) -> bytes:
+    if path.stat().st_size > MOST_BYTES:
+        raise DataError(f"{path}: has more than {MOST_BYTES >> 30} GB; cut it into several tasks or take a sample")
+    return path.read_bytes()
+
+
 def _unzip(path: Path) -> bytes:
     pieces: list[bytes] = []
+    most = min(MOST_BYTES, max(ALWAYS_INFLATED, MOST_INFLATED * path.stat().st_size))
+    total = 0
     with gzip.open(path) as file:
         try:
             while piece := file.read1(1 << 20):
                 pieces.append(piece)
+                total += len(piece)
+                if total > most:
+                    raise DataError(
+                        f"{path}: inflates to more than {most >> 20:,} MB, {MOST_INFLATED} times its size or"
+                        f" {MOST_BYTES >> 30} GB; text does not, so check where the file comes from, or unpack it first"
+                    )
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             line = sum(piece.count(b"\n") for piece in pieces) + 1
             raise DataError(f"{path}, line {line}: broken gzip ({error}); copy or download the file again") from error
@@ -142,16 +170,19 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Table:
-    _, header = next(rows)
-    twice = sorted({name for name in header if header.count(name) > 1})
+    first, header = next(rows, (1, []))
+    if not header:
+        raise DataError(f"{path}: is empty; it needs a header line and examples, or one JSON object per line")
+    _check_columns(path, len(header))
+    twice = sorted(name for name, count in Counter(header).items() if count > 1)
     if twice:
-        raise DataError(f"{path}, line 1: column {twice[0]!r} stands there twice; give each column its own name")
+        raise DataError(f"{path}, line {first}: column {twice[0]!r} stands there twice; give each column its own name")
     lines: list[int] = []
     records: list[list[str]] = []
     for line, row in rows:
         if len(row) != len(header):
             raise DataError(
-                f"{path}, line {line}: has {len(row)} values, the header {len(header)} ({', '.join(header)})"
+                f"{path}, line {line}: has {len(row)} values, the header {len(header)} ({excerpt(', '.join(header))})"
                 "; mend the line or its quoting"
             )
         lines.append(line)
@@ -165,35 +196,63 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Table:
 def _read_jsonl(path: Path, text: str) -> Table:
     lines: list[int] = []
     records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: bad JSON ({error.msg} at character {error.colno}); write one object per line"
-            ) from error
+        record = parse_json(line, f"{path}, line {number}", "write one object per line", DataError)
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number}: is no JSON object; write one object per line")
         lines.append(number)
         records.append(record)
-    names = dict.fromkeys(name for record in records for name in record)
+        names.update(dict.fromkeys(record))
+        _check_columns(path, len(names))
+    if not names:
+        raise DataError(f"{path}: its objects have no keys; write one object per line with the task's columns")
     columns = {name: [as_text(record.get(name)) for record in records] for name in names}
     return Table(columns, str(path), lines, "line")
 
 
+def _check_columns(path: Path, count: int) -> None:
+    if count > MOST_COLUMNS:
+        raise DataError(f"{path}: has more than {MOST_COLUMNS:,} columns; keep those that the task needs")
+
+
 def _read_parquet(path: Path) -> Table:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install fedmtl[parquet]`") from error
     try:
-        values = parquet.read_table(path).to_pydict()
-    except (ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: cannot be read as parquet ({reason}); write the file again") from error
-    table = Table({name: [as_text(value) for value in column] for name, column in values.items()}, str(path))
+        with parquet.ParquetFile(path) as file:
+            _check_parquet(path, file.metadata)
+            columns = _parquet_columns(path, file)
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow raises its own kinds, and Python's for what it decodes
+        raise DataError(f"{path}: cannot be read as parquet ({excerpt(error)}); write the file again") from error
+    table = Table(columns, str(path))
     if not len(table):
         raise DataError(f"{path}: is empty; add examples or name another file")
     return table
+
+
+def _check_parquet(path: Path, metadata: Any) -> None:
+    """What the file says of itself, before any of it is decompressed."""
+    _check_columns(path, metadata.num_columns)
+    total = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    if total > MOST_BYTES:
+        raise DataError(f"{path}: holds more than {MOST_BYTES >> 30} GB; cut it into several tasks or take a sample")
+
+
+def _parquet_columns(path: Path, file: Any) -> dict[str, list[str]]:
+    """All columns, read in batches: a dictionary of a few long texts may stand for any number of rows."""
+    columns: dict[str, list[str]] = {name: [] for name in file.schema_arrow.names}
+    total = 0
+    for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+        total += batch.nbytes
+        if total > MOST_BYTES:
+            raise DataError(f"{path}: inflates to more than {MOST_BYTES >> 30} GB; take a sample of it")
+        for name, column in batch.to_pydict().items():
+            columns[name].extend(map(as_text, column))
+    return columns

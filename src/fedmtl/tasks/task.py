@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
+
+from fedmtl.errors import FedmtlError
+from fedmtl.foreign import excerpt
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,48 @@ def task_fields(task: Task, pool: str) -> dict[str, Any]:
         "pool": pool,
         "score_range": list(task.score_range) if task.is_regression else None,
     }
+
+
+def read_tasks(raw: Any, where: str, error: type[FedmtlError]) -> dict[str, Task]:
+    """The tasks of a file, name -> fields as `asdict` gave them; anything else is an error with `where`."""
+    from pydantic import ValidationError
+
+    try:
+        tasks: dict[str, Task] = _task_adapter().validate_python(raw)
+    except ValidationError as cause:
+        first = cause.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = excerpt(".".join(map(str, first["loc"])))
+        raise error(f"{where}: its tasks are not ours ({path}: {excerpt(first['msg'])})") from None
+    for name, task in tasks.items():
+        problem = _problem(name, task)
+        if problem:
+            raise error(f"{where}: its task {excerpt(repr(name))} is not one of ours ({problem})")
+    if not tasks:
+        raise error(f"{where}: has no task")
+    return tasks
+
+
+# A head is as wide as there are labels.
+MOST_LABELS = 100_000
+
+
+@lru_cache(maxsize=1)
+def _task_adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    # Not strict: JSON has no tuples. Numbers are bounded below.
+    return TypeAdapter(dict[str, Task])
+
+
+def _problem(name: str, task: Task) -> str | None:
+    if task.name != name or "." in name:
+        return "it has another name"
+    if len(task.text) not in (1, 2):
+        return "it has neither one text nor two"
+    if task.outputs not in (1, 2):
+        return "a head has one output or two"
+    if task.outputs == 1 and not task.is_regression and len(task.labels) != 2:
+        return "one output is for two labels"
+    low, high = task.score_range
+    fits = -1e30 < low < high < 1e30 if task.is_regression else 2 <= len(task.labels) <= MOST_LABELS
+    return None if fits else "it has no range of scores, or no labels"

@@ -1,4 +1,8 @@
-"""Texts tokenized once and kept on disk; opened as memory maps, so that a worker holds only what it reads."""
+"""Texts tokenized once and kept on disk; opened as memory maps, so that a worker holds only what it reads.
+
+Tokens decode to the text. So the cache is its owner's only: a folder that others could open is closed when it is used,
+and one that belongs to everybody or to another user is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,14 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedmtl.config import DataConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
+from fedmtl.foreign import excerpt
+from fedmtl.runs import make_private_folder
 from fedmtl.tasks.task import Task
 
 FORMAT = 2
 BLOCK = 4096
 ARRAYS = ("ids", "segments", "offsets")
+TYPES = (np.int32, np.uint8, np.int64)
+REMEDY = "delete the folder, the texts are then tokenized again"
+
+
+class Meta(BaseModel):
+    """A folder's meta.json: how many parts it has, and how many examples were truncated."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    parts: int = Field(ge=1, le=2)
+    truncated: int = Field(ge=0)
 
 
 @dataclass(frozen=True)
@@ -66,23 +85,50 @@ def tokenize(
     _check_room(task, tokenizer, max_length)
     texts = tuple(mend_surrogates(column) for column in texts)
     folder = cache / _digest(task, texts, tokenizer, max_length)
+    _close_to_others(cache)
     meta = _read_meta(folder)
     if meta is None:
         columns = [[text] for text in texts] if task.is_dual else [list(texts)]
         meta = _write(folder, [_encode(tokenizer, column, max_length) for column in columns])
-    return folder, meta["truncated"]
+    return folder, meta.truncated
+
+
+def _close_to_others(cache: Path) -> None:
+    try:
+        # The sticky bit marks a folder of everybody's, such as /tmp: closing that one would be no help to anybody.
+        if cache.is_dir() and cache.stat().st_mode & stat.S_ISVTX:
+            raise FedmtlError(f"data.cache: {cache} is everybody's, and tokens decode to the text; name a folder in it")
+        make_private_folder(cache)
+    except OSError as error:
+        raise FedmtlError(
+            f"data.cache: cannot write tokens to {cache} ({error.strerror or error}); make room there, or name a folder"
+            " of your own"
+        ) from error
 
 
 @lru_cache(maxsize=64)
 def open_tokens(folder: Path) -> Tokens:
-    """The tokens in a folder that `tokenize` made, as memory maps."""
-    num_parts = json.loads((folder / "meta.json").read_text())["parts"]
+    """The tokens in a folder that `tokenize` made, as memory maps; one that is broken is an error."""
+    meta = _read_meta(folder)
+    if meta is None:
+        raise FedmtlError(f"{folder}: its meta.json is not ours; {REMEDY}")
+    return Tokens(tuple(_open_part(folder, number) for number in range(meta.parts)))
 
-    def load(part: int, name: str) -> np.ndarray:
+
+def _open_part(folder: Path, number: int) -> TokenPart:
+    def load(name: str) -> np.ndarray:
         # A plain view of the map: indexing np.memmap itself costs several times as much.
-        return np.asarray(np.load(folder / f"{part}.{name}.npy", mmap_mode="r"))
+        return np.asarray(np.load(folder / f"{number}.{name}.npy", mmap_mode="r", allow_pickle=False))
 
-    return Tokens(tuple(TokenPart(*(load(part, name) for name in ARRAYS)) for part in range(num_parts)))
+    try:
+        part = TokenPart(*map(load, ARRAYS))
+    except Exception as error:  # numpy's reader of headers raises any kind
+        raise FedmtlError(f"{folder}: holds an array that cannot be read ({excerpt(error)}); {REMEDY}") from error
+    types = [array.dtype == kind and array.ndim == 1 for array, kind in zip(vars(part).values(), TYPES, strict=True)]
+    is_whole = all(types) and len(part.offsets) > 0 and len(part.ids) == len(part.segments)
+    if not is_whole or part.offsets[0] != 0 or part.offsets[-1] != len(part.ids) or (part.lengths() < 0).any():
+        raise FedmtlError(f"{folder}: its arrays do not fit each other; {REMEDY}")
+    return part
 
 
 def token_cache(data: DataConfig) -> Path:
@@ -158,28 +204,27 @@ def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[
     return part, np.asarray(truncated, dtype=bool)
 
 
-def _read_meta(folder: Path) -> dict[str, int] | None:
+def _read_meta(folder: Path) -> Meta | None:
     """What `_write` noted; None where it did not finish."""
     try:
-        meta: dict[str, int] = json.loads((folder / "meta.json").read_text())
-        return meta
+        return Meta.model_validate_json((folder / "meta.json").read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> dict[str, int]:
+def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
     """Write all or nothing; return the folder's meta."""
     truncated = np.logical_or.reduce([cut for _, cut in encoded])
-    meta = {"parts": len(encoded), "truncated": int(truncated.sum())}
+    meta = Meta(parts=len(encoded), truncated=int(truncated.sum()))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokens-", dir=folder.parent) as temporary:
             whole = Path(temporary) / folder.name
-            whole.mkdir()
+            whole.mkdir(mode=0o700)
             for number, (part, _) in enumerate(encoded):
                 for name in ARRAYS:
                     np.save(whole / f"{number}.{name}.npy", getattr(part, name))
-            (whole / "meta.json").write_text(json.dumps(meta))
+            (whole / "meta.json").write_text(meta.model_dump_json())
             _put(whole, folder)
     except OSError as error:
         # Another process may have finished the same folder first.

@@ -31,6 +31,8 @@ CHECK_STEPS = 64
 class TrainingFailed(FedmtlError):
     """A client could not train: its loss was not a number, or it ran out of memory."""
 
+    code = "training_failed"
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -141,7 +143,7 @@ def divergence(task: str, loss: float, step: int, settings: LocalSettings) -> Tr
         f"the loss of {task} became {loss} at step {step + 1}; lower training.learning_rate "
         f"({settings.learning_rates[task]:g} for {task}) or "
         + (f"training.max_grad_norm ({norm:g})" if norm else "set training.max_grad_norm")
-    )
+    ).coded("diverged", task)
 
 
 def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedmtl.config import Config
 from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.audit import Audit
 from fedmtl.engines.flower.certificates import CA, make_authority, make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.engines.flower.line import Line, SiteKeys
@@ -20,7 +21,8 @@ from fedmtl.engines.flower.site_service import SiteJob, serve_site
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.experiment.site_worker import SiteSettings, start_site
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.federation.policy import Policy
+from fedmtl.runs import RunFolder, make_private_folder, read_events
 
 MAX_BYTES = 1 << 30
 PATIENCE = 60.0
@@ -88,6 +90,7 @@ class Site:
     files: dict[str, str] = field(default_factory=dict)
     is_started: bool = True
     leaves_after: int | None = None
+    policy: Policy = field(default_factory=Policy)
     said: list[str] = field(default_factory=list)
     outcome: Any = None
 
@@ -98,7 +101,8 @@ class Site:
 
     def _serve(self) -> None:
         try:
-            self.outcome = serve_site(self.line(), self.pool(), self.said.append)
+            make_private_folder(self.folder)
+            self.outcome = serve_site(self.line(), self.pool(), self.said.append, Audit(self.folder))
         except Left:
             self.outcome = "left"
         except BaseException as error:
@@ -108,7 +112,9 @@ class Site:
         return Line(self.server.address, self.keys, self.folder / "spool", MAX_BYTES)
 
     def pool(self) -> WorkerPool:
-        settings = SiteSettings(self.client, self.tasks, self.folder, self.folder / "spool", self.files, device="cpu")
+        settings = SiteSettings(
+            self.client, self.tasks, self.folder, self.folder / "spool", self.files, device="cpu", policy=self.policy
+        )
         return WorkerPool(partial(start_in_turn, leaves_after=self.leaves_after), settings, 0)
 
     def finish(self) -> Any:

@@ -24,9 +24,9 @@ def test_private_keys_are_for_their_owner_and_never_replaced(tmp_path):
 def test_a_key_belongs_to_one_name_and_its_tasks_may_change(tmp_path):
     _, public = make_node_key("a", tmp_path)
     enroll(tmp_path, "a", public.read_bytes(), ["qqp", "sst2"])
-    enroll(tmp_path, "a", public.read_bytes(), ["sst2"])
+    enroll(tmp_path, "a", public.read_bytes(), ["sst2"], replace=True)
     book = KeyBook(tmp_path)
-    assert book.tasks() == {"a": ["sst2"]}
+    assert book.tasks() == {"a": ("sst2",)}
     assert book.name_of(public.read_bytes()) == "a"
     assert book.name_of(b"another") == ""
     with pytest.raises(FedmtlError, match="b: this key is enrolled as a"):

@@ -11,9 +11,10 @@ from contextlib import suppress
 import pytest
 
 from engines.flower.deployment import Server, Site, of_kind
+from engines.flower.tap import Tap
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, LineLost
-from fedmtl.engines.flower.site_service import WelcomeCall
+from fedmtl.engines.flower.site_service import WelcomeCall, printable
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.federation.server import RoundFailed
@@ -98,44 +99,6 @@ def test_a_site_may_change_its_tasks(two_tasks, tmp_path):
     assert set(brought) == {("sentiment",), ("paraphrase",)}
 
 
-class Tap:
-    """Passes bytes between sites and a server, and keeps all that sites sent."""
-
-    def __init__(self, server: Address) -> None:
-        self._server = server
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
-        self.sent = bytearray()
-        self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                site, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection((self._server.host, self._server.port))
-            for source, target, is_site in ((site, server, True), (server, site, False)):
-                threading.Thread(target=self._pass_on, args=(source, target, is_site), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket, is_site: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if is_site:
-                    with self._lock:
-                        self.sent += data
-                target.sendall(data)
-        except OSError:
-            pass
-        finally:
-            for each in (source, target):
-                each.close()
-
-    def close(self) -> None:
-        self._listener.close()
-
-
 def test_no_text_of_a_site_is_on_the_line(make_config, tmp_path):
     config = make_config("federation.clients_per_task=1", "evaluation.where=clients")
     server = Server(config)
@@ -147,7 +110,7 @@ def test_no_text_of_a_site_is_on_the_line(make_config, tmp_path):
     for site in sites:
         site.finish()
     tap.close()
-    sent = bytes(tap.sent)
+    sent = tap.sent
     assert len(sent) > 100_000, "updates went through"
     assert b"sentiment_client" in sent, "it is not encrypted, and can be searched"
     for task in config.tasks:
@@ -158,6 +121,11 @@ def test_no_text_of_a_site_is_on_the_line(make_config, tmp_path):
             for piece in re.findall(r"(?:\S+ ){3}", text):
                 assert piece.encode() not in sent
                 assert json.dumps(piece)[1:-1].encode() not in sent
+
+
+def test_words_of_a_server_do_not_steer_the_sites_terminal():
+    assert printable("done\x1b[2J\n\x9b1mnow") == "done?[2J??1mnow"
+    assert printable("x" * 1000) == "x" * 500 + "..."
 
 
 def test_a_taken_address_is_one_line(make_config):

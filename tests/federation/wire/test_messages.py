@@ -126,7 +126,7 @@ def test_an_update_larger_than_its_job_is_refused():
 
 def test_a_message_of_another_kind_is_refused():
     job = encode_job(Job("train", 1, "c", ("t",), {}, PLAN, None, 0, 0, {}))
-    with pytest.raises(WireError, match="type job"):
+    with pytest.raises(WireError, match="of another type came where update is due"):
         decode_update(job)
 
 

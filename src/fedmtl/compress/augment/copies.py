@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,9 +49,8 @@ def augment(
     for name, own in examples.items():
         wanted = _copies_each(len(own), budgets[name], derive_seed(seed, "augment", name, "which"))
         path = cache / f"{_digest(settings, own, sources, wanted, seed, name)}.json"
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        else:
+        kept = _read(path, len(own), len(own.texts)) if path.exists() else None
+        if kept is None:
             say(f"{name}: augmenting {len(own):,} examples, at most {int(wanted.sum()):,} copies")
             kept = _make(settings, own, sources, wanted, derive_seed(seed, "augment", name), device, say, name)
             write_atomic(path, json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass"))
@@ -61,6 +61,18 @@ def augment(
             np.concatenate([own.labels, own.labels[rows]]),
         )
     return found
+
+
+def _read(path: Path, num_examples: int, num_texts: int) -> dict[str, Any] | None:
+    """The copies in a file of the cache; None where it is broken, so that they are made again."""
+    try:
+        kept = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        rows, texts = kept["rows"], kept["texts"]
+        is_whole = all(type(row) is int and 0 <= row < num_examples for row in rows) and len(texts) == num_texts
+        is_whole &= all(len(column) == len(rows) and all(type(text) is str for text in column) for column in texts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return kept if is_whole else None
 
 
 def shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:

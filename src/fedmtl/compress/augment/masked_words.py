@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from fedmtl.compress.augment.words import Word
 from fedmtl.errors import ModelError
-from fedmtl.model.encoder_files import encoder_folder
+from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, check_encoder_files, encoder_folder
 
 BATCH = 128
 MAX_LENGTH = 128
@@ -28,11 +28,13 @@ class MaskedWords:
 
     def __init__(self, name: str, device: torch.device) -> None:
         folder = encoder_folder(name)
+        if folder.is_dir():
+            check_encoder_files(folder, "--augment mlm")
         try:
             self._model, info = AutoModelForMaskedLM.from_pretrained(
-                str(folder), dtype=torch.float32, output_loading_info=True
+                str(folder), dtype=torch.float32, output_loading_info=True, **NO_CODE, **NO_PICKLE
             )
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), **NO_CODE)
         except Exception as error:  # every library a loader calls has its own kinds
             raise ModelError(
                 f"--augment mlm: {name} cannot be loaded to predict masked words; write mlm:FOLDER with one that can,"

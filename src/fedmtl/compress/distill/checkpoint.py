@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmtl.compress.distill.loop import Slots
 from fedmtl.errors import FedmtlError
@@ -45,13 +46,19 @@ def load_position(run: RunFolder, fingerprint: str) -> Position:
         return Position()
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = content.pop("fingerprint")
+        weights = {Key(*name.split(SEPARATOR, 1)): value for name, value in content.pop("weights").items()}
+        position = Position(**content, weights=weights)
+        is_ours = isinstance(position.stage, str) and type(position.epoch) is int and position.epoch >= 0
+        is_ours &= all(isinstance(value, Tensor) for value in weights.values()) and type(position.optimizer) is dict
     except Exception as error:  # torch raises many kinds for a file that is not its own
         raise FedmtlError(
             f"{path}: cannot be read as a checkpoint; delete the run and start without --resume"
         ) from error
-    if content.pop("fingerprint") != fingerprint:
+    if not is_ours:
+        raise FedmtlError(f"{path}: cannot be read as a checkpoint; delete the run and start without --resume")
+    if found != fingerprint:
         raise FedmtlError(
             f"{run.name}: was begun with another teacher or other settings; give the same, or another --name"
         )
-    weights = {Key(*name.split(SEPARATOR, 1)): value for name, value in content.pop("weights").items()}
-    return Position(**content, weights=weights)
+    return position

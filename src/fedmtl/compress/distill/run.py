@@ -14,14 +14,14 @@ from fedmtl.compress.distill.loop import Passed
 from fedmtl.compress.distill.record import data_event, main_metrics, plan_event, start_event
 from fedmtl.compress.distill.settings import DistillSettings, check_settings
 from fedmtl.compress.distill.student import Student, build_student
-from fedmtl.compress.distill.teaching import Teaching, evaluate, open_teaching
+from fedmtl.compress.distill.teaching import evaluate, open_teaching
 from fedmtl.compress.distill.work import Listener, Work, encoder_place, pass_number
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
 from fedmtl.model.values import initial_weights
-from fedmtl.runs import RunFolder, append_event, create_run, cut_back, read_events, write_atomic
+from fedmtl.runs import RunFolder, append_event, create_run, cut_back, locked, read_events, write_atomic
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.tokens import token_cache
 
@@ -67,13 +67,17 @@ def distill(
         listener.say,
     )
     settings = _possible_stages(settings, lessons, student, listener)
-    run, position, fingerprint = _open_run(config, settings, teaching, name, resume)
-    work = Work(config, settings, teaching, student, lessons, run, fingerprint, listener)
-    if not position.stage:
-        _open_events(work, data, teacher)
-    weights = work.go(position)
-    known = next(event for event in read_events(run) if event["event"] == "distill")
-    return Distilled(run, known["teacher_metrics"], work.finish(weights))
+    run = _open_run(config, name, resume)
+    with locked(run.path):
+        training = config.training.model_dump(mode="json")
+        fingerprint = settings.fingerprint(teaching.digest, {**training, "seed": config.seed})
+        position = _take_up(run, settings, fingerprint) if resume else Position()
+        work = Work(config, settings, teaching, student, lessons, run, fingerprint, listener)
+        if not position.stage:
+            _open_events(work, data, teacher)
+        weights = work.go(position)
+        known = next(event for event in read_events(run) if event["event"] == "distill")
+        return Distilled(run, known["teacher_metrics"], work.finish(weights))
 
 
 def _possible_stages(
@@ -88,27 +92,28 @@ def _possible_stages(
     return replace(settings, stages="prediction")
 
 
-def _open_run(
-    config: Config, settings: DistillSettings, teaching: Teaching, name: str, resume: bool
-) -> tuple[RunFolder, Position, str]:
-    training = config.training.model_dump(mode="json")
-    fingerprint = settings.fingerprint(teaching.digest, {**training, "seed": config.seed})
+def _open_run(config: Config, name: str, resume: bool) -> RunFolder:
     output = Path(config.output)
     if not resume:
         run = create_run(output, name)
         own = config.model.model_copy(update={"server_model": str(encoder_place(run)), "lora": None, "adapters": None})
         write_atomic(run.config, dump_config(config.model_copy(update={"model": own})).encode())
-        return run, Position(), fingerprint
+        return run
     run = RunFolder(output / name)
     if not run.events.exists():
         raise FedmtlError(f"--resume: there is no distillation {name} in {output}; start without --resume")
+    return run
+
+
+def _take_up(run: RunFolder, settings: DistillSettings, fingerprint: str) -> Position:
+    """Where the distillation goes on, with the run's files cut back to it."""
     position = load_position(run, fingerprint)
     if position.stage:
         cut_back(run, pass_number(settings, position.stage, position.epoch))
     else:
         run.events.unlink()
         run.results.unlink(missing_ok=True)
-    return run, position, fingerprint
+    return position
 
 
 def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> None:

@@ -46,10 +46,14 @@ def load_checkpoint(path: Path, fingerprint: str, student: Student, optimizer: t
         content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many kinds for a file that is not its own
         raise FedmtlError(f"{path}: cannot be read as a checkpoint; delete it and start without --resume") from error
-    if content["fingerprint"] != fingerprint:
+    if not isinstance(content, dict) or content.get("fingerprint") != fingerprint:
         raise FedmtlError(
             f"{path}: was made with other settings or texts; give the same, or delete it and start without --resume"
         )
-    student.load_state_dict(content["student"])
-    optimizer.load_state_dict(content["optimizer"])
-    return Position(**content["position"])
+    try:
+        position = Position(**content["position"])
+        student.load_state_dict(content["student"])
+        optimizer.load_state_dict(content["optimizer"])
+    except Exception as error:  # torch's kinds for what does not fit, and Python's for what is not there
+        raise FedmtlError(f"{path}: does not fit its settings; delete it and start without --resume") from error
+    return position

@@ -29,7 +29,7 @@ from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
-from fedmtl.runs import write_atomic
+from fedmtl.runs import locked, make_private_folder, write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
 
 
@@ -91,6 +91,19 @@ def pretrain(
     check_settings(settings)
     check_place(place.out)
     _check_checkpoint(place.checkpoint, resume)
+    make_private_folder(place.work)
+    with locked(place.work, f".{place.out.name}.lock"):
+        return _pretrain(settings, place, machine, disclosure, listener, resume)
+
+
+def _pretrain(
+    settings: PretrainSettings,
+    place: Place,
+    machine: Machine,
+    disclosure: Disclosure,
+    listener: Listener,
+    resume: bool,
+) -> Student:
     device = pick_device(machine.device, "--device")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

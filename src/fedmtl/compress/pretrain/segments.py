@@ -92,19 +92,19 @@ def write_segments(
 
 def open_segments(folder: Path) -> Segments | None:
     """The segments of a folder that `write_segments` finished, or nothing."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-    except (OSError, ValueError):
-        return None
 
     def load(name: str) -> np.ndarray:
-        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
 
     def side(name: str) -> Side:
         before, after = map(tuple, meta["around"][name])
         return Side(load(f"{name}.ids"), load(f"{name}.words"), load(f"{name}.offsets"), before, after)
 
-    return Segments(side("teacher"), side("student"), load("num_words"), meta["num_skipped"])
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        return Segments(side("teacher"), side("student"), load("num_words"), int(meta["num_skipped"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _plain(tokenizer: Any) -> Any:

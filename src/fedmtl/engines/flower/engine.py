@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.addresses import Address
-from fedmtl.engines.flower.fleet_api import FleetApi, ServerCertificate
+from fedmtl.engines.flower.enrolment import Enrolments
+from fedmtl.engines.flower.fleet_api import FleetApi
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
 from fedmtl.engines.spool import map_message, write_message
@@ -20,10 +22,13 @@ from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update
 from fedmtl.federation.wire import encode_job
+from fedmtl.federation.wire.frame import MAX_HEADER
 
 GLANCE = 0.2
 # How long sites are given to hear that the run is over.
 FAREWELL = 10.0
+# What an answer has beside its tensors: a table of them, counts and losses.
+MARGIN = 4 << 20
 
 Enough = Callable[[Mapping[ClientId, ClientInfo]], bool]
 
@@ -35,6 +40,7 @@ class _Open:
     asked: Asked
     kind: str
     path: Path
+    most_bytes: int
     coming: tuple[int, int] = (0, 0)
     message_id: str = ""
 
@@ -48,17 +54,19 @@ class FlowerEngine:
         spool: Path,
         max_bytes: int,
         address: Address,
-        certificate: ServerCertificate | None,
+        enrolments: Enrolments,
         welcome: str,
         judge: Judge,
-        keys: Callable[[], list[bytes]],
         note: Callable[[Note], None],
     ) -> None:
         self._scorer, self._spool, self._max_bytes, self._note = scorer, spool, max_bytes, note
-        self.link = Link(spool, max_bytes)
-        self._roster = Roster(self.link, welcome, judge, keys)
-        self._api = FleetApi(self.link, address, certificate)
-        self._infos: dict[ClientId, tuple[Hello, ClientInfo]] = {}
+        self._enrolments = enrolments
+        self.link = Link(spool)
+        self._roster = Roster(self.link, welcome, judge, enrolments)
+        certificate = enrolments.certificate()
+        has_keys = certificate is not None
+        self._api = FleetApi(self.link, address, certificate, self._is_enrolled if has_keys else None)
+        self._infos: dict[ClientId, tuple[Hello, dict[str, int], ClientInfo]] = {}
         self._is_enough: Enough = bool
         self._patience = 0.0
 
@@ -91,9 +99,7 @@ class FlowerEngine:
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         end = time.monotonic() + deadline
         open_jobs: dict[ClientId, _Open] = {}
-        round_number = 0
         for job in jobs:
-            round_number = job.round
             open_jobs[job.client] = self._written(job)
             self._carry(open_jobs[job.client])
             yield from self._answers(open_jobs)
@@ -101,7 +107,6 @@ class FlowerEngine:
             for sent in open_jobs.values():
                 self._carry(sent)
             yield from self._answers(open_jobs)
-            yield from self._remarks(round_number)
             self._pass_on_notes()
             if open_jobs:
                 self._wait(min(GLANCE, max(0.0, end - time.monotonic())))
@@ -113,17 +118,20 @@ class FlowerEngine:
 
     def say_goodbye(self, words: str) -> None:
         """Tell the sites that the run is over; those that are just away get a moment to come and hear it."""
-        told: dict[ClientId, tuple[Present, str]] = {}
+        sent: dict[ClientId, tuple[Present, str]] = {}
         end = time.monotonic() + FAREWELL
         while time.monotonic() < end:
             for client, site in self._roster.everybody().items():
-                if client not in told or told[client][0] != site:
-                    told[client] = (site, self.link.send(site.node_id, "end", words))
-            if all(self.link.is_fetched(message_id) for _, message_id in told.values()):
-                return
+                is_new = client not in sent or sent[client][0] != site
+                if is_new and self._roster.may_take_part(client, site):
+                    with suppress(KeyError):
+                        sent[client] = (site, self.link.send(site.node_id, "end", words))
+            if all(self.link.is_fetched(message_id) for _, message_id in sent.values()):
+                break
             time.sleep(GLANCE / 4)
 
     def close(self) -> None:
+        self._pass_on_notes()
         self._roster.close()
         self._api.close()
         self._scorer.close()
@@ -137,17 +145,23 @@ class FlowerEngine:
         self.link.news.clear()
 
     def _info(self, client: ClientId, site: Present) -> ClientInfo:
+        bounds = {task: self._enrolments.most_examples(client, task) for task in site.hello.tasks}
+        most = {task: bound for task, bound in bounds.items() if bound is not None}
         known = self._infos.get(client)
-        if known is None or known[0] is not site.hello:
-            known = (site.hello, client_info(site.hello))
+        if known is None or known[0] is not site.hello or known[1] != most:
+            known = (site.hello, most, client_info(site.hello, most))
             self._infos[client] = known
-        return known[1]
+        return known[2]
+
+    def _is_enrolled(self, key: bytes) -> bool:
+        return bool(self._enrolments.name_of(key))
 
     def _written(self, job: Job) -> _Open:
         encoded = encode_job(job, self._max_bytes)
         path = self._spool / f"job-{job.kind}-{job.round:04d}-{job.client}"
         write_message(path, encoded)
-        return _Open(asked_for(job, len(encoded)), job.kind, path)
+        asked = asked_for(job, len(encoded))
+        return _Open(asked, job.kind, path, min(self._max_bytes, most_answer_bytes(job, asked)))
 
     def _carry(self, sent: _Open) -> None:
         """Send a job to where its site is now, once for every time the site comes."""
@@ -156,19 +170,34 @@ class FlowerEngine:
             return
         if sent.message_id:
             self.link.close_message(sent.message_id)
+            sent.message_id = ""
+        if not self._roster.may_take_part(sent.asked.client, site):
+            return
         sent.coming = (site.node_id, site.coming)
-        sent.message_id = self.link.send(site.node_id, "job", frame=sent.path.read_bytes())
+        about = f"the job of round {sent.asked.round}"
+        with suppress(KeyError):
+            # Else it has just gone, and gets the job when it comes again.
+            sent.message_id = self.link.send(
+                site.node_id, "job", frame=sent.path, most_bytes=sent.most_bytes, about=about
+            )
 
     def _answers(self, open_jobs: dict[ClientId, _Open]) -> Iterator[Update | Failure]:
         for client in list(open_jobs):
             sent = open_jobs[client]
-            if not sent.message_id:
-                continue
-            answer = self._answer(sent)
+            answer = self._struck_off(sent) or (self._answer(sent) if sent.message_id else None)
             if answer is not None:
                 del open_jobs[client]
                 sent.path.unlink(missing_ok=True)
                 yield answer
+
+    def _struck_off(self, sent: _Open) -> Failure | None:
+        """A site that is not enrolled any more gets no job, and what it answered does not count."""
+        site = self._roster.find(sent.asked.client)
+        if site is None or self._roster.may_take_part(sent.asked.client, site):
+            return None
+        if sent.message_id:
+            self.link.close_message(sent.message_id)
+        return sent.asked.failed("unenrolled")
 
     def _answer(self, sent: _Open) -> Update | Failure | None:
         asked = sent.asked
@@ -193,21 +222,24 @@ class FlowerEngine:
         sent.path.unlink(missing_ok=True)
         return sent.asked.failed(too_late(deadline))
 
-    def _remarks(self, round_number: int) -> Iterator[Failure]:
-        for node_id, reason in self.link.take_remarks():
-            yield Failure(round_number, self._roster.name_of(node_id) or f"node-{node_id}", reason)
+
+def most_answer_bytes(job: Job, asked: Asked) -> int:
+    """The most that a job's answer can have: its tensors as they are encoded, or what a client sums up."""
+    if job.kind == "evaluate":
+        return MAX_HEADER + MARGIN
+    # The entries of topk come with their places.
+    return asked.most_bytes_up * (2 if job.codecs.up == "topk" else 1) + MARGIN
 
 
-def client_info(hello: Hello) -> ClientInfo:
+def client_info(hello: Hello, most: Mapping[str, int]) -> ClientInfo:
+    """What a site said of itself; it counts for at most `most` examples of a task."""
     return ClientInfo(
-        {task: held.examples for task, held in hello.tasks.items()},
+        {task: min(held.examples, most.get(task, held.examples)) for task, held in hello.tasks.items()},
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
         {task: held.tokens for task, held in hello.tasks.items()},
-        {
-            task: [held.labels.get(label, 0) for label in hello.terms.labels.get(task, ())]
-            for task, held in hello.tasks.items()
-        },
+        # Of a regression scores are counted for the record only.
+        {task: [] if held.is_regression else list(held.labels) for task, held in hello.tasks.items()},
         {task: held.validation for task, held in hello.tasks.items()},
     )
 

@@ -1,6 +1,7 @@
 """What we put into a Flower message: a kind, words, and a frame of bytes in Flower's own chunks.
 
-A frame is never inflated: it goes to its file chunk by chunk, so that a large one costs a chunk of memory.
+A frame is never inflated: it goes to its file chunk by chunk, so that a large one costs a chunk of memory. Every chunk
+begins with its number: no two of a frame are equal, so a frame has as many bytes as were sent for it.
 """
 
 from __future__ import annotations
@@ -8,29 +9,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
 )
-from google.protobuf.message import DecodeError
 
-from fedmtl.errors import WireError
+from fedmtl.errors import FedmtlError, WireError
+from fedmtl.federation.faults import read_fault
 
 NOTE, FRAME = "note", "frame"
 # Welcomes hold a config, hellos the token rows of a site.
 MAX_WORDS = 1 << 24
 MOST_LETTERS = 300
+NUMBER = 8
+PART = CHUNK - NUMBER
 
 Pull = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What came; `frame` is the file its bytes are in. An `error` is the other side's reason why there is no answer."""
+    """What came; `frame` is the file its bytes are in. An `error` says in our own words why there is none."""
 
     kind: str = ""
     words: str = ""
@@ -38,10 +44,16 @@ class Envelope:
     error: str | None = None
 
 
-def fill_envelope(kind: str, words: str = "", frame: bytes | None = None) -> RecordDict:
+def fill_envelope(kind: str, words: str = "", frame: bytes | Path | None = None) -> RecordDict:
+    """A message's content; a frame in a file is read once, into the place it is sent from."""
     content = RecordDict({NOTE: ConfigRecord({"kind": kind, "words": words})})
     if frame is not None:
-        content[FRAME] = ArrayRecord({FRAME: Array("uint8", (len(frame),), "fedmtl", frame)})
+        array = Array("uint8", (0,), "fedmtl", b"")
+        # Flower only takes views of it.
+        array.data = cast(bytes, _numbered(frame))
+        record = ArrayRecord()
+        record[FRAME] = array
+        content[FRAME] = record
     return content
 
 
@@ -49,17 +61,45 @@ def open_envelope(message_id: str, pull: Pull, into: Path, max_bytes: int) -> En
     """Read a message object by object; whatever is not as `fill_envelope` makes it is a WireError."""
     try:
         return _open(message_id, pull, into, max_bytes)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, DecodeError) as error:
+    except OSError:
         into.unlink(missing_ok=True)
-        raise WireError(f"the message cannot be read: {repr(error)[:MOST_LETTERS]}") from error
+        raise
+    except FedmtlError:
+        raise
+    except Exception as error:
+        # Flower's decoders raise what they meet in a message that somebody made up.
+        into.unlink(missing_ok=True)
+        raise WireError(f"the message cannot be read: {printable(repr(error))}") from error
+
+
+def printable(text: str, most: int = MOST_LETTERS) -> str:
+    """Somebody else's words as one line without escape codes."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
+
+
+def _numbered(frame: bytes | Path) -> bytearray:
+    size = frame.stat().st_size if isinstance(frame, Path) else len(frame)
+    num_chunks = -(-size // PART)
+    data = bytearray(size + NUMBER * num_chunks)
+    view = memoryview(data)
+    with frame.open("rb", buffering=0) if isinstance(frame, Path) else BytesIO(frame) as file:
+        for number in range(num_chunks):
+            chunk = view[number * CHUNK : (number + 1) * CHUNK]
+            chunk[:NUMBER] = number.to_bytes(NUMBER, "big")
+            rest = chunk[NUMBER:]
+            while rest:
+                count = file.readinto(rest)
+                if not count:
+                    raise FedmtlError(f"{frame!s:.100}: became shorter while it was read; leave a run's files alone")
+                rest = rest[count:]
+    return data
 
 
 def _open(message_id: str, pull: Pull, into: Path, max_bytes: int) -> Envelope:
     message = pull(message_id)
     children = get_object_children_ids_from_object_content(message)
     if not children:
-        reason = Message.inflate(message).error.reason or "no reason given"
-        return Envelope(error=reason[:MOST_LETTERS])
+        return Envelope(error=read_fault(Message.inflate(message).error.reason))
     records = _references(pull(children[0]), RecordDict)
     note = ConfigRecord.inflate(pull(records[NOTE]))
     kind, words = note["kind"], note["words"]
@@ -69,17 +109,24 @@ def _open(message_id: str, pull: Pull, into: Path, max_bytes: int) -> Envelope:
         return Envelope(kind, words)
     array = pull(_references(pull(records[FRAME]), ArrayRecord)[FRAME])
     chunks = get_object_children_ids_from_object_content(array)
-    order = json.loads(get_object_body(array, Array))["arraychunk_ids"]
+    if json.loads(get_object_body(array, Array))["arraychunk_ids"] != list(range(len(chunks))):
+        raise ValueError("its chunks are not in order, each once")
+    _write(chunks, pull, into, max_bytes)
+    return Envelope(kind, words, into)
+
+
+def _write(chunks: list[str], pull: Pull, into: Path, max_bytes: int) -> None:
     written = 0
     into.parent.mkdir(parents=True, exist_ok=True)
     with into.open("wb") as file:
-        for index in order:
-            body = get_object_body(pull(chunks[index]), ArrayChunk)
-            written += len(body)
+        for number, chunk in enumerate(chunks):
+            body = get_object_body(pull(chunk), ArrayChunk)
+            if body[:NUMBER] != number.to_bytes(NUMBER, "big"):
+                raise ValueError(f"chunk {number} has another number")
+            written += len(body) - NUMBER
             if written > max_bytes:
                 raise ValueError(f"more than {max_bytes} bytes came")
-            file.write(body)
-    return Envelope(kind, words, into)
+            file.write(memoryview(body)[NUMBER:])
 
 
 def _references(content: bytes, kind: type[RecordDict] | type[ArrayRecord]) -> dict[str, str]:

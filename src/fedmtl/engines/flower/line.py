@@ -1,12 +1,14 @@
-"""A site's end of the line: Flower's fleet protocol, with a line that breaks taken up again."""
+"""A site's end of the line: Flower's fleet protocol over signed requests, with a line that breaks taken up again."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,28 +20,38 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
+    ActivateNodeResponse,
     DeactivateNodeRequest,
+    DeactivateNodeResponse,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
-    RegisterNodeFleetRequest,
+    PushMessagesResponse,
 )
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Proto
 
 from fedmtl.engines.flower.addresses import Address
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.certificates import expiry_warning, loopback_key
+from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope, printable
 from fedmtl.engines.flower.quiet import silence_flower
-from fedmtl.errors import FedmtlError
+from fedmtl.engines.flower.signing import Signer
+from fedmtl.errors import FedmtlError, WireError
 
 # Longer than any silence that the server's own deadline has to notice.
 HEARTBEAT = 1800.0
@@ -47,7 +59,11 @@ SIGN_OF_LIFE = 2.0
 FIRST_WAIT, LONGEST_WAIT = 0.2, 2.0
 # An answer has cost more than a question: the line may be away this long before it is given up.
 PATIENCE = 60.0
+TIMEOUT = 30.0
+# A chunk has 5 MB, a list of messages less.
+MAX_ANSWER = 8 << 20
 
+R = TypeVar("R", bound=Proto)
 T = TypeVar("T")
 
 
@@ -61,6 +77,10 @@ class LineLost(Exception):
 
 class NotAccepted(LineLost):
     """The server understood and said no."""
+
+
+class ClocksDiffer(LineLost):
+    """The server does not take requests that were signed so much earlier or later; it will when the clocks agree."""
 
 
 @dataclass(frozen=True)
@@ -80,49 +100,55 @@ class Received:
 
 
 class Line:
-    """One node's calls to the server; each fails as `LineLost` or `LineRefused`."""
+    """One node's calls to the server; each fails as `LineLost` or `LineRefused`.
 
-    def __init__(self, address: Address, keys: SiteKeys | None, spool: Path, max_bytes: int) -> None:
+    Without keys the site signs with one of its own that lies beside its `spool`. `say` is told what its operator should
+    know: that the server's certificate ends soon.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        keys: SiteKeys | None,
+        spool: Path,
+        max_bytes: int,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
         silence_flower()
-        self._keys, self._spool, self._max_bytes = keys, spool, max_bytes
-        key = generate_key_pairs()[0] if keys is None else keys.key
-        self._public_key = public_key_to_bytes(key.public_key())
-        self._client = FleetHttpClient.from_server_address(
-            str(address),
-            keys is None,
-            None if keys is None else keys.ca.read_bytes(),
-            [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
+        self._keys, self._spool, self._max_bytes, self._say = keys, spool, max_bytes, say
+        self._signer = Signer(loopback_key(spool.parent) if keys is None else keys.key)
+        self._url = f"{'http' if keys is None else 'https'}://{address}"
+        # What follows a redirect would carry a signed update to wherever it points.
+        self._client = httpx.Client(
+            verify=False if keys is None else _trusting(keys.ca), timeout=TIMEOUT, follow_redirects=False
         )
+        self._is_looked_at = keys is None
         self._address = address
         self._node = Node()
 
     def join(self) -> None:
-        """Say that this node is here; without keys it introduces itself first."""
-        if self._keys is None:
-            with suppress(NotAccepted):
-                self._call(lambda: self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public_key)))
-        request = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT)
-        try:
-            self._node = Node(node_id=self._call(lambda: self._client.ActivateNode(request)).node_id)
-        except NotAccepted as error:
-            if self._keys is None:
-                raise
-            raise LineRefused(
-                f"{self._address}: this key is not enrolled there; the server's keeper runs"
-                " `fedmtl enroll NAME --key NAME.pub --tasks TASKS`"
-            ) from error
+        """Say that this node is here."""
+        request = ActivateNodeRequest(public_key=self._signer.public_key, heartbeat_interval=HEARTBEAT)
+        answer = self._call(lambda: self._post("activate-node", request, ActivateNodeResponse))
+        self._node = Node(node_id=answer.node_id)
 
     def receive(self) -> Received | None:
         """The next message, all of it; None where there is none for some seconds."""
-        found = self._call(lambda: self._client.PullMessages(PullMessagesRequest(node=self._node)))
+        found = self._call(
+            lambda: self._post("pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse)
+        )
         if not found.messages_list:
             return None
-        message = message_from_proto(found.messages_list[0])
+        try:
+            message = message_from_proto(found.messages_list[0])
+        except Exception as error:
+            # Flower's decoder raises what it meets in a message that is none.
+            raise WireError(f"the message cannot be read: {printable(repr(error))}") from error
         run_id, message_id = message.metadata.run_id, message.metadata.message_id
 
         def pull(object_id: str) -> bytes:
             request = PullObjectRequest(node=self._node, run_id=run_id, object_id=object_id)
-            answer = self._call(lambda: self._client.PullObject(request))
+            answer = self._call(lambda: self._post("pull-object", request, PullObjectResponse))
             if not answer.object_available:
                 raise LineLost(f"object {object_id} is gone")
             content: bytes = answer.object_content
@@ -130,17 +156,18 @@ class Line:
 
         envelope = open_envelope(message_id, pull, self._spool / f"{message_id[:16]}.job", self._max_bytes)
         confirm = ConfirmMessageReceivedRequest(node=self._node, run_id=run_id, message_object_id=message_id)
-        self._call(lambda: self._client.ConfirmMessageReceived(confirm))
+        self._call(lambda: self._post("confirm-message-received", confirm, ConfirmMessageReceivedResponse))
         return Received(message, envelope)
 
-    def answer(self, message: Message, kind: str, words: str = "", frame: bytes | None = None) -> None:
+    def answer(self, message: Message, kind: str, words: str = "", frame: bytes | Path | None = None) -> None:
         self._push(Message(fill_envelope(kind, words, frame), reply_to=message))
 
     def fail(self, message: Message, reason: str) -> None:
         self._push(Message(Error(0, reason), reply_to=message))
 
     def leave(self) -> None:
-        self._call(lambda: self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id)))
+        request = DeactivateNodeRequest(node_id=self._node.node_id)
+        self._call(lambda: self._post("deactivate-node", request, DeactivateNodeResponse))
 
     def close(self) -> None:
         self._client.close()
@@ -154,8 +181,9 @@ class Line:
             while not done.wait(SIGN_OF_LIFE):
                 request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT)
                 try:
-                    self._client.SendNodeHeartbeat(request)
-                except (httpx.HTTPError, RuntimeError):
+                    self._post("send-node-heartbeat", request, SendNodeHeartbeatResponse)
+                except (httpx.HTTPError, RuntimeError, LineLost, FedmtlError):
+                    # Whoever asks for the next message meets it too, and says so.
                     continue
 
         thread = threading.Thread(target=tell, daemon=True, name="sign-of-life")
@@ -177,7 +205,7 @@ class Line:
                 messages_list=[message_to_proto(remove_content_from_message(reply))],
                 message_object_trees=[tree],
             )
-            asked = self._call(lambda: self._client.PushMessages(request), PATIENCE)
+            asked = self._call(lambda: self._post("push-messages", request, PushMessagesResponse), PATIENCE)
             wanted = set(asked.objects_to_push)
             for object_id, each in objects.items():
                 if object_id in wanted:
@@ -187,7 +215,62 @@ class Line:
         request = PushObjectRequest(
             node=self._node, run_id=run_id, session_id=session_id, object_id=object_id, object_content=content
         )
-        self._call(lambda: self._client.PushObject(request), PATIENCE)
+        self._call(lambda: self._post("push-object", request, PushObjectResponse), PATIENCE)
+
+    def _post(self, route: str, request: Proto, kind: type[R]) -> R:
+        """One request, signed now, and the whole answer to it."""
+        path = f"/v1/fleet/{route}"
+        body: bytes = request.SerializeToString(deterministic=True)
+        own = {"content-type": "application/x-protobuf", "accept-encoding": "identity"}
+        headers = {**own, **self._signer.headers("POST", path, body)}
+        content = bytearray()
+        with self._client.stream("POST", self._url + path, content=body, headers=headers) as response:
+            self._look_at_certificate(response)
+            for piece in response.iter_raw():
+                content += piece
+                if len(content) > MAX_ANSWER:
+                    raise LineLost(f"the server answered with more than {MAX_ANSWER} bytes")
+        if response.status_code != 200:
+            self._refuse(response.status_code, bytes(content))
+        answer: R = kind()
+        try:
+            answer.ParseFromString(bytes(content))
+        except DecodeError as error:
+            raise LineLost("the server answered what is no message") from error
+        return answer
+
+    def _refuse(self, status: int, content: bytes) -> None:
+        """Raise what a refused request means for the site."""
+        try:
+            found = json.loads(content[:10_000])
+            code = str(found["code"])[:40]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            found, code = {}, ""
+        if code == "clock":
+            raise ClocksDiffer(_clock_words(found))
+        if code == "unknown-key" and self._keys is not None:
+            raise LineRefused(
+                f"{self._address}: this key is not enrolled there; the server's keeper runs"
+                " `fedmtl enroll NAME --key NAME.pub --tasks TASKS`"
+            )
+        words = printable(code or content[:200].decode(errors="replace"), 200)
+        # Too many at once is over in a moment, and whatever the server could not do it may do later.
+        kind = LineLost if status >= 500 or status == 429 else NotAccepted
+        raise kind(f"the server answered {status}: {words}")
+
+    def _look_at_certificate(self, response: httpx.Response) -> None:
+        """Once per line: a certificate that ends soon ends the run of every site that trusts it."""
+        if self._is_looked_at:
+            return
+        self._is_looked_at = True
+        stream = response.extensions.get("network_stream")
+        secured = None if stream is None else stream.get_extra_info("ssl_object")
+        shown = secured.getpeercert() if secured is not None else None
+        if shown and "notAfter" in shown:
+            end = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), datetime.UTC)
+            warning = expiry_warning(end, "the server's keeper renews it with `fedmtl certs renew`")
+            if warning is not None:
+                self._say(warning)
 
     def _call(self, call: Callable[[], T], patience: float = 1.0) -> T:
         """Try again for some seconds: each call may be repeated without harm."""
@@ -199,9 +282,6 @@ class Line:
                 self._refuse_if_untrusted(error)
                 if time.monotonic() > end:
                     raise LineLost(str(error) or type(error).__name__) from error
-            except httpx.HTTPStatusError as error:
-                kind = LineLost if error.response.status_code >= 500 else NotAccepted
-                raise kind(f"the server answered {error.response.status_code}: {error.response.text[:200]}") from error
             time.sleep(wait)
             wait = min(LONGEST_WAIT, 2 * wait)
 
@@ -216,3 +296,22 @@ class Line:
             if isinstance(cause, ssl.SSLError) and "WRONG_VERSION_NUMBER" in str(cause):
                 raise LineRefused(f"{self._address}: speaks no TLS; leave --ca and --key out") from error
             cause = cause.__cause__ or cause.__context__
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=ca.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise FedmtlError(f"{ca}: is no certificate ({error}); copy the server's ca.crt here") from error
+    return context
+
+
+def _clock_words(found: dict[str, object]) -> str:
+    server, site = found.get("server_time"), found.get("site_time")
+    if not isinstance(server, int | float) or not isinstance(site, int | float):
+        return "this machine's clock and the server's differ too much; set them"
+    ahead = site - server
+    side = "ahead of" if ahead > 0 else "behind"
+    return f"this machine's clock is {abs(ahead):.0f} s {side} the server's; set them, they may differ by 300 s"

@@ -6,10 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
+from fedmtl.engines.flower.enrolment import Enrolments
+from fedmtl.engines.flower.envelope import printable
 from fedmtl.engines.flower.link import Link
-from fedmtl.errors import WireError
+from fedmtl.errors import FedmtlError
 from fedmtl.federation.handshake import Hello, read_hello
 from fedmtl.federation.messages import ClientId
 
@@ -17,7 +21,8 @@ GLANCE = 0.05
 # A site that lives says so every two seconds.
 SILENCE = 15.0
 MOST_NOTES = 1000
-ADMIT_EVERY = 1.0
+# A node that is not known by a client's name.
+UNKNOWN = "unknown"
 
 # (hello, the key it came with) -> why not
 Judge = Callable[[Hello, bytes], str | None]
@@ -25,11 +30,16 @@ Judge = Callable[[Hello, bytes], str | None]
 
 @dataclass(frozen=True)
 class Note:
-    """Somebody came: with a hello that was accepted, or with a reason why not."""
+    """Something that happened beside the jobs.
 
+    A site came (with its `hello`); it was refused, which is its failure; or there is a remark, which is nobody's
+    failure: about a late answer, about somebody who is not who they say they are, or about the server itself.
+    """
+
+    kind: Literal["came", "refused", "remark"]
     client: ClientId
-    hello: Hello | None = None
     reason: str = ""
+    hello: Hello | None = None
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,14 @@ class Present:
 
 
 class Roster:
-    """Welcomes nodes in a thread of its own."""
+    """Welcomes nodes in a thread of its own, which nothing that one of them does can end."""
 
-    def __init__(self, link: Link, welcome: str, judge: Judge, keys: Callable[[], list[bytes]]) -> None:
-        self._link, self._welcome, self._judge, self._keys = link, welcome, judge, keys
-        self._admit_keys()
+    def __init__(self, link: Link, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
+        self._link, self._welcome, self._judge, self._enrolments = link, welcome, judge, enrolments
+        # Read once before anything starts: a book that cannot be read is one line for the user.
+        enrolments.tasks()
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        self._last_problem: str | None = None
         self._greeted: dict[int, tuple[int, str]] = {}
         self._present: dict[ClientId, Present] = {}
         self._lock = threading.Lock()
@@ -56,18 +68,41 @@ class Roster:
         self._thread.start()
 
     def present(self) -> dict[ClientId, Present]:
-        """The sites that were heard of in the last seconds, by name."""
-        now = time.monotonic()
+        """The sites that were heard of in the last seconds and are enrolled now, by name."""
         with self._lock:
             known = dict(self._present)
-        return {client: known[client] for client in sorted(known) if self._is_alive(known[client], now)}
+        return {
+            client: site
+            for client, site in sorted(known.items())
+            if self._is_alive(site) and self.may_take_part(client, site)
+        }
 
     def find(self, client: ClientId) -> Present | None:
         """The site, heard of lately or not."""
         with self._lock:
             return self._present.get(client)
 
+    def may_take_part(self, client: ClientId, site: Present) -> bool:
+        """Whether a site is enrolled at this moment, under its key and for all that it brought."""
+        try:
+            key = self._link.public_key(site.node_id)
+        except KeyError:
+            return False
+        enrolled = self._enrolments.tasks().get(client)
+        return (
+            enrolled is not None
+            and self._enrolments.name_of(key) in (None, client)
+            and set(site.hello.tasks) <= set(enrolled)
+        )
+
     def name_of(self, node_id: int) -> ClientId | None:
+        """The client that a node is: by its key where there are keys, else by the hello that was accepted."""
+        try:
+            enrolled = self._enrolments.name_of(self._link.public_key(node_id))
+        except KeyError:
+            return None
+        if enrolled is not None:
+            return enrolled or None
         with self._lock:
             return next((name for name, site in self._present.items() if site.node_id == node_id), None)
 
@@ -76,59 +111,103 @@ class Roster:
             return dict(self._present)
 
     def take_notes(self) -> list[Note]:
-        """Who came since this was last asked; told here, so that one thread writes a run's folder."""
+        """What happened since this was last called; passed on here, so that one thread writes a run's folder."""
+        for node_id, reason in self._link.take_remarks():
+            self._notes.append(Note("remark", self.name_of(node_id) or UNKNOWN, reason))
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def close(self) -> None:
         self._done.set()
         self._thread.join(5)
 
-    def _is_alive(self, site: Present, now: float) -> bool:
-        return now - self._link.seen.get(site.node_id, 0.0) < SILENCE and not self._link.has_left(site.node_id)
-
-    def _admit_keys(self) -> None:
-        """Sites may be enrolled while the run goes on."""
-        self._admitted = time.monotonic()
-        for key in self._keys():
-            self._link.add_node(key)
+    def _is_alive(self, site: Present) -> bool:
+        silence = time.monotonic() - self._link.seen.get(site.node_id, 0.0)
+        return silence < SILENCE and not self._link.has_left(site.node_id)
 
     def _watch(self) -> None:
         while not self._done.wait(GLANCE):
-            if time.monotonic() > self._admitted + ADMIT_EVERY:
-                self._admit_keys()
+            self._guarded(self._look_at_enrolments)
             for node_id, coming in list(self._link.activations.items()):
                 if self._greeted.get(node_id, (0, ""))[0] != coming:
-                    self._greet(node_id, coming)
+                    self._guarded(self._greet, node_id, coming)
             for node_id, (coming, message_id) in list(self._greeted.items()):
                 if message_id:
-                    self._listen(node_id, coming, message_id)
+                    self._guarded(self._listen, node_id, coming, message_id)
+
+    def _guarded(self, step: Callable[..., None], *arguments: int | str) -> None:
+        """Whatever one node, or the list, brings about is a remark; the others are still welcomed."""
+        try:
+            step(*arguments)
+        except Exception as error:
+            node_id = arguments[0] if arguments else None
+            client = UNKNOWN
+            if isinstance(node_id, int):
+                client = self.name_of(node_id) or UNKNOWN
+                # Not again and again: it is welcomed anew when it comes anew.
+                self._greeted[node_id] = (int(arguments[1]), "")
+            self._say(Note("remark", client, printable(f"{type(error).__name__}: {error}")))
+
+    def _say(self, note: Note) -> None:
+        if note.kind != "remark" or note not in self._notes:
+            self._notes.append(note)
+            self._link.news.set()
+
+    def _look_at_enrolments(self) -> None:
+        problem = self._enrolments.problem()
+        if problem != self._last_problem:
+            self._last_problem = problem
+            self._say(Note("remark", "", problem or "the list of enrolled sites can be read again"))
+        for client, site in self.everybody().items():
+            if not self._link.has_left(site.node_id) and not self.may_take_part(client, site):
+                self._link.remove_node(site.node_id)
+                self._say(Note("remark", client, "is not enrolled any more, or not for what it brought"))
 
     def _greet(self, node_id: int, coming: int) -> None:
         before = self._greeted.get(node_id)
         if before is not None and before[1]:
             self._link.close_message(before[1])
-        self._greeted[node_id] = (coming, self._link.send(node_id, "welcome", self._welcome))
+        self._greeted[node_id] = (coming, "")
+        # A node that is gone already is welcomed when it comes again.
+        with suppress(KeyError):
+            self._greeted[node_id] = (coming, self._link.send(node_id, "welcome", self._welcome))
 
     def _listen(self, node_id: int, coming: int, message_id: str) -> None:
-        name = f"node-{node_id}"
+        hello: Hello | None = None
         try:
             envelope = self._link.take_answer(message_id, f"hello-{node_id}")
             if envelope is None:
                 return
             self._greeted[node_id] = (coming, "")
             if envelope.error is not None:
-                raise WireError(envelope.error)
+                raise FedmtlError(envelope.error)
             hello = read_hello(envelope.words)
-            name = hello.client
-            reason = self._judge(hello, self._link.public_key(node_id))
-        except WireError as error:
+            reason = self._taken_by_another(node_id, hello) or self._judge(hello, self._link.public_key(node_id))
+        except FedmtlError as error:
             self._greeted[node_id] = (coming, "")
             reason = str(error)
-        if reason is None:
+        if hello is not None and reason is None:
             with self._lock:
                 self._present[hello.client] = Present(node_id, coming, hello)
-            self._notes.append(Note(name, hello))
-            self._link.news.set()
-        else:
-            self._notes.append(Note(name, reason=reason))
-            self._link.send(node_id, "refused", reason)
+            self._say(Note("came", hello.client, hello=hello))
+            return
+        words = printable(reason or "", 2000)
+        self._say(self._refused(node_id, hello, words))
+        with suppress(KeyError):
+            self._link.send(node_id, "refused", words)
+
+    def _refused(self, node_id: int, hello: Hello | None, reason: str) -> Note:
+        """A refusal is the failure of the site it came from, never of the one whose name somebody else gave."""
+        client = self.name_of(node_id)
+        if client is None and hello is not None and self._enrolments.name_of(b"") is None:
+            is_free = self._taken_by_another(node_id, hello) is None and hello.client in self._enrolments.tasks()
+            client = hello.client if is_free else None
+        return Note("remark", UNKNOWN, reason) if client is None else Note("refused", client, reason)
+
+    def _taken_by_another(self, node_id: int, hello: Hello) -> str | None:
+        """A name belongs to the node that took it for as long as that lives; keys decide where there are any."""
+        known = self.find(hello.client)
+        if self._enrolments.name_of(self._link.public_key(node_id)) is not None:
+            return None
+        if known is None or known.node_id == node_id or not self._is_alive(known):
+            return None
+        return f"another process is here as {hello.client}; end that one, or wait {SILENCE:.0f} s after it ended"

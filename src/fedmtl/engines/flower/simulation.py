@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from secrets import token_bytes
 
 import numpy as np
-from flwr.app import Context, Message, MessageType
+from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.fleet.vce.metrics import VceMetrics
@@ -23,7 +23,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedmtl.engines.asked import Asked, asked_for
-from fedmtl.engines.flower.envelope import FRAME, fill_envelope
+from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.site import SiteSetup, open_site
@@ -82,7 +82,7 @@ class SimulationEngine:
         open_jobs: dict[str, Asked] = {}
         for job in jobs:
             encoded = encode_job(job, self._setup.max_bytes)
-            content = fill_envelope("job", frame=encoded.tobytes())
+            content = _content(encoded.tobytes())
             message = Message(content, self._nodes[job.client], MessageType.QUERY, ttl=TTL)
             (message_id,) = self._grid.push_messages([message])
             open_jobs[message_id] = asked_for(job, len(encoded))
@@ -131,7 +131,7 @@ def answer(setup: SiteSetup, message: Message) -> Message:
     site = _site(setup)
     job = decode_job(np.frombuffer(bytearray(_frame(message)), dtype=np.uint8), setup.max_bytes)
     update = encode_update(run_job(job, site))
-    return Message(fill_envelope("update", frame=update.tobytes()), reply_to=message)
+    return Message(_content(update.tobytes()), reply_to=message)
 
 
 def _site(setup: SiteSetup) -> Site:
@@ -143,6 +143,10 @@ def _site(setup: SiteSetup) -> Site:
         _OPEN.clear()
         _OPEN[key] = open_site(setup)
     return _OPEN[key]
+
+
+def _content(frame: bytes) -> RecordDict:
+    return RecordDict({FRAME: ArrayRecord({FRAME: Array("uint8", (len(frame),), "fedmtl", frame)})})
 
 
 def _frame(message: Message) -> bytes:
@@ -171,4 +175,6 @@ def _backend(num_actors: int) -> dict[str, dict[str, object]]:
     init: dict[str, object] = {"logging_level": "error", "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         init["num_cpus"] = num_actors
-    return {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "actor": {"tensorflow": 0}}
+    # Flower hands all of them to Ray as the actor's options: one that dies is started anew, and its job repeated once.
+    actor: dict[str, object] = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
+    return {"init_args": init, "client_resources": actor, "actor": {"tensorflow": 0}}

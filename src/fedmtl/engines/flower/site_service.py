@@ -1,6 +1,7 @@
 """A site's life on the line: take what comes, hand it to the worker that has the text, and bring its answer back.
 
-This process imports neither torch nor transformers, and holds no text.
+This process imports neither torch nor transformers, and opens no file of examples. Every message in and out is in the
+site's record (`audit.py`) before it is acted on.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmtl.engines.flower.audit import Audit, describe_frame
 from fedmtl.engines.flower.line import FIRST_WAIT, LONGEST_WAIT, Line, LineLost, Received
 from fedmtl.engines.worker import Answer, WorkerPool
 from fedmtl.errors import CannotContinue, FedmtlError, WireError
+from fedmtl.federation.faults import Fault
 
 FOREVER = 1e9
+# Of foreign words on this site's terminal.
+MOST_LETTERS = 500
 
 Say = Callable[[str], None]
 
@@ -44,10 +49,18 @@ class SiteJob:
     frame: Path
 
 
-def serve_site(line: Line, pool: WorkerPool, say: Say) -> str:
+@dataclass(frozen=True)
+class Refused:
+    """A worker's answer where there is none: `words` are for this site's terminal, `fault` is all that may leave."""
+
+    fault: Fault
+    words: str
+
+
+def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = None) -> str:
     """Take part until the run is over; what the server says at its end. The line is closed then."""
     words = ""
-    keeper = _Keeper(line, say)
+    keeper = _Keeper(line, say, audit)
     with closing(line), line.alive():
         while True:
             received = keeper.next_message()
@@ -55,26 +68,30 @@ def serve_site(line: Line, pool: WorkerPool, say: Say) -> str:
             if envelope.kind == "end":
                 with suppress(LineLost):
                     line.leave()
-                return envelope.words
+                return printable(envelope.words)
             if envelope.kind == "refused":
-                raise SiteRefused(f"the server refused this site: {envelope.words}")
+                raise SiteRefused(f"the server refused this site: {printable(envelope.words)}")
             if envelope.kind == "welcome":
                 words = envelope.words
-                answer = _call(pool, WelcomeCall(words))
+                answer = _settled(_call(pool, WelcomeCall(words)))
                 keeper.answer(received, answer)
-                if answer.error is not None:
-                    raise CannotJoin(answer.error)
+                if isinstance(answer, Refused):
+                    raise CannotJoin(answer.words)
             elif envelope.frame is not None:
-                keeper.answer(received, _call(pool, SiteJob(words, envelope.frame)))
+                answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
+                keeper.answer(received, answer)
+                if isinstance(answer, Refused):
+                    say(f"a job was not done: {printable(answer.words)}")
 
 
 class _Keeper:
     """Takes a lost line up again: the server then welcomes the site anew, and asks again what it still wants."""
 
-    def __init__(self, line: Line, say: Say) -> None:
-        self._line, self._say = line, say
+    def __init__(self, line: Line, say: Say, audit: Audit | None) -> None:
+        self._line, self._say, self._audit = line, say, audit
         self._is_joined = False
         self._is_told = False
+        self._number = 0
 
     def next_message(self) -> Received:
         wait = FIRST_WAIT
@@ -86,34 +103,75 @@ class _Keeper:
                     self._is_joined, self._is_told, wait = True, False, FIRST_WAIT
                 received = self._line.receive()
                 if received is not None:
+                    self._note_arrival(received)
                     return received
             except WireError as error:
-                self._say(f"a message could not be read: {error}")
+                self._record("in", "unreadable", b"")
+                self._say(f"a message could not be read: {printable(str(error))}")
             except LineLost as error:
-                self._lost(f"the server is not there ({error}); trying again until it is")
+                self._lost(f"the server is not there ({printable(str(error))}); trying again until it is")
                 time.sleep(wait)
                 wait = min(LONGEST_WAIT, 2 * wait)
 
-    def answer(self, received: Received, answer: Answer) -> None:
+    def answer(self, received: Received, answer: str | Path | Refused) -> None:
+        """Record what is to leave, then send it: a hello, an update's file, or the fault of a refusal."""
         frame = received.envelope.frame
         try:
-            if answer.error is not None:
-                self._line.fail(received.message, answer.error)
-            elif isinstance(answer.result, Path):
-                self._line.answer(received.message, "update", frame=answer.result.read_bytes())
+            if isinstance(answer, Refused):
+                fault = answer.fault.model_dump_json(exclude_none=True)
+                self._record("out", "failure", fault.encode(), decision=f"refused: {answer.fault.code}")
+                self._line.fail(received.message, fault)
+            elif isinstance(answer, Path):
+                self._record("out", "update", answer, decision="accepted", **self._described(answer))
+                self._line.answer(received.message, "update", frame=answer)
             else:
-                self._line.answer(received.message, "hello", words=answer.result)
+                self._record("out", "hello", answer.encode(), decision="accepted")
+                self._line.answer(received.message, "hello", words=answer)
         except LineLost as error:
-            self._lost(f"the answer could not be sent ({error}); trying again until the server is there")
+            why = printable(str(error))
+            self._lost(f"the answer could not be sent ({why}); trying again until the server is there")
         finally:
-            for path in (frame, answer.result):
+            for path in (frame, answer):
                 if isinstance(path, Path):
                     path.unlink(missing_ok=True)
+
+    def _note_arrival(self, received: Received) -> None:
+        envelope = received.envelope
+        known = ("welcome", "refused", "end", "job")
+        kind = envelope.kind if envelope.kind in known else "unknown"
+        content = envelope.words.encode() if envelope.frame is None else envelope.frame
+        self._number = self._record("in", kind, content, **self._described(envelope.frame))
+
+    def _described(self, frame: Path | None) -> dict[str, Any]:
+        if frame is None or self._audit is None:
+            return {}
+        return {key: value for key, value in describe_frame(frame).items() if value is not None}
+
+    def _record(self, way: str, kind: str, content: bytes | Path, **facts: Any) -> int:
+        if self._audit is None:
+            return 0
+        if way == "out":
+            facts["answers"] = self._number
+        return self._audit.record(way, kind, content, **facts)
 
     def _lost(self, words: str) -> None:
         if not self._is_told:
             self._say(words)
         self._is_joined, self._is_told = False, True
+
+
+def printable(words: str) -> str:
+    """Words of a server, or of a file, as they may stand on a terminal: no control character, and not without end."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words[:MOST_LETTERS])
+    return shown + "..." if len(words) > MOST_LETTERS else shown
+
+
+def _settled(answer: Answer) -> str | Path | Refused:
+    """A worker's answer; one that ended without any has the fault that says so."""
+    if answer.error is not None:
+        return Refused(Fault(code="worker_ended"), answer.error)
+    result: str | Path | Refused = answer.result
+    return result
 
 
 def _call(pool: WorkerPool, call: Any) -> Answer:

@@ -40,6 +40,7 @@ MOST_SEED = 1 << 64
 MOST_ROUND = 1 << 31
 MOST_TASKS = 1000
 DIGEST = re.compile(r"[0-9a-f]{16}")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -73,7 +74,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
         return Job(
             _kind(header["kind"]),
             _whole(header["round"]),
-            _name(header["client"]),
+            _addressee(header["client"]),
             _words(header["tasks"]),
             dict(CodedTensors(coded)),
             SharingPlan.from_dict(header["plan"]),
@@ -179,15 +180,20 @@ def _from_bits(bits: Mapping[Key, Coded], weights: Mapping[Key, Coded]) -> dict[
 
 
 def _words(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(is_name, values)):
-        raise ValueError(f"not a list of names: {values!r}")
+    if not isinstance(values, list) or len(values) > MOST_TASKS or not all(map(_is_plain_name, values)):
+        raise ValueError("not a list of names")
     return tuple(values)
 
 
 def _name(value: Any) -> str:
-    if not is_name(value):
-        raise ValueError(f"not a name: {value!r}")
+    if not _is_plain_name(value):
+        raise ValueError("not a name")
     return str(value)
+
+
+def _is_plain_name(value: Any) -> bool:
+    """Whether a client or a task may be called so: it will stand in file names, on terminals and in pages."""
+    return is_name(value) and PLAIN_NAME.fullmatch(value) is not None
 
 
 def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, float]:
@@ -198,7 +204,7 @@ def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, floa
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"not a number: {value!r}")
+        raise ValueError("not a number")
     return float(value)
 
 
@@ -211,8 +217,15 @@ def _sums(values: Any) -> dict[str, Mapping[str, Any]]:
 
 def _kind(value: Any) -> Literal["train", "evaluate"]:
     if value not in ("train", "evaluate"):
-        raise ValueError(f"a job to {value!r}")
+        raise ValueError("a job of another kind than train and evaluate")
     return "train" if value == "train" else "evaluate"
+
+
+def _addressee(value: Any) -> str:
+    """Whom a job is for: any name, which the client compares with its own."""
+    if not is_name(value):
+        raise ValueError("not a name")
+    return str(value)
 
 
 def _settings(values: Any) -> dict[str, Any]:
@@ -234,7 +247,7 @@ def _codecs(values: Any) -> Codecs:
     codecs = Codecs(**{field.name: values[field.name] for field in fields(Codecs)})
     are_known = codecs.down in ("fp32", "fp16", "int8") and codecs.up in ("fp32", "fp16", "int8", "topk")
     if not are_known or not 0 < _number(codecs.topk_share) <= 1 or type(codecs.error_feedback) is not bool:
-        raise ValueError(f"not codecs: {values!r}")
+        raise ValueError("not codecs of ours")
     return codecs
 
 
@@ -251,7 +264,7 @@ def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
 
 def _share(value: Any) -> float | None:
     if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
-        raise ValueError(f"not a share: {value!r}")
+        raise ValueError("not a share")
     return None if value is None else float(value)
 
 
@@ -259,7 +272,7 @@ def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float
     """For each layer a number for every two tasks."""
     for layer, rows in values.items():
         if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
-            raise ValueError(f"not {size} by {size} inner products: {layer!r}")
+            raise ValueError(f"not {size} by {size} inner products of a layer")
     products = {layer: [[_number(value) for value in row] for row in rows] for layer, rows in values.items()}
     if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
         raise ValueError("inner products that are not numbers")
@@ -272,10 +285,10 @@ def _count(value: Any) -> int:
 
 def _whole(value: Any, what: str = "round", end: int = MOST_ROUND) -> int:
     if type(value) is not int or not 0 <= value < end:
-        raise ValueError(f"not a {what}: {value!r}")
+        raise ValueError(f"not a {what}")
     return value
 
 
 def _expect(header: Mapping[str, Any], kind: str) -> None:
     if header["type"] != kind:
-        raise ValueError(f"a message of type {header['type']} came where {kind} is due")
+        raise ValueError(f"a message of another type came where {kind} is due")

@@ -133,7 +133,7 @@ def _from_hub(encoder: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        found: dict[str, Any] = AutoConfig.from_pretrained(encoder).to_dict()
+        found: dict[str, Any] = AutoConfig.from_pretrained(encoder, trust_remote_code=False).to_dict()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--encoder {encoder}: is neither a folder nor on the hub; give a folder") from error
     return found

@@ -1,0 +1,106 @@
+"""How a run is taken up again: the state it goes on from, and all that has to fit it.
+
+A resumed run ends with the weights of one that was never disturbed, or it is not resumed. So a checkpoint that is
+broken is named, the one before it counts only if every client still has what it kept then, and events that are missing
+are not passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment.events import opening_events
+from fedmtl.experiment.prepare import Prepared
+from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
+from fedmtl.federation.client_state import kept_rounds
+from fedmtl.federation.messages import State
+from fedmtl.model.keys import is_personal
+from fedmtl.runs import RunFolder, cut_back, missing_rounds, read_events, repair_advice, write_events
+
+Observer = Callable[[dict[str, Any]], None]
+
+
+def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clients: bool, repair: bool) -> State:
+    """The state after the last round that is whole, with the run's files cut back to it.
+
+    `keeps_clients` says that the clients' own states are in the run folder, not at sites. With `repair`, rounds that
+    events.jsonl has lost are named and left out.
+    """
+    found = last_whole_checkpoint(run.checkpoints)
+    state = found.state or prepared.state
+    if found.state is not None:
+        parameters = {name: getattr(module, leaf) for name, (module, leaf) in prepared.model.canonical().items()}
+        check_state(state, parameters, list(prepared.tasks), run.checkpoints)
+    events = read_events(run)
+    _check_first(run, found, events)
+    if keeps_clients:
+        _check_clients(run, prepared, state)
+    last = state.round if state.progress else -1
+    missing = missing_rounds(events, last)
+    if missing and not repair:
+        raise FedmtlError(
+            f"{run.events}: has no `round` of {_rounds(missing)}, and the checkpoint is of round {last};"
+            f" {repair_advice(run)}"
+        )
+    observe({"event": "resumed", "round": max(last, 0), "broken": list(found.broken), "missing": _rounds(missing)})
+    cut_back(run, last)
+    return state
+
+
+def opened_events(run: RunFolder, prepared: Prepared) -> list[dict[str, Any]]:
+    """The run's events with a whole opening: one that was cut by a kill or a repair is written anew."""
+    known = read_events(run)
+    opening = [event for event in known if _is_opening(event)]
+    kinds = [event["event"] for event in opening]
+    if sorted(kinds) != sorted(["start", *["data"] * len(prepared.tasks), "clients", "plan"]):
+        known = [*opening_events(prepared), *(event for event in known if not _is_opening(event))]
+        write_events(run, known)
+    return known
+
+
+def _is_opening(event: dict[str, Any]) -> bool:
+    return event["event"] in ("start", "data", "clients", "plan") and "round" not in event
+
+
+def _check_first(run: RunFolder, found: Checkpoint, events: list[dict[str, Any]]) -> None:
+    """Raise where checkpoints must have been: a round's events come right before its checkpoint."""
+    last = max((event["round"] for event in events if event["event"] == "round"), default=0)
+    if found.state is None and last > 0:
+        raise FedmtlError(
+            f"{run.checkpoints}: has no checkpoint, but {run.events.name} tells of round {last}; put back the folder,"
+            f" or start a new run with `fedmtl run {run.config}`"
+        )
+
+
+def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:
+    """Raise where a client no longer has what it kept in the round that the state goes on from."""
+    for client, accepted in state.accepted.items():
+        if client not in prepared.clients:
+            raise FedmtlError(f"{run.checkpoints}: tells of a client {client}, which is not in {run.config}")
+        kept = kept_rounds(run.clients / client)
+        if accepted in kept or not (kept or _has_own_values(prepared, state, client, accepted)):
+            continue
+        known = f"those of rounds {', '.join(map(str, kept))}" if kept else "none"
+        raise FedmtlError(
+            f"{run.name}: would go on after round {state.round}, for which client {client} needs its state of round"
+            f" {accepted} and has {known}; put back whole copies of {run.checkpoints.name}/ and {run.clients.name}/,"
+            f" or start a new run with `fedmtl run {run.config}`"
+        )
+
+
+def _has_own_values(prepared: Prepared, state: State, client: str, round_number: int) -> bool:
+    tasks = prepared.strategy.active_tasks(client, round_number)
+    views = state.plan.keys(prepared.strategy.names, tasks, client).values()
+    return any(is_personal(key) for view in views for key in view.values())
+
+
+def _rounds(numbers: list[int]) -> str:
+    """Rounds in words, such as `rounds 4 to 8`; empty for none."""
+    if len(numbers) <= 1:
+        return f"round {numbers[0]}" if numbers else ""
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"rounds {numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"rounds {shown}{' and more' if len(numbers) > 8 else ''}"

@@ -1,0 +1,88 @@
+"""A site's policy: strict where nothing is written, and every mistake in it is named with its key."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedmtl.errors import ConfigError
+from fedmtl.federation.policy import Policy, TaskPolicy, policy_text, read_policy, round_up
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(text: str) -> Policy:
+        (tmp_path / "policy.yaml").write_text(text)
+        return read_policy(tmp_path / "policy.yaml")
+
+    return of
+
+
+def test_what_init_writes_is_the_default_with_a_sentence_for_each_line(read):
+    text = policy_text()
+    assert read(text) == Policy()
+    lines = text.splitlines()
+    keys = [number for number, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")]
+    assert len(keys) > 15
+    for number in keys:
+        assert lines[number - 1].lstrip().startswith("# "), lines[number]
+
+
+def test_the_default_is_strict():
+    policy = Policy()
+    assert policy.min_examples == 32
+    assert not policy.send.prediction_pairs
+    assert not policy.encoders
+    assert not policy.hub_datasets
+    assert policy.teacher is None
+    assert "an example's label never does" in policy.words()
+
+
+def test_a_policy_with_tasks_comes_back_from_its_text(read, tmp_path):
+    notes = TaskPolicy(text=["message"], label="topic", labels=["keep", "drop"])
+    policy = Policy(tasks={"notes": notes, "scores": TaskPolicy(score_range=(0, 5))}, max_jobs=7)
+    assert read(policy_text(policy)) == policy
+
+
+def test_paths_are_relative_to_the_policy(read, tmp_path):
+    policy = read("tasks: {notes: {file: data/notes.tsv}}\nteacher: model")
+    assert policy.tasks["notes"].file == str(tmp_path / "data/notes.tsv")
+    assert policy.teacher == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("min_exampels: 3", "min_exampels: unknown key; did you mean `min_examples`?"),
+        ("send: {pairs: true}", "send.pairs: unknown key"),
+        ("send: {label_counts: {round: 5}}", "send.label_counts.round: unknown key; did you mean `round_to`?"),
+        ("tasks: {notes: {lable: x}}", "tasks.notes.lable: unknown key; did you mean `label`?"),
+        ("min_examples: 0", "min_examples: found 0"),
+        ("min_examples: many", "min_examples: found 'many'"),
+        ("send: {token_rows: perhaps}", "send.token_rows: found 'perhaps'"),
+        ("require: {noise: {epsilon: 1}}", "require.noise: .*this protection is not available in this version"),
+        ("require: {masking: true}", "require.masking: .*this protection is not available in this version"),
+        ("tasks: {a/b: {}}", "'a/b' is no name of a task"),
+        ("- a", "a policy is sections of `key: value` lines"),
+        ("a: [", "line 1: "),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_key(read, text, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_policy_that_is_not_there_or_no_text_is_one_line(read, tmp_path):
+    with pytest.raises(ConfigError, match="fedmtl policy init"):
+        read_policy(tmp_path / "away.yaml")
+    (tmp_path / "policy.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        read_policy(tmp_path / "policy.yaml")
+    (tmp_path / "policy.yaml").write_bytes(b"#" * (1 << 21))
+    with pytest.raises(ConfigError, match="is longer than"):
+        read_policy(tmp_path / "policy.yaml")
+
+
+def test_counts_are_rounded_up():
+    assert [round_up(count, 10) for count in (0, 1, 10, 11)] == [0, 10, 10, 20]
+    assert round_up(17, 1) == 17
