@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow bench check format clean
+.PHONY: demo test test-slow bench fuzz check format clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/fedmtl run
@@ -18,6 +18,11 @@ test-slow: $(STAMP)
 # About an hour: BENCH="--quick --systems fedmtl naive" and other options in docs/benchmarks.md.
 bench: $(STAMP)
 	PYTHONPATH=benchmarks $(BIN)/python -m simulator $(BENCH)
+
+# About two minutes: FUZZ="--seconds 600 --targets wire,sums" and other options in docs/results/robustness.md.
+# REPRO=fuzz-found/NAME tries one saved input again.
+fuzz: $(STAMP)
+	PYTHONPATH=benchmarks $(BIN)/python -m fuzz $(if $(REPRO),--repro $(REPRO)) $(FUZZ)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,5 +1,10 @@
+import json
+from contextlib import suppress
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
@@ -162,3 +167,36 @@ def test_a_head_that_becomes_fixed_keeps_its_value_and_leaves_others_alone():
 def test_a_value_of_the_server_cannot_become_a_clients_own_in_a_run():
     with pytest.raises(ConfigError, match="`w` cannot move from all to client"):
         move({Key("all", "w"): torch.ones(1)}, plan_of(("*", "all")), plan_of(("*", "client")), TASKS)
+
+
+WORD = st.text(max_size=8)
+DEPTHS = st.lists(st.dictionaries(WORD, WORD, max_size=3), min_size=1, max_size=3)
+
+
+@given(DEPTHS, st.data())
+def test_a_plan_comes_back_from_json_as_it_was(groups, data):
+    levels = st.sampled_from(
+        ["all", "task", "client", "fixed", "group", *(f"group.{d + 1}" for d in range(len(groups)))]
+    )
+    rules = data.draw(st.lists(st.tuples(WORD, levels), max_size=4))
+    plan = SharingPlan(tuple(rules), tuple(groups))
+    assert SharingPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["all", "group.2"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(JSON | st.fixed_dictionaries({"rules": JSON | st.lists(st.lists(JSON, max_size=3)), "groups": JSON}))
+def test_a_plan_of_any_values_is_a_config_error_or_a_plan_that_answers(values):
+    with suppress(ConfigError):
+        SharingPlan.from_dict(values).keys(["w", "heads.qqp.w"], ["qqp"], "c1")
+
+
+@pytest.mark.parametrize("level", ["group.0", "group.2", "group.-1", "group.1.1", "everybody", "ALL", "", "all\n"])
+def test_a_plan_with_a_level_that_there_is_not_is_refused(level):
+    with pytest.raises(ConfigError, match=r"its rules cannot be read|a depth of groups, and there are 1"):
+        SharingPlan.from_dict({"rules": [["*", level]], "groups": [{"qqp": "pair"}]})

@@ -223,6 +223,8 @@ class TestRegression:
 
 # Scores to two decimals, as people give them; predictions of any kind, also outside the range.
 units = st.integers(0, 500).map(lambda hundredths: hundredths / 100)
+# A little, far off, and no number at all.
+far = st.floats(-5, 10) | st.floats(-1e30, 1e30) | st.sampled_from([math.nan, math.inf])
 examples = st.lists(st.tuples(st.floats(-5, 10), units), min_size=0, max_size=30)
 
 
@@ -288,6 +290,25 @@ class TestDictionaries:
         assert score(STSB, again) == score(STSB, sums)
         counts = predict(TWO, [0, 1, 1], [0, 0, 1])
         assert sums_from_dict(TWO, json.loads(json.dumps(counts.to_dict()))).to_dict() == counts.to_dict()
+
+    @quick
+    @given(st.lists(st.lists(st.tuples(far, units), max_size=12), min_size=1, max_size=3), st.booleans())
+    def test_whatever_an_honest_client_merged_comes_back(self, batches, keep_pairs):
+        # A model that diverged predicts anything, or nothing that is a number.
+        parts = [regress([p for p, _ in pairs], [s for _, s in pairs], keep_pairs) for pairs in batches]
+        sums = sum(parts[1:], parts[0])
+        again = sums_from_dict(STSB, json.loads(json.dumps(sums.to_dict())))
+        assert again.to_dict() == sums.to_dict()
+        assert repr(score(STSB, again)) == repr(score(STSB, sums))
+
+    @quick
+    @given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=9), min_size=3, max_size=3))
+    def test_counts_come_back_and_merge_in_any_order(self, batches):
+        task = classes("a", "b", "c")
+        a, b, c = (predict(task, [p for p, _ in pairs], [t for _, t in pairs]) for pairs in batches)
+        again = [sums_from_dict(task, json.loads(json.dumps(part.to_dict()))) for part in (a, b, c)]
+        assert [part.to_dict() for part in again] == [part.to_dict() for part in (a, b, c)]
+        assert ((a + b) + c).to_dict() == (again[0] + (again[1] + again[2])).to_dict()
 
     def test_sums_of_nothing_come_back(self):
         assert RegressionSums.from_dict(regress([], []).to_dict()).count == 0

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedmtl.config import SharingConfig
@@ -59,9 +59,17 @@ class SharingPlan:
         return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> SharingPlan:
-        """The plan that `to_dict` wrote."""
-        return SharingPlan(tuple((pattern, level) for pattern, level in values["rules"]), tuple(values["groups"]))
+    def from_dict(values: Any) -> SharingPlan:
+        """The plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
+        try:
+            record = PlanRecord.model_validate(values, strict=False)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = first["loc"][0] if first["loc"] and first["loc"][0] in ("rules", "groups") else "content"
+            raise ConfigError(f"sharing plan: its {where} cannot be read ({first['type']})") from None
+        if not record.has_its_groups:
+            raise ConfigError(f"sharing plan: a rule names a depth of groups, and there are {len(record.groups)}")
+        return record.to_plan()
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
         """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""

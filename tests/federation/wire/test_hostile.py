@@ -210,6 +210,71 @@ def test_each_is_refused_by_its_name_and_takes_no_memory(frame, reason):
     assert peak < 8 * LIMIT
 
 
+JOB_HEADER = {
+    "type": "job",
+    "kind": "train",
+    "round": 1,
+    "client": "c",
+    "tasks": ["t"],
+    "plan": PLAN.to_dict(),
+    "seed": 0,
+    "state_round": 0,
+    "settings": {},
+    "fixed": {},
+    "codecs": {"down": "fp32", "up": "fp32", "topk_share": 1.0, "error_feedback": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kind": "delete"}, "a job of another kind"),
+        ({"kind": ["train"]}, "a job of another kind"),
+        ({"round": "1"}, "not a round"),
+        ({"round": True}, "not a round"),
+        ({"round": 1.5}, "not a round"),
+        ({"state_round": -1}, "not a round"),
+        ({"seed": 1 << 70}, "not a seed"),
+        ({"client": ["c"]}, "not a name"),
+        ({"plan": 5}, "its content cannot be read"),
+        ({"plan": {"rules": [["*", 1]], "groups": []}}, "its rules cannot be read"),
+        ({"plan": {"rules": [["*", "group"]], "groups": []}}, "a depth of groups"),
+        ({"plan": {"rules": [["*", "all"]], "groups": [7]}}, "its groups cannot be read"),
+        ({"settings": 3}, "not values by name"),
+        ({"settings": [["batch_size", 1]]}, "not values by name"),
+        ({"fixed": 3}, "not digests by name"),
+        ({"fixed": {"w": "../../x"}}, "hexadecimal"),
+        ({"fixed": {"w": "/etc/passwd"}}, "hexadecimal"),
+        ({"codecs": {"down": "fp32", "up": "pickle", "topk_share": 1.0, "error_feedback": True}}, "not codecs"),
+        ({"codecs": {"down": "fp32", "up": "topk", "topk_share": float("nan"), "error_feedback": True}}, "not codecs"),
+        ({"codecs": {"down": "fp32", "up": "fp32", "topk_share": 1.0, "error_feedback": 1}}, "not codecs"),
+    ],
+)
+def test_a_job_is_refused_for_what_no_server_of_ours_sends(changes, reason):
+    good = frame_of(json.dumps({**JOB_HEADER, "tensors": []}).encode())
+    assert decode_job(good).client == "c"
+    bad = frame_of(json.dumps({**JOB_HEADER, "tensors": [], **changes}).encode())
+    with pytest.raises(WireError, match=reason):
+        decode_job(bad)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": "1"},
+        {"round": 1.9},
+        {"round": True},
+        {"sums": [["t", {}]]},
+        {"sums": {"t": 5}},
+        {"losses": {"t": "0.5"}},
+        {"inner_products": {"layer": [["1"]]}},
+    ],
+)
+def test_an_updates_values_are_of_their_own_type(changes):
+    assert fate(forged()) == "refused"  # Whole, and not what the job asked for.
+    assert fate(forged(**changes)) == "no message"
+
+
 def test_other_rows_than_those_sent_are_refused():
     for rows in ([0, 1, 2, 3, 8, 9, 200, 30_001], [0, 1, 2, 3, 8, 9, 200, 2**34]):
         update = Update(1, "c", ("t",), WEIGHTS, np.array(rows), {"t": 1}, {})

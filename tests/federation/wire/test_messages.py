@@ -31,13 +31,14 @@ def same(a: dict, b: dict) -> bool:
 @pytest.mark.parametrize("carry", [bytearray, bytes, memoryview, lambda frame: frame])
 def test_a_job_comes_back_bit_for_bit(carry):
     rows, codecs = np.array([0, 7]), Codecs("fp32", "topk", 0.25, False)
-    job = Job("train", 4, "ä b", ("sst2", "qqp"), WEIGHTS, PLAN, rows, 2**62, 3, {"lr": 1e-5}, {"x": "ab"}, codecs)
+    fixed = {"x": "0123456789abcdef"}
+    job = Job("train", 4, "ä b", ("sst2", "qqp"), WEIGHTS, PLAN, rows, 2**62, 3, {"lr": 1e-5}, fixed, codecs)
     back = decode_job(carry(encode_job(job)))
     assert same(back.weights, job.weights)
     assert back.rows is not None
     assert back.rows.tolist() == [0, 7]
     assert (back.kind, back.round, back.client, back.tasks, back.plan) == ("train", 4, "ä b", ("sst2", "qqp"), PLAN)
-    assert (back.seed, back.state_round, back.settings, back.fixed) == (2**62, 3, {"lr": 1e-5}, {"x": "ab"})
+    assert (back.seed, back.state_round, back.settings, back.fixed) == (2**62, 3, {"lr": 1e-5}, fixed)
     assert back.codecs == codecs
 
 

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.errors import WireError
+from fedmtl.errors import ConfigError, WireError
 from fedmtl.federation.messages import Codecs, Job, Update
 from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
 from fedmtl.federation.wire.frame import (
@@ -36,7 +36,10 @@ SECONDS = Key("", "seconds")
 # In front of the scope of a weight, for which of its entries stay zero.
 PRUNED = "pruned/"
 MOST_EXAMPLES = 1 << 53
+MOST_SEED = 1 << 64
+MOST_ROUND = 1 << 31
 MOST_TASKS = 1000
+DIGEST = re.compile(r"[0-9a-f]{16}")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -69,21 +72,21 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
     try:
         _expect(header, "job")
         return Job(
-            header["kind"],
-            int(header["round"]),
-            str(header["client"]),
+            _kind(header["kind"]),
+            _whole(header["round"]),
+            _addressee(header["client"]),
             _words(header["tasks"]),
             dict(CodedTensors(coded)),
             SharingPlan.from_dict(header["plan"]),
             rows,
-            int(header["seed"]),
-            int(header["state_round"]),
-            header["settings"],
-            header["fixed"],
-            Codecs(**{field.name: header["codecs"][field.name] for field in fields(Codecs)}),
+            _whole(header["seed"], "seed", MOST_SEED),
+            _whole(header["state_round"]),
+            _settings(header["settings"]),
+            _digests(header["fixed"]),
+            _codecs(header["codecs"]),
             _from_bits(bits, coded),
         )
-    except BROKEN as error:
+    except (*BROKEN, ConfigError) as error:
         raise WireError(f"a job's header is not whole: {brief(error)}") from error
 
 
@@ -121,14 +124,14 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
         if not math.isfinite(seconds):
             raise ValueError(f"{seconds} seconds")
         update = Update(
-            int(header["round"]),
+            _whole(header["round"]),
             _name(header["client"]),
             _words(header["tasks"]),
             CodedTensors(coded),
             rows,
             {task: _count(count) for task, count in header["num_examples"].items()},
             _losses(header["losses"], header["num_examples"]),
-            dict(header["sums"]),
+            _sums(header["sums"]),
             seen=_seen(header["seen"], header["num_examples"]),
             conflicts=_share(header["conflicts"]),
             inner_products=_products(header.get("inner_products", {}), len(header["tasks"])),
@@ -196,7 +199,61 @@ def _is_plain_name(value: Any) -> bool:
 def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, float]:
     if not set(losses) <= set(tasks):
         raise ValueError("a loss without examples")
-    return {task: float(loss) for task, loss in losses.items()}
+    return {task: _number(loss) for task, loss in losses.items()}
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _sums(values: Any) -> dict[str, Mapping[str, Any]]:
+    """The sums of each task; what is in them is checked against the task (`tasks/sums.py`)."""
+    if not _is_object(values) or not all(map(_is_object, values.values())):
+        raise ValueError("its sums are not those of tasks")
+    return dict(values)
+
+
+def _kind(value: Any) -> Literal["train", "evaluate"]:
+    if value not in ("train", "evaluate"):
+        raise ValueError("a job of another kind than train and evaluate")
+    return "train" if value == "train" else "evaluate"
+
+
+def _addressee(value: Any) -> str:
+    """Whom a job is for: any name, which the client compares with its own."""
+    if not is_name(value):
+        raise ValueError("not a name")
+    return str(value)
+
+
+def _settings(values: Any) -> dict[str, Any]:
+    if not _is_object(values) or not all(map(is_name, values)):
+        raise ValueError("its settings are not values by name")
+    return dict(values)
+
+
+def _digests(values: Any) -> dict[str, str]:
+    """The digest of each fixed value; a site names files by them."""
+    if not _is_object(values) or not all(map(is_name, values)):
+        raise ValueError("its fixed values are not digests by name")
+    if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in values.values()):
+        raise ValueError("a fixed value's digest is not 16 hexadecimal digits")
+    return dict(values)
+
+
+def _codecs(values: Any) -> Codecs:
+    codecs = Codecs(**{field.name: values[field.name] for field in fields(Codecs)})
+    are_known = codecs.down in ("fp32", "fp16", "int8") and codecs.up in ("fp32", "fp16", "int8", "topk")
+    if not are_known or not 0 < _number(codecs.topk_share) <= 1 or type(codecs.error_feedback) is not bool:
+        raise ValueError("not codecs of ours")
+    return codecs
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of JSON."""
+    return isinstance(value, dict)
 
 
 def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
@@ -216,15 +273,19 @@ def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float
     for layer, rows in values.items():
         if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
             raise ValueError(f"not {size} by {size} inner products of a layer")
-    products = {layer: [[float(value) for value in row] for row in rows] for layer, rows in values.items()}
+    products = {layer: [[_number(value) for value in row] for row in rows] for layer, rows in values.items()}
     if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
         raise ValueError("inner products that are not numbers")
     return products
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MOST_EXAMPLES:
-        raise ValueError("not a count of examples")
+    return _whole(value, "count of examples", MOST_EXAMPLES)
+
+
+def _whole(value: Any, what: str = "round", end: int = MOST_ROUND) -> int:
+    if type(value) is not int or not 0 <= value < end:
+        raise ValueError(f"not a {what}")
     return value
 
 
