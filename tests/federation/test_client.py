@@ -1,8 +1,9 @@
 """The client on a real, tiny model: what it returns, keeps and says when it fails."""
 
-from __future__ import shutil
+from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
