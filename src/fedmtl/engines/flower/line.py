@@ -79,6 +79,10 @@ class NotAccepted(LineLost):
     """The server understood and said no."""
 
 
+class Busy(LineLost):
+    """The server has too much to do for this site just now."""
+
+
 class ClocksDiffer(LineLost):
     """The server does not take requests that were signed so much earlier or later; it will when the clocks agree."""
 
@@ -254,8 +258,7 @@ class Line:
                 " `fedmtl enroll NAME --key NAME.pub --tasks TASKS`"
             )
         words = printable(code or content[:200].decode(errors="replace"), 200)
-        # Too many at once is over in a moment, and whatever the server could not do it may do later.
-        kind = LineLost if status >= 500 or status == 429 else NotAccepted
+        kind = Busy if status == 429 else LineLost if status >= 500 else NotAccepted
         raise kind(f"the server answered {status}: {words}")
 
     def _look_at_certificate(self, response: httpx.Response) -> None:
@@ -282,6 +285,10 @@ class Line:
                 self._refuse_if_untrusted(error)
                 if time.monotonic() > end:
                     raise LineLost(str(error) or type(error).__name__) from error
+            except (Busy, ClocksDiffer):
+                # Over in a moment, or when somebody has set a clock; an answer is worth some waiting.
+                if time.monotonic() > end:
+                    raise
             time.sleep(wait)
             wait = min(LONGEST_WAIT, 2 * wait)
 
