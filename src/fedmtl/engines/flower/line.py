@@ -48,10 +48,11 @@ from google.protobuf.message import Message as Proto
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import expiry_warning, loopback_key
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope, printable
+from fedmtl.engines.flower.envelope import MOST_LETTERS, Envelope, fill_envelope, open_envelope
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.flower.signing import Signer
 from fedmtl.errors import FedmtlError, WireError
+from fedmtl.foreign import printable
 
 # Longer than any silence that the server's own deadline has to notice.
 HEARTBEAT = 1800.0
@@ -147,7 +148,7 @@ class Line:
             message = message_from_proto(found.messages_list[0])
         except Exception as error:
             # Flower's decoder raises what it meets in a message that is none.
-            raise WireError(f"the message cannot be read: {printable(repr(error))}") from error
+            raise WireError(f"the message cannot be read: {printable(repr(error), MOST_LETTERS)}") from error
         run_id, message_id = message.metadata.run_id, message.metadata.message_id
 
         def pull(object_id: str) -> bytes:
