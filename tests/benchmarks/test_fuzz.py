@@ -250,7 +250,9 @@ def fuzz(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.Complet
 
 
 def test_one_input_is_tried_again_by_its_file_name(tmp_path, capsys, monkeypatch):
+    # Neither is for this process.
     monkeypatch.setattr(command, "quiet", lambda: None)
+    monkeypatch.setattr(command, "limit_memory", lambda: None)
     path = tmp_path / "wire-job--exception-00000000"
     path.write_bytes(b"garbage")
     assert command.main(["--repro", str(path)]) == 0
