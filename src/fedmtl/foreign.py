@@ -33,9 +33,13 @@ _LETTERS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _EXCERPT = 160
 
 
-def printable(text: str) -> str:
-    """The text with everything that would steer a terminal, or hide in it, replaced by a visible escape."""
-    return _UNSAFE.sub(_visible, text)
+def printable(text: str, most: int | None = None) -> str:
+    """The text with everything that would steer a terminal, or hide in it, replaced by a visible escape.
+
+    Of a longer text the first `most` letters are shown.
+    """
+    is_cut = most is not None and len(text) > most
+    return _UNSAFE.sub(_visible, text[:most]) + ("..." if is_cut else "")
 
 
 def _visible(match: re.Match[str]) -> str:

@@ -63,7 +63,14 @@ def test_a_long_line_is_cut_at_words_in_a_terminal_only():
 def test_rounds_told_before_a_resume_are_not_told_again():
     seen = io.StringIO()
     display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True))
-    display.skip_to(1)
+    display.name = "first"
+    display({"event": "resumed", "round": 1, "broken": ["round-0002.json: is broken"], "missing": "round 0"})
+    said = seen.getvalue()
+    assert said.splitlines() == [
+        "  round-0002.json: is broken",
+        "  the events of round 0 are lost; the weights are not",
+        "first goes on after round 1",
+    ]
     told(display)
-    assert "after round 1" not in seen.getvalue()
+    assert "after round 1" not in seen.getvalue().removeprefix(said)
     assert "after round 2: sentiment_of_reviews accuracy 0.500" in seen.getvalue()

@@ -400,3 +400,8 @@ def test_a_name_that_would_leave_its_folder_or_steer_a_terminal_is_refused(tmp_p
     path.write_text(yaml.safe_dump(raw))
     with pytest.raises(ConfigError, match=f"{section}: found the name"):
         load_config(path)
+
+
+def test_an_override_of_endless_parts_is_one_line():
+    with pytest.raises(ConfigError, match=r"write `--set path.to.key=value`"):
+        load_config(None, [".".join(["a"] * 2000) + "=1"])

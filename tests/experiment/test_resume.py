@@ -13,6 +13,7 @@ from fedmtl.cli.app import app
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.federation import server
 from fedmtl.run_summary import summarize
 from fedmtl.runs import RunFolder, locked, read_events
 from small_config import SMALL
@@ -219,3 +220,24 @@ def test_a_place_that_is_not_ours_is_one_line(tmp_path, text):
     (tmp_path / "place.json").write_text(text)
     with pytest.raises(FedmtlError, match=r"place\.json: is not one of our files .*start a new run with"):
         remembered_place(RunFolder(tmp_path))
+
+
+def test_a_run_that_ends_by_a_mistake_of_ours_says_that_it_is_over_and_goes_on_from_its_last_round(plain, monkeypatch):
+    config = load_config(None, [*SMALL, f"output={plain.path.parent}", *PLAIN])
+    step = server.server_step
+
+    def breaks_in_round_2(*given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("not to be shown")
+        return step(*given)
+
+    calls: list[int] = []
+    monkeypatch.setattr(server, "server_step", breaks_in_round_2)
+    with pytest.raises(ZeroDivisionError):
+        start_run(config, "broken")
+    run = RunFolder(plain.path.parent / "broken")
+    end = read_events(run)[-1]
+    assert (end["event"], end["status"], end["reason"]) == ("end", "failed", "unexpected ZeroDivisionError")
+    assert run.report.exists()
+    assert digest(resume_run(run)) == digest(plain)

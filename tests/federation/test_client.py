@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,7 @@ def test_a_refused_update_neither_loses_nor_doubles_what_was_kept(given):
 def test_a_client_that_lost_its_state_starts_without_a_residual(given):
     site, job = given(*LOSSY)
     fresh = run_job(job(2, accepted=0), site)
+    shutil.rmtree(site.folder / CLIENT)
     lost_state = run_job(job(2, accepted=1), site)
     assert all(torch.equal(fresh.delta[key], lost_state.delta[key]) for key in fresh.delta)
 

@@ -16,6 +16,9 @@ from fedmtl.config.paths import with_absolute_paths
 from fedmtl.config.yaml_text import LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 
+# No key lies deeper, and whoever walks a deeper mapping runs out of stack.
+MOST_PARTS = 32
+
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The checked config of a file (None: an empty one) with `path.to.key=value` overrides on top.
@@ -77,7 +80,7 @@ def _set(raw: dict[str, Any], override: str) -> None:
     """Put one `path.to.key=value` into the mapping; sections on the way are made where missing."""
     name, equals, text = override.partition("=")
     parts = name.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > MOST_PARTS:
         raise ConfigError(f"--set {override}: write `--set path.to.key=value`, such as training.num_rounds=3")
     value = parse_yaml(text, where=f"--set {override}")
     for part in reversed(parts):

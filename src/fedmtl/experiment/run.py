@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -174,7 +174,7 @@ def drive(
     `command` is how a user goes on after an interruption; `farewell` is said when there is nothing to go on with.
     """
     status, reason = "done", None
-    error: FedmtlError | None = None
+    error: Exception | None = None
     engine: Carrier | None = None
     try:
         with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
@@ -199,6 +199,12 @@ def drive(
         status = "interrupted"
         where = run.name if run.path.parent == Path("runs") else run.path
         error = Interrupted(f"{reason}; go on with `{command} --resume {where}`", stop.number)
+    except Exception as unexpected:
+        # Whoever watches the folder is to see that it is over.
+        status, error = "failed", unexpected
+        reason = str(unexpected) if isinstance(unexpected, FedmtlError) else f"unexpected {type(unexpected).__name__}"
+        with suppress(FedmtlError):
+            cut_back(run, state.round if state.progress else -1)
     finally:
         if engine is not None:
             engine.close()

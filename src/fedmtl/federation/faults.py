@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedmtl.errors import FedmtlError
 
-# Of clients and tasks: they stand in file names, on terminals and in pages.
+# Of clients and tasks: they stand in file names, logs, tables and pages.
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 UNREADABLE = "failed without a readable reason"
 MOST_LETTERS = 300

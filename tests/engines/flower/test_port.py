@@ -30,7 +30,7 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
 
-from fedmtl.engines.flower import connections, fleet_api, signing
+from fedmtl.engines.flower import certificates, connections, fleet_api, signing
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import CA, CURVE, ServerCertificate, make_authority
 from fedmtl.engines.flower.connections import Visitors
@@ -271,8 +271,9 @@ def test_a_nonce_is_remembered_while_its_time_is_good_and_no_longer(monkeypatch)
     assert len(account.nonces) == len(account.order) == 1
 
 
-def test_mutated_signed_bodies_are_never_a_mistake_of_the_server(port):
+def test_mutated_signed_bodies_are_never_a_mistake_of_the_server(port, monkeypatch):
     """Two thousand bodies over every route: each is served, or refused with a 4xx."""
+    monkeypatch.setattr(fleet_api, "LONG_POLL", 0.0)
     chance = random.Random(0)
     node_id = port.join()
     message_id = port.link.send(node_id, "job", frame=bytes(100), most_bytes=1000)
@@ -304,6 +305,15 @@ def test_mutated_signed_bodies_are_never_a_mistake_of_the_server(port):
     assert seen <= {200, 400, 401, 403}
     assert {200, 400, 401} <= seen
     assert port.post(HEARTBEAT, heartbeat(port.join())).status_code == 200
+
+
+def test_a_node_that_confirms_what_it_did_not_fetch_is_given_nothing(port, monkeypatch):
+    monkeypatch.setattr(fleet_api, "LONG_POLL", 0.0)
+    node_id = port.join()
+    port.link.confirm(node_id, port.link.send(node_id, "job"))
+    answer = port.post(PULL, PullMessagesRequest(node=Node(node_id=node_id)).SerializeToString())
+    assert answer.status_code == 200
+    assert list(PullMessagesResponse.FromString(answer.content).messages_list) == []
 
 
 def mutated(body: bytes, chance: random.Random) -> bytes:
@@ -436,6 +446,30 @@ def test_connections_fit_into_the_files_a_process_may_open():
     files = connections.resource.getrlimit(connections.resource.RLIMIT_NOFILE)[0]
     assert 16 <= connections.most_connections() <= min(512, files // 2)
     assert len(Visitors(10)) == 0
+
+
+def test_a_site_hears_that_the_certificate_ends_and_a_renewed_one_is_taken_up(port, tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet_api, "RELOAD", 0.1)
+    monkeypatch.setattr(certificates, "SERVER_DAYS", 10)
+    certificates.renew(port.folder, [])
+    end = time.monotonic() + 60
+    said: list[str] = []
+    while not said and time.monotonic() < end:
+        keys = SiteKeys(port.key, port.folder / CA)
+        line = Line(port.api.address, keys, tmp_path / "site/spool", 1 << 30, said.append)
+        line.join()
+        line.close()
+        time.sleep(0.2)
+    assert said[0].startswith("the server's certificate ends in 9 days")
+
+
+def test_a_busy_server_is_asked_again(port, tmp_path, monkeypatch):
+    line = port.line(tmp_path / "site/spool")
+    line.join()
+    (account,) = port.api._app.guard._accounts.values()
+    account.allowance = -0.5 * signing.RATE
+    line.join()
+    line.close()
 
 
 def test_what_reads_bytes_of_others_is_pinned():

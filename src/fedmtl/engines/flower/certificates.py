@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedmtl.errors import FedmtlError
+from fedmtl.federation.faults import is_safe_name
 from fedmtl.runs import make_private_folder, write_atomic
 
 CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
@@ -28,8 +28,6 @@ CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 AUTHORITY_DAYS, SERVER_DAYS = 5 * 365, 397
 WARN_DAYS = 30
 CURVE = ec.SECP384R1
-# A site's name stands in file names, logs and tables.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PEM = serialization.Encoding.PEM
 
 
@@ -116,7 +114,7 @@ def expiry_warning(end: datetime.datetime, remedy: str) -> str | None:
 
 
 def check_name(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if not is_safe_name(name):
         raise FedmtlError(
             f"{name!r:.80}: is no name for a site; use at most 64 letters from a to z, digits, `.`, `_` and `-`,"
             " and begin with a letter or a digit"

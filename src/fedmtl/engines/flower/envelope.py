@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.faults import read_fault
+from fedmtl.foreign import printable
 
 NOTE, FRAME = "note", "frame"
 # Welcomes hold a config, hellos the token rows of a site.
@@ -69,12 +70,7 @@ def open_envelope(message_id: str, pull: Pull, into: Path, max_bytes: int) -> En
     except Exception as error:
         # Flower's decoders raise what they meet in a message that somebody made up.
         into.unlink(missing_ok=True)
-        raise WireError(f"the message cannot be read: {printable(repr(error))}") from error
-
-
-def printable(text: str, most: int = MOST_LETTERS) -> str:
-    """Somebody else's words as one line without escape codes."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
+        raise WireError(f"the message cannot be read: {printable(repr(error), MOST_LETTERS)}") from error
 
 
 def _numbered(frame: bytes | Path) -> bytearray:

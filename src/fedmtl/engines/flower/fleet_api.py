@@ -264,6 +264,7 @@ class FleetApi:
     ) -> None:
         silence_flower()
         self._certificate = certificate
+        self._stamp = None if certificate is None else certificate.stamp()
         self._context = None if certificate is None else _context(certificate)
         # Known before a thread starts: an address that is taken is one line for the user.
         self._socket = _listen(address)
@@ -305,18 +306,17 @@ class FleetApi:
         """Take up a renewed certificate; one that cannot be read leaves the old one in use."""
         if self._certificate is None or self._context is None:
             return
-        known = self._certificate.stamp()
         while True:
             await asyncio.sleep(RELOAD)
             now = self._certificate.stamp()
-            if now != known and now is not None:
+            if now != self._stamp and now is not None:
                 try:
                     self._context.load_cert_chain(
                         self._certificate.certificate, self._certificate.key, password=lambda: ""
                     )
                 except (OSError, ssl.SSLError, ValueError):
                     continue
-                known = now
+                self._stamp = now
 
 
 def _context(certificate: ServerCertificate) -> ssl.SSLContext:

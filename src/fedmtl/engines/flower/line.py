@@ -48,10 +48,11 @@ from google.protobuf.message import Message as Proto
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import expiry_warning, loopback_key
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope, printable
+from fedmtl.engines.flower.envelope import MOST_LETTERS, Envelope, fill_envelope, open_envelope
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.flower.signing import Signer
 from fedmtl.errors import FedmtlError, WireError
+from fedmtl.foreign import printable
 
 # Longer than any silence that the server's own deadline has to notice.
 HEARTBEAT = 1800.0
@@ -77,6 +78,10 @@ class LineLost(Exception):
 
 class NotAccepted(LineLost):
     """The server understood and said no."""
+
+
+class Busy(LineLost):
+    """The server has too much to do for this site just now."""
 
 
 class ClocksDiffer(LineLost):
@@ -143,7 +148,7 @@ class Line:
             message = message_from_proto(found.messages_list[0])
         except Exception as error:
             # Flower's decoder raises what it meets in a message that is none.
-            raise WireError(f"the message cannot be read: {printable(repr(error))}") from error
+            raise WireError(f"the message cannot be read: {printable(repr(error), MOST_LETTERS)}") from error
         run_id, message_id = message.metadata.run_id, message.metadata.message_id
 
         def pull(object_id: str) -> bytes:
@@ -254,8 +259,7 @@ class Line:
                 " `fedmtl enroll NAME --key NAME.pub --tasks TASKS`"
             )
         words = printable(code or content[:200].decode(errors="replace"), 200)
-        # Too many at once is over in a moment, and whatever the server could not do it may do later.
-        kind = LineLost if status >= 500 or status == 429 else NotAccepted
+        kind = Busy if status == 429 else LineLost if status >= 500 else NotAccepted
         raise kind(f"the server answered {status}: {words}")
 
     def _look_at_certificate(self, response: httpx.Response) -> None:
@@ -282,6 +286,10 @@ class Line:
                 self._refuse_if_untrusted(error)
                 if time.monotonic() > end:
                     raise LineLost(str(error) or type(error).__name__) from error
+            except (Busy, ClocksDiffer):
+                # Over in a moment, or when somebody has set a clock; an answer is worth some waiting.
+                if time.monotonic() > end:
+                    raise
             time.sleep(wait)
             wait = min(LONGEST_WAIT, 2 * wait)
 

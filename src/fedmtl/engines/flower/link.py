@@ -220,6 +220,9 @@ class Link(InMemoryLinkState):
         self.note(node_id)
         with self.lock:
             for message in self.get_message_ins(node_id, 1):
+                if self.is_fetched(message.metadata.message_id):
+                    # It said that it has what it never fetched.
+                    continue
                 return [message_to_proto(message)], [self._files.get_object_tree(message.metadata.message_id)]
         return [], []
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedmtl.engines.flower.enrolment import Enrolments
-from fedmtl.engines.flower.envelope import printable
+from fedmtl.engines.flower.envelope import MOST_LETTERS
 from fedmtl.engines.flower.link import Link
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.handshake import Hello, read_hello
 from fedmtl.federation.messages import ClientId
+from fedmtl.foreign import printable
 
 GLANCE = 0.05
 # A site that lives says so every two seconds.
@@ -145,7 +146,7 @@ class Roster:
                 client = self.name_of(node_id) or UNKNOWN
                 # Not again and again: it is welcomed anew when it comes anew.
                 self._greeted[node_id] = (int(arguments[1]), "")
-            self._say(Note("remark", client, printable(f"{type(error).__name__}: {error}")))
+            self._say(Note("remark", client, printable(f"{type(error).__name__}: {error}", MOST_LETTERS)))
 
     def _say(self, note: Note) -> None:
         if note.kind != "remark" or note not in self._notes:

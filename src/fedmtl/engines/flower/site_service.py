@@ -18,6 +18,7 @@ from fedmtl.engines.flower.line import FIRST_WAIT, LONGEST_WAIT, Line, LineLost,
 from fedmtl.engines.worker import Answer, WorkerPool
 from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.faults import Fault
+from fedmtl.foreign import printable
 
 FOREVER = 1e9
 # Of foreign words on this site's terminal.
@@ -68,9 +69,9 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
             if envelope.kind == "end":
                 with suppress(LineLost):
                     line.leave()
-                return printable(envelope.words)
+                return printable(envelope.words, MOST_LETTERS)
             if envelope.kind == "refused":
-                raise SiteRefused(f"the server refused this site: {printable(envelope.words)}")
+                raise SiteRefused(f"the server refused this site: {printable(envelope.words, MOST_LETTERS)}")
             if envelope.kind == "welcome":
                 words = envelope.words
                 answer = _settled(_call(pool, WelcomeCall(words)))
@@ -81,7 +82,7 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
                 keeper.answer(received, answer)
                 if isinstance(answer, Refused):
-                    say(f"a job was not done: {printable(answer.words)}")
+                    say(f"a job was not done: {printable(answer.words, MOST_LETTERS)}")
 
 
 class _Keeper:
@@ -107,9 +108,9 @@ class _Keeper:
                     return received
             except WireError as error:
                 self._record("in", "unreadable", b"")
-                self._say(f"a message could not be read: {printable(str(error))}")
+                self._say(f"a message could not be read: {printable(str(error), MOST_LETTERS)}")
             except LineLost as error:
-                self._lost(f"the server is not there ({printable(str(error))}); trying again until it is")
+                self._lost(f"the server is not there ({printable(str(error), MOST_LETTERS)}); trying again until it is")
                 time.sleep(wait)
                 wait = min(LONGEST_WAIT, 2 * wait)
 
@@ -128,7 +129,7 @@ class _Keeper:
                 self._record("out", "hello", answer.encode(), decision="accepted")
                 self._line.answer(received.message, "hello", words=answer)
         except LineLost as error:
-            why = printable(str(error))
+            why = printable(str(error), MOST_LETTERS)
             self._lost(f"the answer could not be sent ({why}); trying again until the server is there")
         finally:
             for path in (frame, answer):
@@ -158,12 +159,6 @@ class _Keeper:
         if not self._is_told:
             self._say(words)
         self._is_joined, self._is_told = False, True
-
-
-def printable(words: str) -> str:
-    """Words of a server, or of a file, as they may stand on a terminal: no control character, and not without end."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in words[:MOST_LETTERS])
-    return shown + "..." if len(words) > MOST_LETTERS else shown
 
 
 def _settled(answer: Answer) -> str | Path | Refused:
