@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuzz import engines, results
-from fuzz.loop import Piece, outcome, quiet
+from fuzz.loop import Piece, limit_memory, outcome, quiet
 from fuzz.targets import Target, all_targets, choose, load_everything, scratch
 from fuzz.watch import Figures, run_pieces
 
@@ -108,6 +108,7 @@ def repro(path: Path, name: str | None) -> int:
     quiet()
     with scratch() as folder:
         run = target.open(folder)
+        limit_memory()
         started = time.monotonic()
         error = outcome(run, path.read_bytes())
         taken = time.monotonic() - started

@@ -26,7 +26,6 @@ YAML_WORDS = (
     "!!timestamp 2001-99-99",
     "!!set {a}", "!!omap [a]", "<<: ", "? ", ": ", "- ", "|\n", ">\n", "---\n", "...\n", "%YAML 9.9\n", "!<x> ",
     "2001-01-01", "0o17", "1:30", ".inf", ".nan", "1e5", "2e-5", "{a: &x [1, 2], b: *x}", "&a [*a]", "&a {b: *a}",
-    "[" * 2000, "- " * 1500,
     # Each line has eight of the one before; with more of them nobody has the memory.
     "&a [x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c]",
 )  # fmt: skip

@@ -208,7 +208,7 @@ TARGETS = (
         "report", open_report, "events.jsonl and config.yaml, the report's page of it",
         Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.6,
     ),
-    Target("config", open_config, "a config in YAML", Yaml(), share=0.3),
+    Target("config", open_config, "a config in YAML", Yaml(), share=0.2),
     Target("overrides", open_overrides, "`--set` overrides", Text(YAML_WORDS), share=1),
     Target("book", open_book, "enrolled.json, the book of keys", Json(), share=5),
     Target(

@@ -134,7 +134,7 @@ class _Worker:
     def __init__(self, piece: Piece, run: Run, board: Board, pipe: Connection) -> None:
         self._piece, self._run, self._board, self._pipe = piece, run, board, pipe
         self._target = piece.target
-        self._corpus = self._target.corpus()
+        self._seeds, self._corpus = self._target.seeds(), self._target.corpus()
         self._pool = list(self._corpus) or [b""]
         self._seen = _Progress()
         self._index = piece.start
@@ -154,17 +154,17 @@ class _Worker:
                 data = self._corpus[index]
             else:
                 # Half of them from what is whole, half from what came somewhere new.
-                start = random.choice(self._corpus if self._corpus and random.random() < 0.5 else self._pool)
+                start = random.choice(self._seeds if self._seeds and random.random() < 0.5 else self._pool)
                 data = self._target.format.mutate(start, random, self._pool)[: 2 * MOST_BYTES]
             self.try_input(index, data, random)
             index += 1
         self._pipe.send(("done", index, time.process_time() - began, list(self._seen.findings.values())))
 
     def _warm_up(self) -> None:
-        for data in self._target.seeds():
+        for data in self._seeds:
             self._note(self._piece.start, data)
             outcome(self._run, data)
-        _limit_memory()
+        limit_memory()
         self._seen.peak = _peak()
 
     def try_input(self, index: int, data: bytes, random: Random) -> None:
@@ -309,7 +309,8 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
+    """From here on this process gets so much more address space, and then MemoryErrors."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + ADDRESS_SPACE

@@ -78,7 +78,7 @@ class Server:
         """A fresh server: what an input left behind does not matter to the next."""
         if hasattr(self._app, "close"):
             self._app.close()
-        with _known_ids():
+        with known_ids():
             self.link = _make_link(self._folder / "link")
             self._app = _make_app(self.link)
             self.node_id = _join(self.link, self.public_key)
@@ -168,7 +168,7 @@ async def _ask(app: Any, path: str, headers: dict[str, str], body: bytes) -> tup
 
 
 @contextmanager
-def _known_ids() -> Iterator[None]:
+def known_ids() -> Iterator[None]:
     """Flower's random ids counted from 1001 on, and messages of one moment, which is in the hash that names them."""
     from flwr.app.message import message as messages
     from flwr.server.superlink.linkstate import in_memory_linkstate as states
@@ -238,7 +238,7 @@ def recorded_requests() -> dict[str, bytes]:
         found = fleet_pb2.PullMessagesResponse.FromString(server.send("pull-messages", pull)[1])
         asked = message_from_proto(found.messages_list[0])
         run_id = asked.metadata.run_id
-        with _known_ids():
+        with known_ids():
             reply = Message(fill_envelope("hello", '{"client": "clinic"}', b"frame" * 20), reply_to=asked)
         reply.metadata.__dict__["_src_node_id"] = server.node_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
