@@ -185,7 +185,7 @@ def test_a_refusal_is_the_failure_of_the_key_it_came_with(tmp_path, open_hall):
     hall.come(key, "good")
     hall.wait(lambda: any(note.kind == "refused" for note in hall.notes))
     (note,) = [note for note in hall.notes if note.kind == "refused"]
-    assert (note.client, note.reason) == ("bad", "says it is good [2J round 9 done")
+    assert (note.client, note.reason) == ("bad", r"says it is good\x1b[2J\nround 9 done")
 
 
 def test_a_late_answer_is_a_remark_about_its_site(tmp_path, open_hall):
