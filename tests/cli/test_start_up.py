@@ -114,7 +114,7 @@ def test_the_shell_completes_commands_and_runs(runs):
         )
         return done.stdout.split()
 
-    assert complete("fedmtl e") == ["evaluate", "export", "enroll"]
+    assert complete("fedmtl e") == ["evaluate", "export", "enroll", "enrolled"]
     assert complete("fedmtl evaluate de") == ["demo"]
     assert complete("fedmtl run --resume p") == ["personal"]
 

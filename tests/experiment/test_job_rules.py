@@ -70,8 +70,8 @@ CHANGES = {
                                                                                            dtype=torch.bool)})),
     "a head of all": ("job_plan", lambda job: with_rule(job, "heads.*", "all")),
     "a client's own": ("job_plan", lambda job: with_rule(job, "*", "client")),
-    "no level": ("job_plan", lambda job: with_rule(job, "*", "everybody")),
-    "a group of none": ("job_plan", lambda job: with_rule(job, "encoder.*", "group.3")),
+    "no level": ("message_unreadable", lambda job: with_rule(job, "*", "everybody")),
+    "a group of none": ("message_unreadable", lambda job: with_rule(job, "encoder.*", "group.3")),
     "no rules": ("job_plan", lambda job: replace(job, plan=SharingPlan(()))),
     "other groups": ("job_plan", lambda job: replace(job, plan=SharingPlan(job.plan.rules, ({"notes": "x"},)))),
     "a value less": ("job_weights", lambda job: replace(job, weights={key: value for key, value in job.weights.items()
@@ -82,7 +82,7 @@ CHANGES = {
     "another shape": ("job_weights", lambda job: replace(job, weights={**job.weights, first(job): torch.ones(1)})),
     "another type": ("job_weights", lambda job: replace(job, weights={**job.weights,
                                                                      first(job): job.weights[first(job)].double()})),
-    "no digest": ("job_weights", lambda job: replace(job, fixed={first(job).name: "../../x"})),
+    "no digest": ("message_unreadable", lambda job: replace(job, fixed={first(job).name: "../../x"})),
     "a digest of what is not fixed": ("job_weights", lambda job: replace(job, fixed={first(job).name: "0" * 16})),
     "too few rows": ("job_weights", lambda job: rows_of(job, job.rows[:-3])),
     "rows beyond the table": ("job_weights", lambda job: rows_of(job, np.append(job.rows, 10**6))),
@@ -121,9 +121,11 @@ def test_a_fixed_value_is_stored_under_its_own_digest_only(meet):
     name = next(iter(job.fixed))
     key = Key("fixed", name)
     other = torch.ones_like(met.prepared.state.weights[key])
-    for digest in ("0" * 16, "../../../x", "0" * 15 + "\n"):
+    # What is no digest is not read at all; what is one must be that of its value.
+    codes = {"0" * 16: "job_weights", "../../../x": "message_unreadable", "0" * 15 + "\n": "message_unreadable"}
+    for digest, code in codes.items():
         bad = replace(job, fixed={**job.fixed, name: digest}, weights={**job.weights, key: other})
-        assert met.code(bad) == "job_weights"
+        assert met.code(bad) == code
     assert not list(met.folder.rglob("x.safetensors"))
     assert not list(met.folder.rglob("0000*.safetensors"))
     assert met.code(job) == "done"

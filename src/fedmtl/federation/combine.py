@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -160,15 +161,15 @@ def most_weights(weights: Mapping[str, Sequence[float]], max_share: float) -> di
 
 def _most_weight(weights: Sequence[float], max_share: float) -> float:
     """Cut the largest first: with k of them at the cap c, c = share * (k * c + the rest)."""
-    rest = math.fsum(weights)
-    for num_cut, weight in enumerate(weights):
+    # Summed from the smallest: what is left of a difference of large ones is rounding.
+    rests = list(accumulate(reversed(weights)))[::-1]
+    for num_cut, (weight, rest) in enumerate(zip(weights, rests, strict=True)):
         left = 1.0 - num_cut * max_share
         if left <= 0:
             return weights[-1]
         cap = max_share * rest / left
         if weight <= cap:
             return cap
-        rest -= weight
     return weights[-1]
 
 

@@ -442,6 +442,12 @@ def test_what_is_no_call_of_a_site_is_not_there(port):
     assert port.post(PULL + "?a=b", b"").status_code == 404
 
 
+def test_a_network_of_version_6_is_one_neighbour():
+    one, other = (connections.neighbourhood(f"2001:db8:1:{net}::{host}") for net, host in (("2", "3"), ("2", "ffff")))
+    assert one == other != connections.neighbourhood("2001:db8:1:3::3")
+    assert connections.neighbourhood("10.0.0.1") != connections.neighbourhood("10.0.0.2")
+
+
 def test_connections_fit_into_the_files_a_process_may_open():
     files = connections.resource.getrlimit(connections.resource.RLIMIT_NOFILE)[0]
     assert 16 <= connections.most_connections() <= min(512, files // 2)

@@ -9,7 +9,7 @@ from engines.flower.deployment import Server, Site, make_certs, of_kind
 from fedmtl.engines.flower.certificates import make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll, unenroll
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
-from fedmtl.engines.flower.site_service import SiteRefused, WelcomeCall
+from fedmtl.engines.flower.site_service import SiteJob, SiteRefused, WelcomeCall
 
 CLIENTS = ("clients={a: {tasks: [sentiment, similarity, paraphrase]}, b: {tasks: [sentiment]}}", "evaluation.every=100")
 TASKS = {"a": ("sentiment", "similarity", "paraphrase"), "b": ("sentiment",)}
@@ -80,6 +80,40 @@ def test_a_site_that_is_enrolled_during_the_run_takes_part_and_its_examples_are_
     for site in (first, second):
         assert site.finish() == f"{run.name} is done"
     assert "b" in {event["client"] for event in of_kind(run, "update")}
+
+
+def test_an_answer_that_comes_too_late_is_a_remark_and_the_next_one_counts(make_config, tmp_path):
+    keys = make_certs(tmp_path / "certs", TASKS)
+    config = make_config(*CLIENTS, "training.num_rounds=2", "federation.round_timeout=6")
+    server = Server(config, tmp_path / "certs")
+    honest = Site(server, tmp_path / "a", "a", TASKS["a"], keys["a"])
+    site = Site(server, tmp_path / "b", "b", TASKS["b"], keys["b"], is_started=False)
+    line, pool, words, late = site.line(), site.pool(), "", True
+    line.join()
+    with line.alive():
+        while True:
+            received = line.receive()
+            if received is None:
+                continue
+            if received.envelope.kind == "end":
+                break
+            if received.envelope.kind == "welcome":
+                words = received.envelope.words
+                (answer,) = pool.map([WelcomeCall(words)], 60)
+                line.answer(received.message, "hello", answer.result)
+                continue
+            (answer,) = pool.map([SiteJob(words, received.envelope.frame)], 60)
+            while late and not any(event["event"] == "round" and event["round"] == 1 for event in server.events):
+                time.sleep(0.05)
+            late = False
+            line.answer(received.message, "update", frame=answer.result)
+    line.close()
+    run = server.finish()
+    honest.finish()
+    assert server.failures()["b"] == ["no answer within 6 s (federation.round_timeout)"]
+    (remark,) = of_kind(run, "remark")
+    assert (remark["client"], remark["reason"]) == ("b", "answered the job of round 1, which is closed")
+    assert [event["round"] for event in of_kind(run, "update") if event["client"] == "b"] == [2]
 
 
 def test_a_second_process_does_not_take_the_name_of_a_site_on_loopback(make_config, tmp_path):

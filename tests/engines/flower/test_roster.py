@@ -98,6 +98,10 @@ def test_a_broken_list_leaves_the_last_good_one_in_force_and_is_said_once(tmp_pa
     (tmp_path / BOOK).write_text(good)
     hall.wait(lambda: len(hall.remarks()) == 2)
     assert hall.remarks()[1] == ("", "the list of enrolled sites can be read again")
+    (tmp_path / BOOK).unlink()
+    hall.wait(lambda: len(hall.remarks()) == 3)
+    assert "is gone" in hall.remarks()[2][1]
+    assert set(hall.roster.present()) == {"a", "b"}
 
 
 def test_a_hello_that_breaks_the_judge_costs_itself_alone(open_hall):

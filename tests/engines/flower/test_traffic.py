@@ -308,7 +308,7 @@ def test_every_mistake_in_the_data_is_a_code_for_the_server_and_words_for_the_si
     ("client", "code"),
     [
         ("steps", "job_settings"),
-        ("digest", "job_weights"),
+        ("digest", "message_unreadable"),
         ("extra", "job_weights"),
         ("oom", "out_of_memory"),
         ("boom", "internal"),

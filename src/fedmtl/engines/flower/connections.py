@@ -7,6 +7,7 @@ for whoever comes next: outsiders who connect and say nothing cannot keep a site
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import resource
 import socket
 import ssl
@@ -204,19 +205,34 @@ class Listener:
             self._visitors.end_all()
 
     async def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Not `sock_accept`: cancelled at the wrong moment it loses a connection that nobody would close.
         try:
-            plain, address = await loop.sock_accept(self._socket)
+            plain, address = self._socket.accept()
+        except BlockingIOError:
+            await self._somebody(loop)
+            return
         except OSError:
             # Gone again, or the process has no file left: whoever is idle goes first.
             self._visitors.sweep()
             await asyncio.sleep(GLANCE)
             return
         try:
-            visitor = await self._visitors.admit(str(address[0]))
+            visitor = await self._visitors.admit(neighbourhood(str(address[0])))
         except BaseException:
             plain.close()
             raise
         visitor.task = loop.create_task(self._open(loop, plain, visitor))
+        # One that was cancelled before it began has closed nothing.
+        visitor.task.add_done_callback(lambda task: plain.close() if visitor.transport is None else None)
+
+    async def _somebody(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until somebody connects."""
+        knock = asyncio.Event()
+        loop.add_reader(self._socket, knock.set)
+        try:
+            await knock.wait()
+        finally:
+            loop.remove_reader(self._socket)
 
     async def _open(self, loop: asyncio.AbstractEventLoop, plain: socket.socket, visitor: Visitor) -> None:
         try:
@@ -239,6 +255,15 @@ class Listener:
         while True:
             await asyncio.sleep(SWEEP)
             self._visitors.sweep()
+
+
+def neighbourhood(host: str) -> str:
+    """The address, or the network of a version 6 address: whoever has one of those has as many as they like."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
 def most_connections() -> int:

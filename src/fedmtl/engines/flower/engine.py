@@ -61,11 +61,13 @@ class FlowerEngine:
     ) -> None:
         self._scorer, self._spool, self._max_bytes, self._note = scorer, spool, max_bytes, note
         self._enrolments = enrolments
-        self.link = Link(spool)
-        self._roster = Roster(self.link, welcome, judge, enrolments)
+        # Before anything starts: a list or a certificate that cannot be read is one line for the user.
+        enrolments.tasks()
         certificate = enrolments.certificate()
+        self.link = Link(spool)
         has_keys = certificate is not None
         self._api = FleetApi(self.link, address, certificate, self._is_enrolled if has_keys else None)
+        self._roster = Roster(self.link, welcome, judge, enrolments)
         self._infos: dict[ClientId, tuple[Hello, dict[str, int], ClientInfo]] = {}
         self._is_enough: Enough = bool
         self._patience = 0.0
@@ -131,10 +133,12 @@ class FlowerEngine:
             time.sleep(GLANCE / 4)
 
     def close(self) -> None:
-        self._pass_on_notes()
-        self._roster.close()
-        self._api.close()
-        self._scorer.close()
+        try:
+            self._pass_on_notes()
+        finally:
+            self._roster.close()
+            self._api.close()
+            self._scorer.close()
 
     def _pass_on_notes(self) -> None:
         for note in self._roster.take_notes():

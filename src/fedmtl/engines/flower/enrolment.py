@@ -140,6 +140,8 @@ class KeyBook:
             stamp = _stamp(self._folder / BOOK)
             if self._book is None or stamp != self._stamp:
                 try:
+                    if stamp is None and self._book:
+                        raise FedmtlError(f"{self._folder / BOOK}: is gone; strike sites off with `fedmtl unenroll`")
                     self._book = read_book(self._folder)
                     self._names = {entry.key.encode(): name for name, entry in self._book.items()}
                     self._problem = None

@@ -57,8 +57,6 @@ class Roster:
 
     def __init__(self, link: Link, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
         self._link, self._welcome, self._judge, self._enrolments = link, welcome, judge, enrolments
-        # Read once before anything starts: a book that cannot be read is one line for the user.
-        enrolments.tasks()
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._last_problem: str | None = None
         self._greeted: dict[int, tuple[int, str]] = {}
