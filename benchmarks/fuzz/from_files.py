@@ -50,11 +50,17 @@ def open_tensors(folder: Path) -> Run:
 
 
 def open_saved_model(folder: Path) -> Run:
+    from fedmtl.errors import ModelError
     from fedmtl.model.saved import load_model
 
     def run(data: bytes) -> None:
         put_files(folder, unbundle(data), MODEL)
-        load_model(folder).bind()
+        saved = load_model(folder)
+        # Values may have stayed at clients: whoever binds a model looks first.
+        missing = saved.missing(list(saved.tasks))
+        if missing is not None:
+            raise ModelError(f"{missing} is not in the folder")
+        saved.bind()
 
     return run
 

@@ -32,6 +32,8 @@ from fuzz.targets import MEBIBYTE, Run, Target
 ADDRESS_SPACE = 3 << 30
 # Inputs that were refused in a new place are changed further, as long as they are small.
 MOST_POOL, LARGEST_POOLED = 400, 1 << 15
+# JSON's shortest list is two letters and some sixty bytes, and a list in a list in a list one letter each.
+BYTES_A_BYTE = 100
 SHORTENING_SECONDS, SHORTENING_RUNS = 4.0, 500
 NOTE = struct.Struct("<QdQQQdQ")
 
@@ -198,7 +200,7 @@ class _Worker:
         else:
             self._report("memory" if isinstance(error, MemoryError) else "exception", error, data)
             return
-        if grown > self._target.memory:
+        if grown > self._target.memory + BYTES_A_BYTE * len(data):
             self._report("memory", MemoryError(f"the process grew by {grown // MEBIBYTE} MiB"), data)
 
     def _remember(self, place: tuple[object, ...], data: bytes, random: Random) -> None:

@@ -46,7 +46,8 @@ class Target:
     """`open` prepares whatever is needed once and gives the function that takes inputs.
 
     `expected` are the errors that an input may raise. `share` is its part of a total number of inputs. An input is a
-    hang if it takes longer than `seconds`, a bomb if the process's peak grows by more than `memory` bytes over it.
+    hang if it takes longer than `seconds`, a bomb if the process's peak grows by more than `memory` bytes over it, and
+    a hundred for each of its own.
     """
 
     name: str

@@ -171,7 +171,8 @@ def _look_at(process: _Process, figures: Figures, folder: Path, tell: Callable[[
             name = process.piece.target.name
             process.findings.append(Finding(name, "crash", where, reason, data, process.said()))
         figures.lost += 1
-        spent = time.monotonic() - process.started
+        # What a hang took is not time that was spent on inputs.
+        spent = max(0.0, (note.started or time.monotonic()) - process.started)
         left = [replace(process.piece, start=index + 1, seconds=process.piece.seconds - spent)]
     reached = process.done if process.done is not None else max(note.index, process.piece.start) + bool(note.length)
     process.end()

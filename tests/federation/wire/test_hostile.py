@@ -275,6 +275,26 @@ def test_an_updates_values_are_of_their_own_type(changes):
     assert fate(forged(**changes)) == "no message"
 
 
+@pytest.mark.parametrize(
+    ("value", "times"), [("[]", 1_500_000), ("{}", 1_500_000), ("[[[[]]]]", 400_000), ("999", 2_500_000)]
+)
+def test_a_header_of_many_small_values_takes_no_memory(value, times):
+    # Some random letters, so that the rest may inflate to what it does: 3 to 10 MB that would take about 100.
+    padding = np.random.default_rng(1).integers(97, 123, times // 4, dtype=np.uint8).tobytes().decode()
+    text = (
+        json.dumps({**HEADER, "tensors": [SECONDS], "padding": padding})[:-1]
+        + f', "x": [{",".join([value] * times)}]}}'
+    )
+    frame = frame_of(text.encode(), b"\0" * 8)
+    del text, padding
+    tracemalloc.start()
+    with pytest.raises(WireError, match="too many values"):
+        decode_update(frame, 1 << 30, LIMIT)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * LIMIT
+
+
 def test_other_rows_than_those_sent_are_refused():
     for rows in ([0, 1, 2, 3, 8, 9, 200, 30_001], [0, 1, 2, 3, 8, 9, 200, 2**34]):
         update = Update(1, "c", ("t",), WEIGHTS, np.array(rows), {"t": 1}, {})

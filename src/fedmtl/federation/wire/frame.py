@@ -33,6 +33,8 @@ MAX_BYTES = WireConfig().max_bytes
 # Predictions that clients share are in the header, so it may be large; what it inflates to is bounded twice.
 MAX_HEADER = 1 << 25
 MAX_INFLATION = 64
+# What JSON takes in memory follows from how many values it has: `[],` is three letters and sixty bytes.
+MOST_VALUES, MOST_LISTS = 2_000_000, 250_000
 MAX_DIMENSIONS = 8
 MOST_LETTERS = 300
 ALIGN = 8
@@ -76,10 +78,10 @@ def pack(
         payload.append(coded.data)
         payload_length += len(coded.data) + -len(coded.data) % ALIGN
     text = json.dumps({**header, "tensors": table}, separators=(",", ":")).encode()
-    if len(text) > MAX_HEADER:
+    if len(text) > MAX_HEADER or _has_too_many_values(text):
         raise WireError(
-            f"a message's header has {len(text)} bytes, at most {MAX_HEADER} can be sent; if clients share their"
-            " predictions, turn evaluation.share_pairs off"
+            f"a message's header has {len(text)} bytes, at most {MAX_HEADER} and {MOST_VALUES} values can be sent; if"
+            " clients share their predictions, turn evaluation.share_pairs off"
         )
     deflated = zlib.compress(text)
     deflated += b"\0" * (-(START + len(deflated)) % ALIGN)
@@ -155,7 +157,13 @@ def _inflated(deflated: memoryview) -> bytes:
         raise WireError(f"the frame's header is not whole: {error}") from error
     if not stream.eof or len(stream.unused_data) >= ALIGN:
         raise WireError("the frame's header is not whole, or too large")
+    if _has_too_many_values(text):
+        raise WireError("the frame's header has too many values")
     return text
+
+
+def _has_too_many_values(text: bytes) -> bool:
+    return text.count(b",") > MOST_VALUES or text.count(b"[") + text.count(b"{") > MOST_LISTS
 
 
 def _read_table(table: list[list[Any]], payload: memoryview, max_bytes: int) -> CodedTensors:
