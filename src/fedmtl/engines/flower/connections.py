@@ -23,6 +23,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 MOST_CONNECTIONS = 512
+# On which nobody has signed a request yet: TLS takes a third of a megabyte for each.
+MOST_STRANGERS = 128
 # For files, workers and whatever else the process opens.
 RESERVED_FILES = 64
 # Of one site; its oldest is closed when it opens another.
@@ -67,8 +69,7 @@ class Visitors:
     async def admit(self, host: str) -> Visitor:
         """A place for a new connection, as soon as there is one."""
         while True:
-            self._make_place(host)
-            if len(self._there) < self._most:
+            if self._has_place(host):
                 now = time.monotonic()
                 visitor = Visitor(host, now, now + HANDSHAKE)
                 self._there[visitor] = None
@@ -96,20 +97,22 @@ class Visitors:
         for visitor in list(self._there):
             self._end(visitor)
 
-    def _make_place(self, host: str) -> None:
+    def _has_place(self, host: str) -> bool:
+        """Whether one more may come in; if need be, the oldest stranger of the fullest address has gone for it."""
         strangers = [visitor for visitor in self._there if visitor.site is None]
         crowd = Counter(visitor.host for visitor in strangers)
-        # No address may fill more than half of the table with connections that nobody signed for.
-        is_crowded = crowd[host] >= max(1, self._most // 2)
-        if not is_crowded and len(self._there) < self._most:
-            return
+        most_strangers = min(MOST_STRANGERS, self._most)
+        # Half of the places are for other addresses.
+        is_crowded = crowd[host] >= max(1, most_strangers // 2)
+        if not is_crowded and len(self._there) < self._most and len(strangers) < most_strangers:
+            return True
         fullest = host if is_crowded else max(crowd, key=crowd.__getitem__, default=None)
         old = time.monotonic() - GRACE
-        for visitor in strangers:
-            # In the order in which they came.
-            if visitor.host == fullest and visitor.since < old:
-                self._end(visitor)
-                return
+        # In the order in which they came.
+        found = next((each for each in strangers if each.host == fullest and each.since < old), None)
+        if found is not None:
+            self._end(found)
+        return found is not None
 
     def _end(self, visitor: Visitor) -> None:
         self.drop(visitor)
@@ -224,6 +227,8 @@ class Listener:
         visitor.task = loop.create_task(self._open(loop, plain, visitor))
         # One that was cancelled before it began has closed nothing.
         visitor.task.add_done_callback(lambda task: plain.close() if visitor.transport is None else None)
+        # Whoever had to go is closed before the next one comes.
+        await asyncio.sleep(0)
 
     async def _somebody(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait until somebody connects."""
