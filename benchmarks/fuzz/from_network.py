@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from fedmtl import __version__
 from fedmtl.errors import FedmtlError, WireError
@@ -146,13 +147,13 @@ def open_welcome(folder: Path) -> Run:
     def reached(*given: Any, **options: Any) -> Any:
         raise Reached("data")
 
-    # What follows reads the site's data and builds its model: not the server's words any more.
-    joined_site.load_tasks = reached
     settings = SiteSettings("clinic", ("sst2",), folder / "site", folder / "spool", {"sst2": str(folder / "mine.tsv")})
 
     def run(data: bytes) -> None:
-        # Not by calling the site, which answers whatever was raised.
-        joined_site.JoinedSite(settings)._welcomed(_words(data))
+        # What follows reads the site's data and builds its model: not the server's words any more.
+        with patch.object(joined_site, "load_tasks", reached):
+            # Not by calling the site, which answers whatever was raised.
+            joined_site.JoinedSite(settings)._welcomed(_words(data))
 
     return run
 

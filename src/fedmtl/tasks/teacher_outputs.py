@@ -34,6 +34,6 @@ def open_outputs(path: Path) -> np.ndarray:
         outputs = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # numpy's reader of headers raises any kind
         raise FedmtlError(f"{path}: cannot be read ({excerpt(error)}); {remedy}") from error
-    if outputs.dtype != np.float32 or outputs.ndim != 2:
+    if outputs.dtype.kind != "f" or outputs.ndim != 2:
         raise FedmtlError(f"{path}: is not a teacher's outputs; {remedy}")
     return outputs
