@@ -129,3 +129,27 @@ def test_without_declared_sizes_sums_are_not_bounded_by_them():
             return {"a": ClientInfo({"sst2": 1}), "b": ClientInfo({"sst2": 3}), "c": ClientInfo({"stsb": 1})}
 
     assert client_evaluator(STRATEGY, Undeclared(honest))(start()).failures == ()
+
+
+@pytest.mark.parametrize("change", [{"broken": 1, "confusion": [[1, 0], [0, 0]]}, {"loss": float("nan")}])
+def test_one_client_whose_predictions_are_not_finite_does_not_blank_the_score_of_all(change):
+    def answer(job):
+        if job.client != "b":
+            return honest(job)
+        return replace(honest(job), sums={"sst2": {**sums_of("b"), **change}})
+
+    evaluation = evaluate(answer)
+    assert evaluation.scores["sst2"].metrics["accuracy"] == 0.75
+    assert [failure.client for failure in evaluation.failures] == ["b"]
+
+
+def test_where_no_predictions_are_finite_it_is_the_model_and_no_client_fails():
+    def answer(job):
+        if job.client == "c":
+            return honest(job)
+        count = len(CLASSES[job.client][0])
+        return replace(honest(job), sums={"sst2": {"confusion": [[0, 0], [0, 0]], "loss": 1.0, "broken": count}})
+
+    evaluation = evaluate(answer)
+    assert evaluation.failures == ()
+    assert evaluation.scores["sst2"].metrics["accuracy"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import add
@@ -47,7 +48,8 @@ def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispat
         else:
             scored[answer.client] = sums
             dispatch.answered(answer.client, expected[answer.client][1])
-    return _merge(strategy.tasks, scored, sorted(failures, key=lambda failure: failure.client), Traffic(down, up))
+    failures.sort(key=lambda failure: failure.client)
+    return _merge(state.round, strategy.tasks, scored, failures, Traffic(down, up))
 
 
 def _scores(
@@ -72,6 +74,7 @@ def _scores(
 
 
 def _merge(
+    round_number: int,
     tasks: Mapping[str, Task],
     scored: Mapping[ClientId, Mapping[str, Sums]],
     failures: list[Failure],
@@ -82,6 +85,16 @@ def _merge(
     for client in sorted(scored):
         for name, part in scored[client].items():
             parts.setdefault(name, {})[client] = part
+    for name, own in parts.items():
+        finite = {client: part for client, part in own.items() if not part.broken and math.isfinite(part.loss)}
+        # Where nobody's are, it is the model.
+        if finite and len(finite) < len(own):
+            parts[name] = finite
+            failures += [
+                Failure(round_number, client, f"its predictions of {name} are not finite, those of others are")
+                for client in own
+                if client not in finite
+            ]
     sums: dict[str, Sums] = {name: reduce(add, own.values()) for name, own in parts.items()}
     clients = {
         name: {client: score(task, part).metrics[task.metric] for client, part in parts[name].items()}

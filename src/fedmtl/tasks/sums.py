@@ -284,7 +284,7 @@ def _moment(value: Any) -> float:
 
 def _loss(value: Any) -> float:
     """Not less than 0, or not a number at all where a model's outputs were not."""
-    if type(value) not in (int, float) or value < 0:
+    if type(value) not in (int, float) or value < 0 or (math.isfinite(value) and value > MOST_MOMENT):
         raise ValueError("not a loss")
     return float(value)
 

@@ -81,3 +81,11 @@ def test_the_process_on_the_line_has_no_numeric_library_and_no_model():
         "sys.exit([m for m in ('torch', 'transformers', 'fedmtl.model', 'fedmtl.tasks') if m in sys.modules] or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["end", "welcome", "refused", "hello"])
+def test_a_frame_in_a_message_that_has_none_is_not_written(tmp_path, kind):
+    store, root = stored(tmp_path, fill_envelope(kind, "words", bytes(10)))
+    with pytest.raises(WireError, match="a frame in a message that has none"):
+        open_envelope(root, store.get, tmp_path / "frame", 100)
+    assert not (tmp_path / "frame").exists()

@@ -19,7 +19,7 @@ from fedmtl.engines.flower.engine import client_info
 from fedmtl.engines.flower.enrolment import BOOK, Enrolments, KeyBook, NoKeys, enroll, unenroll
 from fedmtl.engines.flower.envelope import fill_envelope
 from fedmtl.engines.flower.link import Link
-from fedmtl.engines.flower.roster import UNKNOWN, Note, Roster
+from fedmtl.engines.flower.roster import UNKNOWN, Allowance, Note, Roster
 from fedmtl.engines.flower.signing import Signer
 from fedmtl.federation.handshake import Held, Hello, Terms
 
@@ -210,3 +210,22 @@ def test_a_site_counts_for_no_more_examples_than_it_was_enrolled_with(tmp_path):
     book = KeyBook(tmp_path)
     assert [book.most_examples("a", task) for task in ("t", "u", "v")] == [7, 9, 7]
     assert json.loads((tmp_path / BOOK).read_text())["a"]["examples"] == {"*": 7, "u": 9}
+
+
+def test_counts_of_labels_and_of_scored_examples_are_bounded_with_the_examples():
+    counts = {"labels": [2**51, 2**50], "label_list": "", "tokens": 1, "truncated": 0, "validation": 2**53 - 1}
+    hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": Held(examples=2**53 - 1, **counts)})
+    info = client_info(hello, {"t": 300})
+    # Two thirds and one third of 300.
+    assert (info.num_examples, info.label_counts, info.num_validation) == ({"t": 300}, {"t": [200, 100]}, {"t": 300})
+    few = Hello(client="a", terms=Terms(version="1"), tasks={"t": Held(examples=9, **counts)})
+    assert client_info(few, {}).label_counts == {"t": [6, 3]}
+
+
+def test_a_client_that_makes_events_without_end_is_written_down_twenty_times_a_minute():
+    now = [0.0]
+    allowance = Allowance(now=lambda: now[0])
+    assert sum(allowance.takes("loud") for _ in range(1000)) == 20
+    assert allowance.takes("other")
+    now[0] = 60.0
+    assert allowance.takes("loud")

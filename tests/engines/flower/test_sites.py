@@ -9,13 +9,17 @@ import threading
 from contextlib import suppress
 
 import pytest
+from flwr.app import Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.supercore.task_identity import TaskIdentity
 
 from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, LineLost
 from fedmtl.engines.flower.site_service import WelcomeCall, printable
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import FedmtlError, WireError
 from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.federation.server import RoundFailed
 from fedmtl.tasks.embedded import embedded_columns
@@ -139,4 +143,17 @@ def test_a_line_without_a_server_is_lost_and_not_an_error(tmp_path):
     line = Line(Address("127.0.0.1", 9), None, tmp_path, 1 << 20)
     with pytest.raises(LineLost):
         line.join()
+    line.close()
+
+
+@pytest.mark.parametrize("name", ["/tmp/owned", "../../owned", "0" * 63, "0" * 63 + "/", ""])
+def test_nothing_that_a_server_sends_becomes_part_of_a_path(tmp_path, monkeypatch, name):
+    line = Line(Address("127.0.0.1", 9), None, tmp_path / "site" / "spool", 1 << 20)
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    proto = message_to_proto(Message(RecordDict(), 7, "query"))
+    proto.metadata.message_id = name
+    monkeypatch.setattr(line, "_post", lambda *given: PullMessagesResponse(messages_list=[proto]))
+    with pytest.raises(WireError, match="the message's id is not a hash"):
+        line.receive()
     line.close()

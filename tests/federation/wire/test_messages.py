@@ -134,3 +134,15 @@ def test_what_cannot_be_sent_is_said_when_it_is_encoded():
     job = Job("train", 1, "c", ("t",), {Key("all", "w"): torch.zeros(1000)}, PLAN, None, 0, 0, {})
     with pytest.raises(WireError, match=r"is over wire.max_bytes, 1000"):
         encode_job(job, max_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"traffic": Traffic(seconds=-1.0)}, {"traffic": Traffic(seconds=1e200)}, {"losses": {"sst2": 1e200}}],
+    ids=["negative seconds", "endless seconds", "an enormous loss"],
+)
+def test_an_update_that_no_event_could_hold_is_refused(change):
+    update = Update(1, "a", ("sst2",), {}, None, {"sst2": 1}, {"sst2": 0.5})
+    decode_update(encode_update(update))
+    with pytest.raises(WireError, match="an update's header is not whole"):
+        decode_update(encode_update(replace(update, **change)))

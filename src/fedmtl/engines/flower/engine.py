@@ -236,16 +236,26 @@ def most_answer_bytes(job: Job, asked: Asked) -> int:
 
 
 def client_info(hello: Hello, most: Mapping[str, int]) -> ClientInfo:
-    """What a site said of itself; it counts for at most `most` examples of a task."""
+    """What a site said of itself; it counts for at most `most` examples of a task, trained on, by label, or scored."""
+    examples = {task: min(held.examples, most.get(task, held.examples)) for task, held in hello.tasks.items()}
     return ClientInfo(
-        {task: min(held.examples, most.get(task, held.examples)) for task, held in hello.tasks.items()},
+        examples,
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
         {task: held.tokens for task, held in hello.tasks.items()},
         # Of a regression scores are counted for the record only.
-        {task: [] if held.is_regression else list(held.labels) for task, held in hello.tasks.items()},
-        {task: held.validation for task, held in hello.tasks.items()},
+        {
+            task: [] if held.is_regression else _within(held.labels, examples[task])
+            for task, held in hello.tasks.items()
+        },
+        {task: min(held.validation, most.get(task, held.validation)) for task, held in hello.tasks.items()},
     )
+
+
+def _within(counts: list[int], most: int) -> list[int]:
+    """Counts of labels that add up to no more than the examples they are of; their shares stay."""
+    total = sum(counts)
+    return counts if total <= most else [count * most // total for count in counts]
 
 
 def _rows(rows: list[int] | None) -> np.ndarray | None:

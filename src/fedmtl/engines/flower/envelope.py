@@ -26,6 +26,8 @@ from fedmtl.federation.faults import read_fault
 from fedmtl.foreign import printable
 
 NOTE, FRAME = "note", "frame"
+# The kinds of messages that have a frame.
+FRAMED = ("job", "update")
 # Welcomes hold a config, hellos the token rows of a site.
 MAX_WORDS = 1 << 24
 MOST_LETTERS = 300
@@ -103,6 +105,8 @@ def _open(message_id: str, pull: Pull, into: Path, max_bytes: int) -> Envelope:
         raise ValueError("its note is not one of ours")
     if FRAME not in records:
         return Envelope(kind, words)
+    if kind not in FRAMED:
+        raise ValueError("a frame in a message that has none")
     array = pull(_references(pull(records[FRAME]), ArrayRecord)[FRAME])
     chunks = get_object_children_ids_from_object_content(array)
     if json.loads(get_object_body(array, Array))["arraychunk_ids"] != list(range(len(chunks))):

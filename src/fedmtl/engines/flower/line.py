@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import ssl
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 import httpx
@@ -61,6 +63,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 2.0
 # An answer has cost more than a question: the line may be away this long before it is given up.
 PATIENCE = 60.0
 TIMEOUT = 30.0
+OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 # A chunk has 5 MB, a list of messages less.
 MAX_ANSWER = 8 << 20
 
@@ -150,6 +153,8 @@ class Line:
             # Flower's decoder raises what it meets in a message that is none.
             raise WireError(f"the message cannot be read: {printable(repr(error), MOST_LETTERS)}") from error
         run_id, message_id = message.metadata.run_id, message.metadata.message_id
+        if not OBJECT_ID.fullmatch(message_id):
+            raise WireError("the message's id is not a hash")
 
         def pull(object_id: str) -> bytes:
             request = PullObjectRequest(node=self._node, run_id=run_id, object_id=object_id)
@@ -159,7 +164,8 @@ class Line:
             content: bytes = answer.object_content
             return content
 
-        envelope = open_envelope(message_id, pull, self._spool / f"{message_id[:16]}.job", self._max_bytes)
+        # A name of this site's own: nothing that a server sends becomes part of a path.
+        envelope = open_envelope(message_id, pull, self._spool / f"{token_hex(8)}.job", self._max_bytes)
         confirm = ConfirmMessageReceivedRequest(node=self._node, run_id=run_id, message_object_id=message_id)
         self._call(lambda: self._post("confirm-message-received", confirm, ConfirmMessageReceivedResponse))
         return Received(message, envelope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ SILENCE = 15.0
 MOST_NOTES = 1000
 # A node that is not known by a client's name.
 UNKNOWN = "unknown"
+NOTES_A_MINUTE = 20
 
 # (hello, the key it came with) -> why not
 Judge = Callable[[Hello, bytes], str | None]
@@ -52,12 +53,29 @@ class Present:
     hello: Hello
 
 
+class Allowance:
+    """How much is written down of each client: somebody who makes events without end fills no disk with them."""
+
+    def __init__(self, most: int = NOTES_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._now = most, now
+        self._since = now()
+        self._taken: Counter[ClientId] = Counter()
+
+    def takes(self, client: ClientId) -> bool:
+        """Whether one more note about a client is to be kept in this minute."""
+        if self._now() >= self._since + 60:
+            self._since, self._taken = self._now(), Counter()
+        self._taken[client] += 1
+        return self._taken[client] <= self._most
+
+
 class Roster:
     """Welcomes nodes in a thread of its own, which nothing that one of them does can end."""
 
     def __init__(self, link: Link, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
         self._link, self._welcome, self._judge, self._enrolments = link, welcome, judge, enrolments
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        self._allowance = Allowance()
         self._last_problem: str | None = None
         self._greeted: dict[int, tuple[int, str]] = {}
         self._present: dict[ClientId, Present] = {}
@@ -112,7 +130,7 @@ class Roster:
     def take_notes(self) -> list[Note]:
         """What happened since this was last called; passed on here, so that one thread writes a run's folder."""
         for node_id, reason in self._link.take_remarks():
-            self._notes.append(Note("remark", self.name_of(node_id) or UNKNOWN, reason))
+            self._say(Note("remark", self.name_of(node_id) or UNKNOWN, reason))
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def close(self) -> None:
@@ -147,7 +165,7 @@ class Roster:
             self._say(Note("remark", client, printable(f"{type(error).__name__}: {error}", MOST_LETTERS)))
 
     def _say(self, note: Note) -> None:
-        if note.kind != "remark" or note not in self._notes:
+        if (note.kind != "remark" or note not in self._notes) and self._allowance.takes(note.client):
             self._notes.append(note)
             self._link.news.set()
 

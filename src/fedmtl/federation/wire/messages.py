@@ -38,6 +38,8 @@ PRUNED = "pruned/"
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
 MOST_ROUND = 1 << 31
+# What an event may say (event_schema.py).
+MOST_SECONDS, MOST_NUMBER = 1e15, 1e100
 MOST_TASKS = 1000
 DIGEST = re.compile(r"[0-9a-f]{16}")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -121,7 +123,7 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
     try:
         _expect(header, "update")
         seconds = float(decode(coded.pop(SECONDS)))
-        if not math.isfinite(seconds):
+        if not 0 <= seconds <= MOST_SECONDS:
             raise ValueError(f"{seconds} seconds")
         update = Update(
             _whole(header["round"]),
@@ -203,7 +205,8 @@ def _losses(losses: Mapping[str, Any], tasks: Collection[str]) -> dict[str, floa
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float):
+    """A number that events can hold, or one that is none, as the loss of a model that diverged."""
+    if type(value) not in (int, float) or (math.isfinite(value) and abs(value) > MOST_NUMBER):
         raise ValueError("not a number")
     return float(value)
 
