@@ -115,7 +115,12 @@ class Tap:
                 site, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection((self._server.host, self._server.port))
+            try:
+                server = socket.create_connection((self._server.host, self._server.port))
+            except OSError:
+                # The run is over.
+                site.close()
+                continue
             for source, target, is_site in ((site, server, True), (server, site, False)):
                 threading.Thread(target=self._pass_on, args=(source, target, is_site), daemon=True).start()
 
