@@ -27,6 +27,7 @@ from fedmtl.federation.wire.frame import MAX_HEADER
 GLANCE = 0.2
 # How long sites are given to hear that the run is over.
 FAREWELL = 10.0
+LEAVE = 1.0
 # What an answer has beside its tensors: a table of them, counts and losses.
 MARGIN = 4 << 20
 
@@ -131,6 +132,10 @@ class FlowerEngine:
             if all(self.link.is_fetched(message_id) for _, message_id in sent.values()):
                 break
             time.sleep(GLANCE / 4)
+        # Who heard it takes leave; the port is open until then.
+        end = time.monotonic() + LEAVE
+        while time.monotonic() < end and not all(self.link.has_left(site.node_id) for site, _ in sent.values()):
+            time.sleep(GLANCE / 20)
 
     def close(self) -> None:
         try:
