@@ -110,6 +110,11 @@ class Policy(Section):
     max_jobs: Whole = Field(
         10_000, description="After this many jobs, training and scoring together, over all runs, jobs are refused."
     )
+    max_configs: Whole = Field(
+        20,
+        description="How many different configs of servers this site answers, over all runs of its folder: each may"
+        " show other examples, or more of them. The same config again, after a lost line or a restart, does not count.",
+    )
     repeat_rounds: Whole = Field(
         1, description="How many rounds a resumed server may go back behind the last one that this site trained."
     )
