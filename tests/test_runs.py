@@ -120,6 +120,8 @@ class TestNames:
             find_run("other", tmp_path / "runs")
         with pytest.raises(RunNotFound, match=r"no folder .*start one with `fedmtl run`"):
             find_run("demo", tmp_path / "none")
+        with pytest.raises(RunNotFound, match="~nosuchuser: no such run in"):
+            find_run("~nosuchuser", tmp_path / "runs")
 
     def test_every_part_lies_in_the_folder(self, run):
         parts = [run.config, run.events, run.results, run.checkpoints, run.clients, run.model, run.report]

@@ -162,7 +162,7 @@ def _lock(descriptor: int) -> bool:
 
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
     """The run of that name under `output`, or in that folder."""
-    for path in (output / name_or_folder, Path(name_or_folder).expanduser()):
+    for path in (output / name_or_folder, _expanded(name_or_folder)):
         if _is_run(path):
             return RunFolder(path)
     if not output.is_dir():
@@ -173,6 +173,14 @@ def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
         raise RunNotFound(f"{name_or_folder}: no such run in {output}; did you mean {' or '.join(near)}?")
     listed = f"it has {', '.join(known[:10])}{', ...' if len(known) > 10 else ''}" if known else "it has none"
     raise RunNotFound(f"{name_or_folder}: no such run in {output}, {listed}; give a name or a run folder")
+
+
+def _expanded(name: str) -> Path:
+    """The path with `~` replaced; it stays where that user has no home."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def _is_run(path: Path) -> bool:

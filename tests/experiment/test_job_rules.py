@@ -139,8 +139,6 @@ def test_a_fixed_value_is_stored_under_its_own_digest_only(meet):
         (["training.local_steps=4"], "done"),
         (["tasks.notes.batch_size=1", "training.local_steps=31"], "policy_min_examples"),
         (["tasks.notes.batch_size=1", "training.local_steps=32"], "done"),
-        (["data.validation_fraction=0.98"], "policy_min_examples"),
-        (["data.validation_fraction=0.5"], "policy_min_examples"),
         (["data.validation_fraction=0.3"], "done"),
     ],
 )
@@ -188,9 +186,74 @@ def test_every_task_that_trains_shows_enough_examples_whatever_the_schedule(meet
     assert met.code(met.job()) == code
 
 
-def test_a_validation_of_one_example_is_not_scored(meet):
-    met = meet("data.validation_fraction=0.01")
-    assert met.code(met.job("evaluate", 0)) == "policy_min_examples"
+@pytest.mark.parametrize(
+    ("fraction", "evaluated", "code"),
+    [(0.5, True, "policy_min_examples"), (0.5, False, "policy_min_examples"), (0.3, True, "told"),
+     (0.01, True, "policy_min_examples"), (0.01, False, "told"), (0.999, True, "policy_bounds")],
+)  # fmt: skip
+def test_a_hello_is_of_as_many_examples_as_a_job(meet, fraction, evaluated, code):
+    # Its rows and counts are those of the part that the server's config leaves, which may be a single text.
+    met = meet(f"data.validation_fraction={fraction}")
+    met.welcome["evaluated"] = evaluated
+    assert told(met) == code
+
+
+def told(met) -> str:
+    answer = met.hello()
+    return answer.fault.code if isinstance(answer, Refused) else "told"
+
+
+def test_different_configs_are_counted_over_all_runs_and_restarts(meet):
+    met = meet(max_configs=2)
+    for run, seed, code in (("ab12", 0, "told"), ("ab12", 1, "told"), ("cd34", 1, "told"), ("cd34", 2, "policy_limit"),
+                            ("ab12", 0, "told"), ("ab12", 3, "policy_limit")):  # fmt: skip
+        met.welcome["run"], met.welcome["config"]["seed"] = run, seed
+        met.restart()
+        assert told(met) == code, (run, seed)
+    met.welcome["config"]["seed"] = 0
+    met.welcome["terms"]["labels"] = {"notes": ["drop", "keep"]}
+    met.welcome["config"]["tasks"]["notes"]["labels"] = None
+    assert told(met) == "policy_limit"
+
+
+def test_a_config_that_is_refused_for_the_sites_examples_counts_too(meet):
+    # Otherwise a server asks as often as it likes how many there are.
+    met = meet("data.validation_fraction=0.5", max_configs=1)
+    assert told(met) == "policy_min_examples"
+    met.welcome["config"]["data"]["validation_fraction"] = 0.1
+    assert told(met) == "policy_limit"
+
+
+def test_counts_of_an_older_version_go_on(meet):
+    met = meet(max_jobs=7)
+    met.settings.folder.mkdir()
+    (met.settings.folder / "counts.json").write_text('{"jobs": 7, "rounds": 2, "runs": {"ab12": 2}}')
+    assert met.code(met.job("evaluate", 2)) == "policy_limit"
+
+
+FALLING = ("training.schedule=step", "training.step_rounds=1", "training.warmup_rounds=0.001")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "number", "code"),
+    [
+        # After the first step of the round the rate is nothing.
+        ((*FALLING, "training.step_factor=1e-30", "training.batch_size=1"), 2, "policy_min_examples"),
+        ((*FALLING, "training.step_factor=0.1", "training.batch_size=1"), 2, "done"),
+        # Thirty-two examples in four steps, the first at no rate at all.
+        (("training.warmup_rounds=1", "training.local_steps=4"), 1, "policy_min_examples"),
+        (("training.warmup_rounds=1",), 1, "done"),
+        (("training.warmup_rounds=2.5", "training.schedule=linear"), 1, "done"),
+        (("training.schedule=linear",), 1, "done"),
+        (("training.schedule=linear",), 3, "done"),
+        (("training.schedule=cosine",), 3, "done"),
+        (("training.schedule=cosine", "training.num_rounds=1", "training.batch_size=4"), 1, "done"),
+        (("training.schedule=linear", "training.num_rounds=1", "training.batch_size=1"), 1, "done"),
+    ],
+)  # fmt: skip
+def test_an_example_counts_where_its_step_has_a_rate(meet, overrides, number, code):
+    met = meet(*overrides)
+    assert met.code(met.job("train", number)) == code
 
 
 def test_what_a_server_draws_of_a_sites_folder_is_not_all_that_it_has(tmp_path):
@@ -204,9 +267,8 @@ def test_what_a_server_draws_of_a_sites_folder_is_not_all_that_it_has(tmp_path):
 
     whole, drawn = met("tasks.sst2={}"), met("tasks.sst2={train_samples: 3}")
     assert whole.code(whole.job()) == "done"
-    assert drawn.code(drawn.job()) == "policy_min_examples"
-    scored = met("tasks.sst2={val_samples: 1}")
-    assert scored.code(scored.job("evaluate", 0)) == "policy_min_examples"
+    assert told(drawn) == "policy_min_examples"
+    assert told(met("tasks.sst2={val_samples: 1}")) == "policy_min_examples"
 
 
 def test_jobs_and_rounds_are_counted_across_restarts(meet):

@@ -117,10 +117,43 @@ def test_the_packages_own_examples_may_be_dealt_and_the_hubs_not(tmp_path):
         ("config__tasks__notes__batch_size", 10**9),
         ("config__training__num_rounds", 10**9),
         ("config__federation__clients_per_task", 10**9),
+        ("config__data__validation_fraction", 0.51),
+        ("config__data__validation_fraction", 0.009),
+        ("config__model__max_length", 15),
+        ("config__model__lora", {"rank": 5000}),
+        ("config__model__adapters", {"size": 4104}),
     ],
 )
 def test_settings_beyond_all_measure_are_refused(meeting, path, value):
     assert code(meeting, changed(meeting, **{path: value})) == "policy_bounds"
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({"learning_rate": 1.0, "proximal": 1.0, "weight_decay": 0}, "policy_bounds"),
+        ({"learning_rate": 1.0, "weight_decay": 1.0}, "policy_bounds"),
+        ({"learning_rate": 1e-3, "head_rate": 100, "proximal": 2.0}, "policy_bounds"),
+        ({"learning_rate": 0.05, "proximal": 1.0, "optimizer": "sgd", "momentum": 0.9}, "policy_bounds"),
+        ({"learning_rate": 0.05, "proximal": 1.0, "optimizer": "sgd"}, "taken"),
+        ({"learning_rate": 1e-3, "head_rate": 20, "proximal": 1.0}, "taken"),
+    ],
+)
+def test_a_step_may_not_take_back_what_those_before_it_learned(meeting, training, expected):
+    config = {**meeting.welcome["config"]["training"], **training}
+    assert code(meeting, changed(meeting, config__training=config)) == expected
+
+
+def test_a_tasks_own_rate_counts_in_what_a_step_takes_back(meeting):
+    config = {**meeting.welcome["config"]["training"], "learning_rate": 1e-5, "proximal": 1.0}
+    welcome = changed(meeting, config__training=config, config__tasks__notes__learning_rate=1.0)
+    assert code(meeting, welcome) == "policy_bounds"
+
+
+@pytest.mark.parametrize("name", ["random-49x64", "random-2x2112", "random-99x9984"])
+def test_an_encoder_that_fills_the_memory_is_refused(meeting, name):
+    assert code(meeting, changed(meeting, config__model__server_model=name)) == "policy_encoder"
+    assert code(meeting, changed(meeting, config__model__server_model="random-48x2048")) == "taken"
 
 
 @pytest.mark.parametrize(

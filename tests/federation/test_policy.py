@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from fedmtl.errors import ConfigError
@@ -62,6 +64,9 @@ def test_paths_are_relative_to_the_policy(read, tmp_path):
         ("require: {noise: {epsilon: 1}}", "require.noise: .*this protection is not available in this version"),
         ("require: {masking: true}", "require.masking: .*this protection is not available in this version"),
         ("tasks: {a/b: {}}", "'a/b' is no name of a task"),
+        ("tasks: {sst2: {file: ~nosuchuser/x}}", "tasks.sst2.file: found '~nosuchuser/x', that user has no home"),
+        ("teacher: ~nosuchuser/x", "policy.yaml: teacher: found '~nosuchuser/x', that user has no home"),
+        ("max_configs: -1", "max_configs: found -1"),
         ("- a", "a policy is sections of `key: value` lines"),
         ("a: [", "line 1: "),
     ],
@@ -81,6 +86,13 @@ def test_a_policy_that_is_not_there_or_no_text_is_one_line(read, tmp_path):
     (tmp_path / "policy.yaml").write_bytes(b"#" * (1 << 21))
     with pytest.raises(ConfigError, match="is longer than"):
         read_policy(tmp_path / "policy.yaml")
+
+
+def test_a_pipe_is_no_policy(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(ConfigError, match="is no file; write one with"):
+            read_policy(tmp_path / name)
 
 
 def test_counts_are_rounded_up():

@@ -40,8 +40,8 @@ def _resolve(value: Any, path: tuple[Any, ...], folder: Path) -> Any:
         return value
     if any(_matches(path, pattern) for pattern in _FILES) or (path in _MODELS and _is_path(value, folder)):
         # normpath, not resolve: a link the user named stays named.
-        return os.path.normpath(folder / _expand(value, path))
-    return str(_expand(value, path)) if path == ("output",) else value
+        return os.path.normpath(folder / expand(value, path))
+    return str(expand(value, path)) if path == ("output",) else value
 
 
 def _matches(path: tuple[Any, ...], pattern: tuple[str, ...]) -> bool:
@@ -52,7 +52,8 @@ def _is_path(value: str, folder: Path) -> bool:
     return value in (".", "..") or value.startswith(("./", "../", "/", "~")) or (folder / value).is_dir()
 
 
-def _expand(value: str, path: tuple[Any, ...]) -> Path:
+def expand(value: str, path: tuple[Any, ...]) -> Path:
+    """A file's name with `~` replaced; one that no file can have is a ConfigError that names the key."""
     if "\0" in value:
         raise ConfigError(f"{'.'.join(map(str, path))}: found {value!r}, no file's name has a null in it")
     try:

@@ -6,6 +6,8 @@ that move between levels. All else a site finds in the config, and takes from th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from fedmtl.experiment.modes import client_settings, mode_codecs, mode_plan
 from fedmtl.experiment.site_worker import SiteSettings
 from fedmtl.federation.client import Site
 from fedmtl.federation.client_state import DIGEST
+from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.messages import Job, Update
 from fedmtl.federation.policy import Policy, round_up
 from fedmtl.model.extended_plan import extended_plan
@@ -32,25 +35,33 @@ from fedmtl.runs import make_private_folder, write_atomic
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.tokens import open_tokens
+from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.local import planned_steps
 from fedmtl.training.settings import LocalSettings
+from fedmtl.training.task_order import Step, batches_per_step
 
 COUNTS = "counts.json"
 MOST_RULES = 10_000
 MOST_LETTERS = 300
 # Of settings, what a server may change from round to round.
 VARYING = ("loss_weights", "label_counts")
+# The share of a job's largest learning rate from which on a step counts; the default `step_factor` is a tenth.
+LEAST_RATE = 0.0999
 LEVELS = ("all", "group", "task", "client", "fixed")
 
 
 class Counts(BaseModel):
-    """What a site has done so far, over all runs: jobs, rounds of training, and the last round of every run."""
+    """What a site has done so far, over all runs: jobs, rounds of training, and the last round of every run.
+
+    `configs` are digests of the welcomes that it answered.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     jobs: int = 0
     rounds: int = 0
     runs: dict[str, int] = {}
+    configs: list[str] = []
 
 
 class JobCounts:
@@ -66,6 +77,24 @@ class JobCounts:
                 f"{self._path}: cannot be read, so this site does not know how many jobs it has done; restore it, or"
                 " remove it to begin anew"
             ) from error
+
+    def take_config(self, welcome: Welcome) -> None:
+        """Count a welcome before its data are read; one with the same config, of whatever run, counts once."""
+        said = [welcome.config, welcome.terms.labels, welcome.evaluated]
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        known = self._counts.configs
+        if digest in known:
+            return
+        if len(known) + 1 > self._policy.max_configs:
+            raise PolicyError(
+                f"this site has answered {len(known)} different configs; its policy allows {self._policy.max_configs}"
+                " (max_configs)"
+            ).coded("policy_limit")
+        self._write(self._counts.model_copy(update={"configs": [*known, digest]}))
+
+    def _write(self, counts: Counts) -> None:
+        self._counts = counts
+        write_atomic(self._path, counts.model_dump_json().encode())
 
     def take(self, run: str, job: Job) -> None:
         """Count a job before it is done; a PolicyError where there have been enough."""
@@ -83,8 +112,8 @@ class JobCounts:
                 f" {policy.max_jobs} and {policy.max_rounds}"
             ).coded("policy_limit")
         runs = {**counts.runs, run: max(last, job.round)} if job.kind == "train" else counts.runs
-        self._counts = Counts(jobs=counts.jobs + 1, rounds=counts.rounds + is_new_round, runs=runs)
-        write_atomic(self._path, self._counts.model_dump_json().encode())
+        changes = {"jobs": counts.jobs + 1, "rounds": counts.rounds + is_new_round, "runs": runs}
+        self._write(counts.model_copy(update=changes))
 
 
 @dataclass(frozen=True)
@@ -106,14 +135,24 @@ class Welcomed:
 class JobRules:
     """Checks jobs of one welcome; `check` gives the job back with the settings that this site found itself."""
 
-    def __init__(self, welcomed: Welcomed, settings: SiteSettings) -> None:
+    def __init__(self, welcomed: Welcomed, settings: SiteSettings, counts: JobCounts) -> None:
         self._welcomed, self._own, self._policy = welcomed, settings, settings.policy
         model, config = welcomed.site.model, welcomed.config
         self._names = list(model.canonical())
         self._plan = extended_plan(mode_plan(config), self._names, config.model)
         self._settings = client_settings(config, model.tasks, self._plan, self._names)
-        self._counts = JobCounts(settings.folder, settings.policy)
+        self._counts = counts
         self._least = {task: _least(welcomed, settings, task) for task in settings.tasks}
+
+    def check_hello(self) -> None:
+        """A PolicyError where a hello would be of fewer examples than a job may be: it has their tokens and labels."""
+        site, client = self._welcomed.site, self._own.client
+        for task, least in self._least.items():
+            _check_count(task, num_distinct(_fingerprints(site.train_shard(client, task)), least.trained),
+                         least.trained, "config")  # fmt: skip
+            if self._welcomed.evaluated:
+                _check_count(task, num_distinct(_fingerprints(site.validation_shard(client, task)), least.scored),
+                             least.scored, "config")  # fmt: skip
 
     def check(self, job: Job) -> Job:
         """The job as it is done here; whatever it may not be is a PolicyError."""
@@ -204,14 +243,23 @@ class JobRules:
         return expected
 
     def _check_examples(self, job: Job, settings: LocalSettings) -> None:
-        """Walk through the steps that the job would take, until every task has shown enough distinct examples."""
+        """Walk through the steps that the job would take, until every task has shown enough distinct examples.
+
+        A step whose rate is far below the largest that its task has in the job leaves no trace beside that one, so its
+        examples do not count.
+        """
         shards = {task: self._welcomed.site.train_shard(job.client, task) for task in job.tasks}
         seen: dict[str, set[int]] = {}
         short = set(job.tasks)
-        for task, batch in planned_steps(shards, settings, job.seed, job.round):
-            if task not in short:
-                continue
+        plan = list(planned_steps(shards, settings, job.seed, job.round))
+        factors = _factors(plan, shards, settings, job.round)
+        largest: dict[str, float] = {}
+        for (task, _), factor in zip(plan, factors, strict=False):
+            largest[task] = max(factor, largest.get(task, 0.0))
+        for (task, batch), factor in zip(plan, factors, strict=False):
             own = seen.setdefault(task, set())
+            if task not in short or factor <= 0.0 or factor < LEAST_RATE * largest[task]:
+                continue
             own.update(_fingerprints(replace(shards[task], indices=batch)))
             if len(own) >= self._least[task].trained:
                 short.discard(task)
@@ -294,6 +342,13 @@ class JobRules:
             raise PolicyError("the job's token rows do not hold this site's").coded("job_weights")
 
 
+def _factors(plan: list[Step], shards: Mapping[str, Shard], settings: LocalSettings, number: int) -> list[float]:
+    """What the learning rate is multiplied by at each batch that becomes part of a step, as in training itself."""
+    width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
+    steps = len(plan) // width
+    return [rate_factor(settings, number - 1 + batch // width / steps) for batch in range(steps * width)]
+
+
 def _plain(value: Any) -> Any:
     """A setting as JSON brings it back."""
     if isinstance(value, Mapping):
@@ -334,10 +389,10 @@ def _least(welcomed: Welcomed, settings: SiteSettings, task: str) -> Least:
     return Least(trained, scored)
 
 
-def _check_count(task: str, found: int, least: int) -> None:
+def _check_count(task: str, found: int, least: int, what: str = "job") -> None:
     if found < least:
         raise PolicyError(
-            f"the job would use {found} distinct examples of {task}; the policy's min_examples asks for {least}"
+            f"the {what} would use {found} distinct examples of {task}; the policy's min_examples asks for {least}"
         ).coded("policy_min_examples", task)
 
 

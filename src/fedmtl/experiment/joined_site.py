@@ -17,7 +17,7 @@ from fedmtl.engines.spool import map_message, write_message
 from fedmtl.errors import FedmtlError, PolicyError, WireError
 from fedmtl.experiment.agreement import site_terms
 from fedmtl.experiment.census import counts_in_order
-from fedmtl.experiment.job_rules import JobRules, Welcomed
+from fedmtl.experiment.job_rules import JobCounts, JobRules, Welcomed
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.experiment.site_worker import SiteSettings
@@ -96,6 +96,8 @@ def _read(words: str) -> Welcome:
 def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     server_side = welcomed_config(welcome)
     config = site_config(server_side, settings)
+    counts = JobCounts(settings.folder, settings.policy)
+    counts.take_config(welcome)
     data = load_tasks(config)
     own = {name: part.task for name, part in data.items()}
     tasks = all_tasks(server_side, own)
@@ -123,7 +125,8 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     )
     site = open_site(setup, model)
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
-    rules = JobRules(Welcomed(welcome.run, welcome.evaluated, server_side, config, site, rows), settings)
+    rules = JobRules(Welcomed(welcome.run, welcome.evaluated, server_side, config, site, rows), settings, counts)
+    rules.check_hello()
     tells_rows = settings.policy.send.token_rows
     hello = Hello(
         client=settings.client,

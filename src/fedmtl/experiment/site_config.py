@@ -38,9 +38,17 @@ MOST = {
     "evaluation.batch_size": 65_536,
     # Their names are listed, to find out which part of the package's examples is this site's.
     "federation.clients_per_task": 100_000,
+    "data.validation_fraction": 0.5,
+    "model.lora.rank": 4096,
+    "model.adapters.size": 4096,
 }
+# Less shows single examples, or a text's tokens one after the other.
+LEAST = {"data.validation_fraction": 0.01, "model.max_length": 16}
+MOST_LAYERS, MOST_WIDTH = 48, 2048
 # A step that large says more of its first batch than of all others.
 MOST_RATE = 10.0
+# Of what was learned before, a step may take back this share; with more, an update is of its last batches.
+MOST_PULL = 0.1
 
 
 def welcomed_config(welcome: Welcome) -> Config:
@@ -130,9 +138,12 @@ def _encoder(config: Config, settings: SiteSettings) -> dict[str, str | None]:
     if settings.model is not None:
         return {"server_model": settings.model, "client_model": None}
     name = config.model.server_model
-    if not (name in SHIPPED or RANDOM_NAME.fullmatch(name)) and not (
-        name in settings.policy.encoders and _is_on_the_hub(name)
-    ):
+    random = RANDOM_NAME.fullmatch(name)
+    if random is not None and (int(random[1]) > MOST_LAYERS or int(random[2]) > MOST_WIDTH):
+        raise PolicyError(
+            f"the server's config names the encoder {name}; a site takes at most random-{MOST_LAYERS}x{MOST_WIDTH}"
+        ).coded("policy_encoder")
+    if not (name in SHIPPED or random) and not (name in settings.policy.encoders and _is_on_the_hub(name)):
         raise PolicyError(
             f"the server's config names the encoder {name!r}; give --model FOLDER, or name it under encoders in the"
             " policy if it is on the hub"
@@ -208,13 +219,13 @@ def _words(value: Any) -> str:
 
 def _check_bounds(config: Config) -> None:
     plain = config.model_dump()
-    for path, most in MOST.items():
-        section, _, key = path.partition(".")
-        found = plain[section][key]
-        if found is not None and found > most:
-            raise PolicyError(f"{path}: the server's config says {found}, a site takes at most {most}").coded(
-                "policy_bounds"
-            )
+    for bounds, words in ((MOST, "at most"), (LEAST, "at least")):
+        for path, bound in bounds.items():
+            found = _value(plain, path)
+            if found is not None and (found > bound if bounds is MOST else found < bound):
+                raise PolicyError(f"{path}: the server's config says {found}, a site takes {words} {bound}").coded(
+                    "policy_bounds"
+                )
     training = config.training
     rates = [training.learning_rate, *(task.learning_rate or 0.0 for task in config.tasks.values())]
     sizes = [task.batch_size or 0 for task in config.tasks.values()]
@@ -223,6 +234,20 @@ def _check_bounds(config: Config) -> None:
             f"training.learning_rate: the server's config has steps of {max(rates) * max(1.0, training.head_rate):g},"
             f" or batches of {max(sizes)}; a site takes at most {MOST_RATE:g} and {MOST['training.batch_size']}"
         ).coded("policy_bounds")
+    steady = 1.0 - training.momentum if training.optimizer == "sgd" else 1.0
+    pull = max(rates) * max(1.0, training.head_rate) * (training.proximal + training.weight_decay)
+    if pull > MOST_PULL * steady:
+        raise PolicyError(
+            f"training.proximal: the server's config has each step take back {pull / steady if steady else 1:g} of"
+            f" those before it, learning_rate times proximal and weight_decay; a site takes at most {MOST_PULL:g}"
+        ).coded("policy_bounds")
+
+
+def _value(config: Any, path: str) -> Any:
+    """What a config says under a dotted key; None where a section on the way is empty."""
+    for key in path.split("."):
+        config = None if config is None else config[key]
+    return config
 
 
 def all_tasks(config: Config, own: Mapping[str, Task]) -> dict[str, Task]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.config.kinds import Count, Empty, Number, OneOrSeveral, Section, Whole
+from fedmtl.config.paths import expand
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.federation.faults import is_safe_name
@@ -110,6 +111,11 @@ class Policy(Section):
     max_jobs: Whole = Field(
         10_000, description="After this many jobs, training and scoring together, over all runs, jobs are refused."
     )
+    max_configs: Whole = Field(
+        20,
+        description="How many different configs of servers this site answers, over all runs of its folder: each may"
+        " show other examples, or more of them. The same config again, after a lost line or a restart, does not count.",
+    )
     repeat_rounds: Whole = Field(
         1, description="How many rounds a resumed server may go back behind the last one that this site trained."
     )
@@ -163,6 +169,9 @@ def round_up(count: int, step: int) -> int:
 
 def read_policy(path: Path) -> Policy:
     """The policy in a file, its paths made absolute; anything wrong is a ConfigError that names the key."""
+    # A pipe would be waited for.
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is no file; write one with `fedmtl policy init`")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -180,15 +189,21 @@ def read_policy(path: Path) -> Policy:
         policy = Policy.model_validate(raw or {})
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_mistake(error)}") from None
-    return _with_absolute_paths(policy, path.parent.absolute())
+    try:
+        return _with_absolute_paths(policy, path.parent.absolute())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _with_absolute_paths(policy: Policy, folder: Path) -> Policy:
-    def absolute(name: str | None) -> str | None:
-        return None if name is None else str(folder / Path(name).expanduser())
+    def absolute(name: str | None, *key: str) -> str | None:
+        return None if name is None else str(folder / expand(name, key))
 
-    tasks = {name: task.model_copy(update={"file": absolute(task.file)}) for name, task in policy.tasks.items()}
-    return policy.model_copy(update={"tasks": tasks, "teacher": absolute(policy.teacher)})
+    tasks = {
+        name: task.model_copy(update={"file": absolute(task.file, "tasks", name, "file")})
+        for name, task in policy.tasks.items()
+    }
+    return policy.model_copy(update={"tasks": tasks, "teacher": absolute(policy.teacher, "teacher")})
 
 
 def _first_mistake(error: ValidationError) -> str:

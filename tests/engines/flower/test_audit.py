@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 import zlib
 
 import pytest
 import torch
 
 from fedmtl.cli.app import app
-from fedmtl.engines.flower.audit import HEAD, MAGIC, MAX_HEADER, MAX_INFLATION, NAME, Audit, describe_frame, verify
+from fedmtl.engines.flower.audit import (
+    HEAD,
+    MAGIC,
+    MAX_HEADER,
+    MAX_INFLATION,
+    NAME,
+    Audit,
+    describe_frame,
+    entries,
+    verify,
+)
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import Update
 from fedmtl.federation.wire import encode_update, frame
@@ -49,6 +61,30 @@ def test_a_chain_is_whole_across_restarts(record):
 def test_a_line_that_is_touched_breaks_the_chain_there(record, harm, words):
     record.write_bytes(b"\n".join([*harm(record.read_bytes().splitlines()), b""]))
     assert words in (verify(record).broken or "")
+
+
+def test_a_line_that_no_site_writes_breaks_the_chain_and_is_not_read_whole(record):
+    with record.open("ab") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        found = verify(record)
+        assert len(list(entries(record))) == 5
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.lines, found.broken) == (5, "line 6 is longer than any that a site writes")
+    assert peak < 8 << 20
+    with pytest.raises(FedmtlError, match="line 6 is longer"):
+        Audit(record.parent)
+
+
+def test_a_pipe_is_no_record(tmp_path):
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(FedmtlError, match="is no file"):
+        Audit(tmp_path)
+    with pytest.raises(FedmtlError, match="no such file"):
+        verify(tmp_path)
 
 
 def test_a_line_that_was_cut_is_named_and_the_chain_goes_on_after_it(record):

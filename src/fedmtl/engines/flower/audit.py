@@ -27,6 +27,8 @@ HEAD = struct.Struct("<4sBxxxIQI")
 MAGIC = b"FMTL"
 MAX_HEADER, MAX_INFLATION = 1 << 25, 64
 MOST_TASKS = 1000
+# A line has a thousand names of tasks at the very most.
+MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,13 @@ class Audit:
         """The hash of the last line and the next number; a line that was cut is ended, and stays in the chain."""
         if not self._path.exists():
             return START, 1
+        if not self._path.is_file():
+            raise FedmtlError(f"{self._path}: is no file; without its record this site does not take part")
         previous, number, is_cut = START, 0, False
         for line, is_whole in _lines(self._path):
+            if len(line) > MAX_LINE:
+                raise FedmtlError(f"{self._path}: line {number + 1} is longer than any that a site writes; move the"
+                                  " file away and find out who wrote it")  # fmt: skip
             previous, number, is_cut = _sha256(line), number + 1, not is_whole
         if is_cut:
             self._append(b"\n")
@@ -96,6 +103,8 @@ def verify(path: Path) -> Verdict:
     previous, number = START, 0
     cuts: list[int] = []
     for number, (line, is_whole) in enumerate(_lines(_found(path)), start=1):
+        if len(line) > MAX_LINE:
+            return Verdict(number - 1, previous, f"line {number} is longer than any that a site writes", tuple(cuts))
         entry = _entry(line)
         if entry is None:
             # Its hash decides below: only a line that the site itself went on from is in the next one.
@@ -111,7 +120,7 @@ def verify(path: Path) -> Verdict:
 def entries(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read, in order."""
     for line, _ in _lines(_found(path)):
-        entry = _entry(line)
+        entry = _entry(line) if len(line) <= MAX_LINE else None
         if entry is not None:
             yield entry
 
@@ -165,11 +174,14 @@ def _found(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Every line without its end, and whether it has one."""
+    """Every line without its end, and whether it has one; one longer than MAX_LINE is the last, and not whole."""
     try:
         with path.open("rb") as file:
-            for line in file:
-                yield line.removesuffix(b"\n"), line.endswith(b"\n")
+            while line := file.readline(MAX_LINE + 2):
+                text = line.removesuffix(b"\n")
+                yield text, line.endswith(b"\n")
+                if len(text) > MAX_LINE:
+                    return
     except OSError as error:
         raise FedmtlError(f"{path}: cannot be read ({error.strerror})") from error
 
