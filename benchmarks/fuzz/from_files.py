@@ -214,7 +214,8 @@ TARGETS = (
         "report", open_report, "events.jsonl and config.yaml, the report's page of it",
         Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.6,
     ),
-    Target("config", open_config, "a config in YAML", Yaml(), share=0.2),
+    # PyYAML reads a config at the limit of 100,000 values in some four seconds.
+    Target("config", open_config, "a config in YAML", Yaml(), share=0.2, seconds=10.0),
     Target("overrides", open_overrides, "`--set` overrides", Text(YAML_WORDS), share=1),
     Target("book", open_book, "enrolled.json, the book of keys", Json(), share=5),
     Target(

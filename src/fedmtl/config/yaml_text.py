@@ -16,7 +16,7 @@ from fedmtl.errors import ConfigError
 
 # A config of ten thousand clients is about a megabyte; the parser takes some seconds for as much.
 LARGEST_TEXT = 2 << 20
-MOST_VALUES = 200_000
+MOST_VALUES = 100_000
 DEEPEST = 64
 # A seed has twenty digits; a number of thousands takes quadratic time to convert.
 LONGEST_NUMBER = 64
@@ -36,6 +36,16 @@ _WORDS = {
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own name and shape
+    num_values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Counted on the way: PyYAML takes seconds to read what would be refused in the end.
+        self.num_values += 1
+        if self.num_values > MOST_VALUES:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"has more than {MOST_VALUES:,} values", problem_mark=mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
