@@ -14,6 +14,7 @@ from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
 from fedmtl.model.keys import Key
 from fedmtl.model.plan import SharingPlan
+from fedmtl.model.vocabulary import used_rows
 
 TABLE = "embeddings.word_embeddings.weight"
 
@@ -113,6 +114,24 @@ def test_rows_of_more_tasks_than_a_job_has_are_taken(meeting):
     more = np.union1d(job.rows, np.arange(20))
     assert len(more) > len(job.rows)
     assert meeting.code(rows_of(job, more)) == "done"
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_rows_of_the_whole_file_give_the_update_of_the_training_part(meet, codec):
+    met = meet(f"wire.down={codec}", f"wire.up={codec}", "model.server_model=tiny")
+    job = met.job()
+    site = met.site._opened.site
+    exact = used_rows(site.train_shard("a", "notes").used_ids(), site.model.pad_id)
+    is_used = np.isin(job.rows, exact)
+    assert is_used.sum() == len(exact) < len(job.rows)
+    key = next(key for key in job.weights if key.name == TABLE)
+    cut = replace(job, rows=exact, weights={**job.weights, key: job.weights[key][torch.from_numpy(is_used)]})
+    wide, narrow = met.do(job).delta, met.do(cut).delta
+    assert wide.keys() == narrow.keys()
+    for name in wide.keys() - {key}:
+        assert torch.equal(wide[name], narrow[name])
+    assert torch.equal(wide[key][torch.from_numpy(is_used)], narrow[key])
+    assert not wide[key][torch.from_numpy(~is_used)].any()
 
 
 def test_a_fixed_value_is_stored_under_its_own_digest_only(meet):

@@ -199,6 +199,17 @@ def test_a_hello_has_counts_in_the_order_of_the_servers_list_and_no_label(meetin
     assert notes.label_list == labels_digest(["keep", "drop"])
 
 
+def test_token_rows_do_not_tell_which_part_of_a_file_a_seed_draws(tmp_path):
+    met = Meeting(tmp_path, files={"notes": write_notes(tmp_path / "notes.tsv")})
+    found = set()
+    for seed in range(3):
+        met.welcome["config"]["seed"] = seed
+        hello = met.hello()
+        assert isinstance(hello, Hello), hello
+        found |= {tuple(hello.rows), tuple(hello.evaluation_rows)}
+    assert len(found) == 1
+
+
 def test_a_welcome_that_is_none_is_a_code_and_not_its_words(meeting):
     for words in ("", "{", "[" * 5000, json.dumps({**meeting.welcome, "run": "../../up"})):
         answer = meeting.site(WelcomeCall(words))
