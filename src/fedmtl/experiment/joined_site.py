@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from fedmtl import __version__
@@ -31,7 +30,7 @@ from fedmtl.federation.policy import round_up
 from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
 from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import open_model
-from fedmtl.model.vocabulary import Rows, used_rows
+from fedmtl.model.vocabulary import Rows
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task
 
@@ -125,7 +124,6 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         log_variances=weighed,
     )
     site = open_site(setup, model)
-    info = _with_whole_files(info, population, settings.client, model.pad_id)
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
     rules = JobRules(Welcomed(welcome.run, welcome.evaluated, server_side, config, site, rows), settings, counts)
     rules.check_hello()
@@ -146,17 +144,6 @@ def run_folder(folder: Path, run: str) -> Path:
     if path.resolve().parent != folder.resolve():
         raise PolicyError("the server's name for its run is no name of a folder").coded("message_unreadable")
     return path
-
-
-def _with_whole_files(info: ClientInfo, population: Population, client: str, pad_id: int) -> ClientInfo:
-    """The info with token rows of the site's files as a whole.
-
-    Which part is for training the server's seed decides: rows of parts would differ by the words of single examples.
-    """
-    parts = [*population.train[client].values(), *population.validation.get(client, {}).values()]
-    whole = used_rows((ids for shard in parts for ids in shard.used_ids()), pad_id)
-    scored = info.evaluation_rows
-    return replace(info, rows=whole, evaluation_rows=None if scored is None else np.union1d(whole, scored))
 
 
 def _listed(rows: Rows | None) -> list[int] | None:

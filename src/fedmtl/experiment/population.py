@@ -56,11 +56,14 @@ class ClientInfos(Mapping[str, ClientInfo]):
 
     def _find(self, client: str) -> ClientInfo:
         shards = self._population.train[client]
-        rows = used_rows((ids for shard in shards.values() for ids in shard.used_ids()), self._pad_id)
+        # Which part of a client's own file is for training the server's seed decides: rows of that part alone would
+        # tell the words of single examples, seed by seed. What is dealt has no validation of its own.
+        parts = [*shards.values(), *self._population.validation.get(client, {}).values()]
+        rows = used_rows((ids for shard in parts for ids in shard.used_ids()), self._pad_id)
         return ClientInfo(
             {task: len(shard) for task, shard in shards.items()},
             rows,
-            self._evaluation_rows(client),
+            self._evaluation_rows(client, rows),
             {task: shard.num_tokens() for task, shard in shards.items()},
             {task: _label_counts(shard) for task, shard in shards.items()},
             {task: len(self._validation_shard(client, task)) for task in shards},
@@ -70,12 +73,11 @@ class ClientInfos(Mapping[str, ClientInfo]):
         own = self._population.validation.get(client, {})
         return own[task] if task in own else self._population.shared_validation[task]
 
-    def _evaluation_rows(self, client: str) -> Rows | None:
+    def _evaluation_rows(self, client: str, rows: Rows) -> Rows | None:
         if not self._evaluated:
             return None
-        own = self._population.validation.get(client, {})
-        ids = [ids for shard in own.values() for ids in shard.used_ids()]
-        return used_rows([self._shared_rows, *ids], self._pad_id) if ids else self._shared_rows
+        has_own = bool(self._population.validation.get(client))
+        return used_rows([self._shared_rows, rows], self._pad_id) if has_own else self._shared_rows
 
 
 def _label_counts(shard: Shard) -> list[int]:
