@@ -103,6 +103,7 @@ def test_a_site_may_change_its_tasks(two_tasks, tmp_path):
     assert set(brought) == {("sentiment",), ("paraphrase",)}
 
 
+@pytest.mark.slow
 def test_no_text_of_a_site_is_on_the_line(make_config, tmp_path):
     config = make_config("federation.clients_per_task=1", "evaluation.where=clients")
     server = Server(config)
