@@ -353,7 +353,7 @@ def bomb(levels: int, per_level: int = 9) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("a: 1}\n" * 150_000, "has more than 100,000 values", id="values"),
+        pytest.param("a: 1}\n" * 150_000, "has more than 100,000 values", id="values", marks=pytest.mark.slow),
         pytest.param(bomb(12), "line 6: has more than 100,000 values once its aliases are written out", id="aliases"),
         pytest.param(
             "a0: &a0 {x0: 1, y0: 1}\n"

@@ -147,6 +147,7 @@ def test_a_call_past_its_deadline_is_not_repeated(counted, tmp_path):
     assert len(attempts(tmp_path / "log")) == 2
 
 
+@pytest.mark.slow
 def test_the_repeat_has_the_deadline_of_the_first_attempt(counted, tmp_path):
     list(counted.map([["fine"]], 60))
     began = time.monotonic()
@@ -201,6 +202,7 @@ def test_a_worker_that_died_while_idle_costs_no_call():
         pool.close()
 
 
+@pytest.mark.slow
 def test_a_death_while_idle_does_not_use_up_the_repeat(counted, tmp_path):
     list(counted.map([["fine"]], 60))
     os.kill(int(attempts(tmp_path / "log")[0]), signal.SIGKILL)
@@ -220,6 +222,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_was_killed_writes_nothing_more(tmp_path):
     # A run that is killed and resumed at once finds its folder quiet.
     result = tmp_path / "result"

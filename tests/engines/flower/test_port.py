@@ -454,6 +454,7 @@ def test_connections_fit_into_the_files_a_process_may_open():
     assert len(Visitors(10)) == 0
 
 
+@pytest.mark.slow
 def test_a_site_hears_that_the_certificate_ends_and_a_renewed_one_is_taken_up(port, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet_api, "RELOAD", 0.1)
     monkeypatch.setattr(certificates, "SERVER_DAYS", 10)

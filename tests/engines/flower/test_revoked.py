@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from engines.flower.deployment import Server, Site, make_certs, of_kind
 from fedmtl.engines.flower.certificates import make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll, unenroll
@@ -82,6 +84,7 @@ def test_a_site_that_is_enrolled_during_the_run_takes_part_and_its_examples_are_
     assert "b" in {event["client"] for event in of_kind(run, "update")}
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_a_remark_and_the_next_one_counts(make_config, tmp_path):
     keys = make_certs(tmp_path / "certs", TASKS)
     config = make_config(*CLIENTS, "training.num_rounds=2", "federation.round_timeout=6")
