@@ -109,9 +109,7 @@ def test_a_second_answer_does_not_count():
 
 def test_an_answer_of_somebody_who_was_given_no_job_does_not_count():
     evaluation = evaluate(lambda job: replace(honest(job), client="d") if job.client == "a" else honest(job))
-    assert [(failure.client, failure.reason) for failure in evaluation.failures] == [
-        ("d", "answered without being asked")
-    ]
+    assert [(failure.client, failure.reason) for failure in evaluation.failures] == [("d", "answered without a job")]
 
 
 def test_pairs_must_be_those_that_were_summed():

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from fedmtl import __version__
-from fedmtl.cli.audit import audit
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.client import client
 from fedmtl.cli.compare import compare
@@ -20,7 +19,7 @@ from fedmtl.cli.distill import distill
 from fedmtl.cli.evaluate import evaluate
 from fedmtl.cli.export import export
 from fedmtl.cli.measure import measure
-from fedmtl.cli.policy import policy
+from fedmtl.cli.policy import audit, policy
 from fedmtl.cli.predict import predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.prune import prune

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
@@ -17,7 +14,7 @@ from fedmtl.engines.worker import WorkerPool
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.signals import raised
 from fedmtl.experiment.site_worker import SiteSettings, start_site
-from fedmtl.runs import make_private_folder
+from fedmtl.runs import locked, make_private_folder
 
 # Before the server's welcome says otherwise.
 MAX_BYTES = 1 << 36
@@ -35,7 +32,8 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
     """Take part until the run is over."""
     make_private_folder(settings.folder)
     make_private_folder(settings.spool)
-    with _only_one(settings.folder), raised(Ended):
+    # Two sites of one folder would write each other's values.
+    with locked(settings.folder), raised(Ended):
         audit = Audit(settings.folder)
         line = Line(address, keys, settings.spool, MAX_BYTES, say)
         pool = WorkerPool(start_site, settings, 1)
@@ -46,14 +44,3 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
         finally:
             pool.close()
             shutil.rmtree(settings.spool, ignore_errors=True)
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Two sites of one folder would write each other's values."""
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FedmtlError(f"{folder}: another client works here; end it, or give --folder") from error
-        yield

@@ -11,7 +11,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
 from fedmtl.federation.strategy import Strategy
-from fedmtl.federation.validate import Expected, expect, read_scores
+from fedmtl.federation.validate import Expected, expect, read_scores, unwelcome
 from fedmtl.tasks.metrics import Sums, averages, score
 from fedmtl.tasks.task import Task
 
@@ -59,12 +59,10 @@ def _scores(
     tasks: Mapping[str, Task],
 ) -> Mapping[str, Sums] | str:
     """What a client scored, or why it does not count; whatever is wrong with an answer costs its client alone."""
-    if isinstance(answer, Failure):
-        return answer.reason
-    if answer.client not in expected:
-        return "answered without being asked"
-    if answer.client in scored:
-        return "answered twice"
+    reason = unwelcome(answer, expected, scored)
+    if reason is not None:
+        return reason
+    assert isinstance(answer, Update)
     try:
         return read_scores(answer, expected[answer.client][0], tasks)
     except FedmtlError as error:

@@ -1,7 +1,7 @@
 """A site's policy: what a server may have of it, in its owner's own words, as a file that can be read and signed.
 
-Only the record, its file and its sentences are here; `experiment/site_policy.py` holds a server's welcome and jobs to
-it. Without a file the defaults hold, which are strict.
+Only the record, its file and its sentences are here; `experiment/site_config.py` and
+`experiment/job_rules.py` hold a server's welcome and jobs to it. Without a file the defaults hold, which are strict.
 """
 
 from __future__ import annotations

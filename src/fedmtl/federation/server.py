@@ -34,7 +34,7 @@ from fedmtl.federation.pruning import prune
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.task_weighting import progress_factors, weighted
-from fedmtl.federation.validate import Expected, counted_examples, expect, refusal
+from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.model.keys import Weights
 from fedmtl.training.settings import LocalSettings
 
@@ -316,12 +316,10 @@ def _why_not(
     accepted: Mapping[ClientId, Update],
     max_norm: float | None,
 ) -> str | None:
-    if isinstance(answer, Failure):
-        return answer.reason
-    if answer.client not in expected:
-        return "answered without being asked"
-    if answer.client in accepted:
-        return "answered twice"
+    reason = unwelcome(answer, expected, accepted)
+    if reason is not None:
+        return reason
+    assert isinstance(answer, Update)
     try:
         return refusal(answer, expected[answer.client][0], max_norm)
     except Exception as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from fedmtl.federation.messages import ClientInfo, Job, Update
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Update
 from fedmtl.model.keys import HEADS, Key, owner_task
 from fedmtl.model.plan import SharingPlan, scope_tasks
 from fedmtl.model.vocabulary import Rows
@@ -49,6 +49,15 @@ def expect(job: Job, info: ClientInfo | None = None) -> Expected:
     if info is not None and job.kind == "train":
         own = {task: known.get(task, 0) for task in job.tasks}
     return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, layers, own, pairs)
+
+
+def unwelcome(answer: Update | Failure, expected: Container[ClientId], answered: Container[ClientId]) -> str | None:
+    """Why an answer is not even looked at: it is a failure, of a client without a job, or a second one."""
+    if isinstance(answer, Failure):
+        return answer.reason
+    if answer.client not in expected:
+        return "answered without a job"
+    return "answered twice" if answer.client in answered else None
 
 
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
