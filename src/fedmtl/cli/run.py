@@ -19,7 +19,7 @@ from fedmtl.runs.folder import RunFolder, find_run, locked, read_events, repair_
 from fedmtl.runs.summary import summarize
 
 if TYPE_CHECKING:
-    from fedmtl.experiment.run import OpenCarrier
+    from fedmtl.experiment.run import OpenEngine
 
 
 class Engine(Enum):
@@ -77,7 +77,7 @@ def _start(
         return start_run(loaded, name, display, profile=profile, open_carrier=_opener(engine))
 
 
-def _opener(engine: Engine) -> OpenCarrier:
+def _opener(engine: Engine) -> OpenEngine:
     from fedmtl.experiment.prepare import open_engine
 
     if engine is Engine.local:

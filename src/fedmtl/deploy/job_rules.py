@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedmtl.capabilities import find
 from fedmtl.config import Config, DataConfig
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.errors import FedmtlError, PolicyError
@@ -43,7 +44,7 @@ COUNTS = "counts.json"
 MOST_RULES = 10_000
 MOST_LETTERS = 300
 # Of settings, what a server may change from round to round.
-VARYING = ("loss_weights", "label_counts")
+VARYING = ("loss_weights",)
 # The share of a job's largest learning rate from which on a step counts; the default `step_factor` is a tenth.
 LEAST_RATE = 0.0999
 LEVELS = ("all", "group", "task", "client", "fixed")
@@ -185,8 +186,8 @@ class JobRules:
     def _training(self, job: Job) -> dict[str, Any]:
         config = self._welcomed.config
         expected = self._settings.to_dict()
-        if job.codecs != mode_codecs(config) or (job.pruned and config.training.pruning is None):
-            raise PolicyError("the job wants another wire, or pruning, than the server's config").coded("job_settings")
+        if job.codecs != mode_codecs(config):
+            raise PolicyError("the job wants another wire than the server's config").coded("job_settings")
         told = job.settings
         if not isinstance(told, dict) or set(told) != set(expected):
             raise PolicyError("the job's settings are not those of this version").coded("job_settings")
@@ -194,7 +195,7 @@ class JobRules:
             if key not in VARYING and _plain(value) != told[key]:
                 raise PolicyError(f"the job's {key} is not that of the server's config").coded("job_settings")
         expected["loss_weights"] = self._loss_weights(told["loss_weights"])
-        expected["label_counts"] = self._label_counts(told["label_counts"])
+        self._check_extra(job)
         self._check_examples(job, LocalSettings.from_dict(expected))
         return expected
 
@@ -207,23 +208,24 @@ class JobRules:
             raise PolicyError("the job's loss_weights are no weights").coded("job_settings")
         return {task: float(value) for task, value in told.items()}
 
-    def _label_counts(self, told: Any) -> dict[str, list[int]]:
-        tasks = self._welcomed.site.model.tasks
-        is_fine = isinstance(told, dict) and all(
-            task in tasks
-            and isinstance(counts, list)
-            and len(counts) <= len(tasks[task].labels)
-            and all(type(count) is int and 0 <= count < 1 << 53 for count in counts)
-            for task, counts in told.items()
-        )
-        if not is_fine or (told and not self._settings.logit_adjustment):
-            raise PolicyError("the job's label_counts are not counts of labels").coded("job_settings")
-        return dict(told)
+    def _check_extra(self, job: Job) -> None:
+        """What capabilities send along is theirs: each that the server's config switches on checks its own."""
+        for name, extra in job.extra.items():
+            if name not in self._settings.methods:
+                raise PolicyError(f"the job brings something of {name}, which is not in the server's config").coded(
+                    "job_settings"
+                )
+            try:
+                reason = find(name).check_received(extra, self._welcomed.site.model.tasks, self._settings.methods[name])
+            except Exception as error:
+                reason = f"the job's part of {name} cannot be read: {type(error).__name__}"
+            if reason is not None:
+                raise PolicyError(reason).coded("job_settings")
 
     def _scoring(self, job: Job) -> dict[str, Any]:
         evaluation = self._welcomed.config.evaluation
         expected = {"batch_size": evaluation.batch_size, "share_pairs": evaluation.share_pairs}
-        if not self._welcomed.evaluated or job.pruned:
+        if not self._welcomed.evaluated or job.extra:
             raise PolicyError("the server's config scores nothing at sites").coded("job_settings")
         if not self._policy.send.scores:
             raise PolicyError("the policy lets no scores leave (send.scores)").coded("policy_scores")
@@ -319,8 +321,10 @@ class JobRules:
                 shape[0] = len(job.rows)
             if list(value.shape) != shape or value.dtype != ours.dtype:
                 raise PolicyError(f"the job's {key.name} has not the shape of this model's").coded("job_weights")
-        if not set(job.pruned) <= set(job.weights):
-            raise PolicyError("the job prunes what it did not bring").coded("job_weights")
+        for extra in job.extra.values():
+            for values in extra.tensors.values():
+                if any(key not in job.weights or values[key].shape != job.weights[key].shape for key in values):
+                    raise PolicyError("the job brings tensors of values that it did not bring").coded("job_weights")
 
     def _check_rows(self, job: Job) -> None:
         if job.rows is None:

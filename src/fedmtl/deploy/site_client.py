@@ -21,13 +21,13 @@ from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError, PolicyError, WireError
 from fedmtl.experiment.census import counts_in_order
 from fedmtl.experiment.population import ClientInfos, Population, build_population
-from fedmtl.experiment.teacher import open_teacher
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.faults import fault_of
 from fedmtl.federation.handshake import Held, Hello, Welcome, labels_digest, version_only
 from fedmtl.federation.messages import ClientInfo
 from fedmtl.federation.policy import round_up
 from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
+from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import open_model
 from fedmtl.sharing.vocabulary import Rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ import transformers
 from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
-from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, State, Update
-from fedmtl.federation.pruning import share_after, sparsity
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.messages import Evaluation, Failure, Round, State, Update
 from fedmtl.sharing.keys import HEADS, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
@@ -79,20 +77,15 @@ def update_event(update: Update) -> Event:
             task: {"examples": count, "loss": update.losses.get(task), "seen": update.seen.get(task, 0)}
             for task, count in update.num_examples.items()
         },
-        **({} if update.conflicts is None else {"conflicts": update.conflicts}),
+        **{
+            name: value
+            for extra in update.extra.values()
+            for name, value in extra.values.items()
+            if name == "conflicts"
+        },
         "seconds": update.traffic.seconds,
         "bytes_up": update.traffic.bytes_up,
         "bytes_down": update.traffic.bytes_down,
-    }
-
-
-def distillation_event(round_number: int, refinement: Refinement) -> Event:
-    return {
-        "event": "distillation",
-        "round": round_number,
-        "losses": dict(refinement.losses),
-        "steps": refinement.steps,
-        "seconds": refinement.seconds,
     }
 
 
@@ -153,40 +146,6 @@ def round_event(turn: Round, seconds: float) -> Event:
         "bytes_up": sum(a.traffic.bytes_up for a in answers) + (extra.bytes_up if extra else 0),
         "bytes_down": sum(a.traffic.bytes_down for a in answers) + (extra.bytes_down if extra else 0),
     }
-
-
-def early_stop_events(turn: Round) -> list[Event]:
-    return [
-        {
-            "event": "early_stop",
-            "round": turn.number,
-            "task": task,
-            "best_round": turn.state.progress[task].best_round,
-            "score": turn.state.progress[task].best_score,
-        }
-        for task in turn.stopped
-    ]
-
-
-def adaptive_events(turn: Round) -> list[Event]:
-    """What the server changed by itself: the task weights of the round, and what it decided of each movable layer."""
-    events: list[Event] = []
-    if turn.task_weights:
-        events.append({"event": "task_weights", "round": turn.number, "weights": dict(turn.task_weights)})
-    if turn.sharing:
-        layers = [
-            {
-                "layer": decision.layer,
-                "agreement": dict(decision.smoothed),
-                "measured": dict(decision.measured),
-                "before": decision.before,
-                "after": decision.after,
-                "reason": decision.reason,
-            }
-            for decision in turn.sharing
-        ]
-        events.append({"event": "sharing", "round": turn.number, "layers": layers})
-    return events
 
 
 def _data_events(prepared: Prepared, census: Census) -> list[Event]:
@@ -289,15 +248,3 @@ def _mean_losses(turn: Round) -> dict[str, float]:
             total, count = sums.get(task, (0.0, 0))
             sums[task] = (total + loss * update.num_examples[task], count + update.num_examples[task])
     return {task: total / count for task, (total, count) in sums.items()}
-
-
-def pruning_event(turn: Round, strategy: Strategy, linear: Collection[str]) -> dict[str, Any]:
-    """How sparse the model is after a round; counts, so that the shares can be recomputed."""
-    assert strategy.pruning is not None
-    return {
-        "event": "pruning",
-        "round": turn.number,
-        "target": share_after(strategy.pruning, turn.number),
-        "pruned": sum(int(mask.sum()) for mask in turn.state.pruned.values()),
-        **sparsity(turn.state.weights, linear),
-    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fedmtl.capabilities import client_methods
 from fedmtl.config import Config, FederationConfig
-from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.messages import Codecs
 from fedmtl.sharing.plan import SharingPlan, plan_from_config
 from fedmtl.tasks.examples import join_examples
@@ -84,18 +84,13 @@ def client_settings(
     config: Config, tasks: Mapping[str, Task], plan: SharingPlan, names: Sequence[str]
 ) -> LocalSettings:
     """What clients are given for training; a deployed site finds the same of the server's config."""
-    adaptive = config.sharing.adaptive
-    settings = local_settings(
+    return local_settings(
         config.training,
         {name: task.learning_rate for name, task in tasks.items()},
         {name: task.weight for name, task in tasks.items()},
         keep_optimizer=keeps_optimizer(config),
         batch_sizes={name: task.batch_size for name, task in tasks.items()},
-    )
-    return replace(
-        settings,
-        measured_layers=tuple(movable_layers(adaptive, plan, names)) if adaptive else (),
-        logit_adjustment=logit_adjustment(config),
+        methods=client_methods(config, plan, names),
     )
 
 
@@ -104,8 +99,3 @@ def keeps_optimizer(config: Config) -> bool:
     if config.training.keep_optimizer is not None:
         return config.training.keep_optimizer
     return config.mode.startswith("centralized") or config.mode == "local"
-
-
-def logit_adjustment(config: Config) -> float:
-    """A client that trains alone knows no labels but its own."""
-    return 0.0 if config.mode == "local" else config.training.logit_adjustment

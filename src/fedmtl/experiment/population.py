@@ -11,8 +11,8 @@ import numpy as np
 
 from fedmtl.config import Config
 from fedmtl.experiment.modes import mode_clients
-from fedmtl.experiment.teacher import Teacher
 from fedmtl.federation.messages import ClientInfo
+from fedmtl.methods.distillation import Teacher
 from fedmtl.sharing.vocabulary import Rows, used_rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples

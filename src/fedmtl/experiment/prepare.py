@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedmtl.capabilities import aggregator, server_methods
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
@@ -28,14 +29,11 @@ from fedmtl.experiment.modes import (
     mode_plan,
 )
 from fedmtl.experiment.population import ClientInfos, Population, build_population
-from fedmtl.experiment.server_distillation import open_server_distillation
-from fedmtl.experiment.teacher import Observer, open_teacher
-from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
-from fedmtl.federation.pruning import prunable_names
-from fedmtl.federation.server import Refine
+from fedmtl.federation.server_method import ServerSetup
 from fedmtl.federation.strategy import Strategy
+from fedmtl.methods.distillation import Observer, open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.lora import extended_plan
@@ -43,7 +41,7 @@ from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan
-from fedmtl.sharing.weights import initial_weights, linear_weights
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.training.stacked.shape import clients_at_once
@@ -102,7 +100,6 @@ class Prepared:
     state: State
     compute: Compute
     evaluates_at_clients: bool
-    refine: Refine | None = None
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -151,26 +148,23 @@ def assemble(
     population = populate(encoder.tokenizer)
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
-    adaptive = config.sharing.adaptive
-    movable = movable_layers(adaptive, plan, list(model.canonical())) if adaptive else {}
-    pruning = config.training.pruning
+    settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
     strategy = Strategy(
         tasks=tasks,
         names=tuple(model.canonical()),
         table=model.table,
         active_tasks=active,
-        federation=mode_federation(config),
+        federation=federation,
         evaluation=config.evaluation,
-        settings=client_settings(config, tasks, plan, list(model.canonical())),
+        settings=settings,
         task_weights={name: task.weight if in_averaging else 1.0 for name, task in tasks.items()},
         seed=config.seed,
         codecs=mode_codecs(config),
         known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
         weight_in=config.training.task_weight_in,
-        adaptive=adaptive,
-        movable=movable,
-        pruning=pruning,
-        prunable=frozenset() if pruning is None else prunable_names(pruning, plan, linear_weights(model)),
+        methods=server_methods(setup),
+        aggregator=aggregator(federation.aggregation),
     )
     return Prepared(
         config=config,
@@ -183,7 +177,6 @@ def assemble(
         state=State(0, start_weights(config.model, weights, plan, model), plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,
-        refine=open_server_distillation(config, encoder, model, plan, strategy.settings, device, observe),
     )
 
 

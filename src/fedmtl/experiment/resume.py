@@ -17,6 +17,7 @@ from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_che
 from fedmtl.federation.client_state import kept_rounds
 from fedmtl.federation.messages import State
 from fedmtl.runs.folder import RunFolder, cut_back, missing_rounds, read_events, repair_advice, write_events
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import is_personal
 
 Observer = Callable[[dict[str, Any]], None]
@@ -32,7 +33,11 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     state = found.state or prepared.state
     if found.state is not None:
         parameters = {name: getattr(module, leaf) for name, (module, leaf) in prepared.model.canonical().items()}
-        check_state(state, parameters, list(prepared.tasks), run.checkpoints)
+        strategy = prepared.strategy
+        checks = {method.name: method.check for method in strategy.methods}
+        rule = strategy.federation.aggregation
+        checks[rule] = getattr(strategy.aggregator, "check", _no_state)
+        check_state(state, parameters, list(prepared.tasks), run.checkpoints, checks)
     events = read_events(run)
     _check_first(run, found, events)
     if keeps_clients:
@@ -58,6 +63,11 @@ def opened_events(run: RunFolder, prepared: Prepared) -> list[dict[str, Any]]:
         known = [*opening_events(prepared), *(event for event in known if not _is_opening(event))]
         write_events(run, known)
     return known
+
+
+def _no_state(extra: Extra) -> None:
+    if extra:
+        raise ValueError("this rule remembers nothing")
 
 
 def _is_opening(event: dict[str, Any]) -> bool:

@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
-    adaptive_events,
     changed_plan_event,
-    distillation_event,
-    early_stop_events,
     evaluation_events,
     failure_event,
     opening_events,
-    pruning_event,
     round_event,
     trained_samples,
     update_event,
@@ -59,7 +57,6 @@ from fedmtl.runs.folder import (
     write_atomic,
 )
 from fedmtl.sharing.keys import weights_sha256
-from fedmtl.sharing.weights import linear_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 
@@ -78,11 +75,7 @@ def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards:
     return Evaluation(scores, sums, overall, classification)
 
 
-class Carrier(Engine, Scorer, Protocol):
-    """An engine that also scores on the server's own examples."""
-
-
-OpenCarrier = Callable[[Prepared, RunFolder], Carrier]
+OpenEngine = Callable[[Prepared, RunFolder], Engine]
 
 
 class Interrupted(FedmtlError):
@@ -107,7 +100,7 @@ def start_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenCarrier = open_engine,
+    open_carrier: OpenEngine = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = prepare(config, observe)
@@ -125,7 +118,7 @@ def resume_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenCarrier = open_engine,
+    open_carrier: OpenEngine = open_engine,
     repair: bool = False,
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped.
@@ -171,13 +164,19 @@ class _Watched:
             self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
             yield answer
 
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+        return self._engine.predict(state, batch_size)
+
+    def close(self) -> None:
+        self._engine.close()
+
 
 def drive(
     prepared: Prepared,
     state: State,
     run: RunFolder,
     log: Log,
-    open_carrier: Callable[[], Carrier],
+    open_carrier: Callable[[], Engine],
     *,
     profile: bool = False,
     command: str = "fedmtl run",
@@ -189,14 +188,14 @@ def drive(
     """
     status, reason = "done", None
     error: Exception | None = None
-    engine: Carrier | None = None
+    engine: Engine | None = None
     try:
         with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
             engine = open_carrier()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
-            for turn in rounds(state, prepared.strategy, watched, evaluate, prepared.refine):
+            for turn in rounds(state, prepared.strategy, watched, evaluate):
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
                 if spent is not None:
@@ -233,7 +232,7 @@ def drive(
     return run
 
 
-def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluation]:
+def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:
     if prepared.evaluates_at_clients:
         return client_evaluator(prepared.strategy, engine)
     shards = prepared.population.shared_validation
@@ -242,18 +241,14 @@ def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluat
 
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
-    if turn.refinement is not None:
-        own.append(distillation_event(turn.number, turn.refinement))
-    if prepared.strategy.pruning is not None:
-        own.append(pruning_event(turn, prepared.strategy, linear_weights(prepared.model)))
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += adaptive_events(turn)
-    if any(decision.before != decision.after for decision in turn.sharing):
+    own += map(dict, turn.events)
+    if any(layer["before"] != layer["after"] for event in turn.events for layer in event.get("layers", ())):
         known = next(event for event in reversed(read_events(run)) if event["event"] == "plan")
         own.append(changed_plan_event(prepared, turn.state, known))
-    own += [*early_stop_events(turn), round_event(turn, seconds)]
+    own.append(round_event(turn, seconds))
     for event in own:
         log(event)
     append_results(run, own)

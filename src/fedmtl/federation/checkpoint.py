@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.messages import LayerTrack, Progress, State
+from fedmtl.federation.messages import Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights, is_personal, owner_task
 from fedmtl.sharing.plan import PlanRecord
 
 BEST = "best_head."
-OPTIMIZER = "optimizer."
-PRUNED = "pruned"
+# Slots of what methods know of earlier rounds: `extra.<name>/<slot>`.
+EXTRA, SEPARATOR = "extra.", "/"
 REMEDY = "put back whole copies of its two files"
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
@@ -47,12 +48,6 @@ class _ProgressRecord(_Strict):
     stopped_round: Round | None
 
 
-class _TrackRecord(_Strict):
-    agreement: dict[str, Number]
-    low: Round
-    high: Round
-
-
 class _Record(_Strict):
     """The JSON file; `digest` is over all else that is in it, and older ones have none."""
 
@@ -61,10 +56,8 @@ class _Record(_Strict):
     progress: dict[str, _ProgressRecord]
     accepted: dict[str, Round]
     best_overall: tuple[Round, Number] | None
-    # Checkpoints of before layers could move have none.
-    sharing: dict[str, _TrackRecord] = {}
-    # Nor those of before updates could be clipped.
-    norms: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    # What methods know of earlier rounds, as plain values; each checks its own (`check_state`).
+    extra: dict[str, dict[str, Any]]
     sha256: Digest
     digest: Digest | None = None
 
@@ -87,9 +80,12 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     tensors = folder / f"{_stem(state.round)}.safetensors"
     slots = {
         "weights": state.weights,
-        **{OPTIMIZER + slot: values for slot, values in state.server_optimizer.items()},
+        **{
+            f"{EXTRA}{name}{SEPARATOR}{slot}": values
+            for name, extra in state.extra.items()
+            for slot, values in extra.tensors.items()
+        },
         **{BEST + task: progress.best_head for task, progress in state.progress.items()},
-        PRUNED: state.pruned,
     }
     digest = save_tensors(tensors, slots)
     record = {
@@ -98,8 +94,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
         "progress": {task: _progress_to_dict(progress) for task, progress in state.progress.items()},
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
-        "sharing": {layer: asdict(track) for layer, track in state.sharing.items()},
-        "norms": dict(state.norms),
+        "extra": {name: dict(extra.values) for name, extra in state.extra.items()},
         "sha256": digest,
     }
     record["digest"] = _digest(record)
@@ -138,8 +133,17 @@ def last_whole_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(None)
 
 
-def check_state(state: State, names: Mapping[str, Tensor], tasks: Sequence[str], where: Path) -> None:
-    """Raise unless the state is one of this model: `names` are its parameters, `tasks` those of the config."""
+def check_state(
+    state: State,
+    names: Mapping[str, Tensor],
+    tasks: Sequence[str],
+    where: Path,
+    checks: Mapping[str, Callable[[Extra], None]] | None = None,
+) -> None:
+    """Raise unless the state is one of this model: `names` are its parameters, `tasks` those of the config.
+
+    `checks` are those of the methods that the config switches on; each raises for an extra that is not its own.
+    """
 
     def refuse(what: str) -> FedmtlError:
         return FedmtlError(
@@ -155,20 +159,31 @@ def check_state(state: State, names: Mapping[str, Tensor], tasks: Sequence[str],
     odd = sorted(expected ^ set(state.weights))
     if odd:
         raise refuse(f"{'it lacks' if odd[0] in expected else 'it has'} {odd[0].name} of scope {odd[0].scope}")
-    slots: dict[str, Mapping[Key, Tensor]] = {"weights": state.weights, **state.server_optimizer}
+    slots: dict[str, Mapping[Key, Tensor]] = {"weights": state.weights}
     slots |= {task: progress.best_head for task, progress in state.progress.items()}
     for slot, values in slots.items():
         for key, value in values.items():
             problem = _misfit(key, value, names)
-            if slot in state.server_optimizer and key not in state.weights:
-                problem = "is in no slice"
             if slot in state.progress and owner_task(key.name) != slot:
                 problem = "is not the head's"
             if problem is not None:
                 raise refuse(f"{slot}: {key.name} {problem}")
-    for key, value in state.pruned.items():
-        if key not in state.weights or value.shape != state.weights[key].shape or value.dtype != torch.bool:
-            raise refuse(f"pruned: {key.name} does not fit")
+    for name, extra in state.extra.items():
+        for slot, values in extra.tensors.items():
+            for key, value in values.items():
+                problem = _misfit(key, value, names) if value.dtype != torch.bool else None
+                if key not in state.weights or value.shape != state.weights[key].shape:
+                    problem = "is in no slice"
+                if problem is not None:
+                    raise refuse(f"{name}.{slot}: {key.name} {problem}")
+        if checks is None:
+            continue
+        if name not in checks:
+            raise refuse(f"it has a state of {name}, which is not switched on")
+        try:
+            checks[name](extra)
+        except (ValueError, TypeError, KeyError) as error:
+            raise refuse(f"{name}: {next(iter(str(error).splitlines()), '')}") from None
 
 
 def _misfit(key: Key, value: Tensor, names: Mapping[str, Tensor]) -> str | None:
@@ -221,9 +236,6 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         # Where all values stay at the clients, no tensor was saved.
         weights=slots.get("weights", {}),
         plan=record.plan.to_plan(),
-        server_optimizer={
-            slot.removeprefix(OPTIMIZER): values for slot, values in slots.items() if slot.startswith(OPTIMIZER)
-        },
         progress={
             task: Progress(
                 tuple(own.scores), own.best_round, own.best_score, slots.get(BEST + task, {}), own.stopped_round
@@ -232,10 +244,17 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         },
         accepted=record.accepted,
         best_overall=record.best_overall,
-        sharing={layer: LayerTrack(**track.model_dump()) for layer, track in record.sharing.items()},
-        pruned=slots.get(PRUNED, {}),
-        norms=record.norms,
+        extra=_extras(record.extra, slots),
     )
+
+
+def _extras(values: Mapping[str, Mapping[str, Any]], slots: Mapping[str, Weights]) -> dict[str, Extra]:
+    tensors: dict[str, dict[str, Weights]] = {name: {} for name in values}
+    for slot, found in slots.items():
+        if slot.startswith(EXTRA):
+            name, _, inner = slot.removeprefix(EXTRA).partition(SEPARATOR)
+            tensors.setdefault(name, {})[inner] = found
+    return {name: Extra(values.get(name, {}), own) for name, own in tensors.items()}
 
 
 def _progress_to_dict(progress: Progress) -> dict[str, Any]:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from fedmtl.capabilities import local_methods
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import InitialValues, follow_plan, load_state, remember_fixed, save_state
-from fedmtl.federation.error_feedback import RESIDUAL, encode_delta
+from fedmtl.federation.client_state import (
+    InitialValues,
+    extra_slots,
+    follow_plan,
+    load_state,
+    remember_fixed,
+    save_state,
+    stored_extra,
+)
+from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
-from fedmtl.federation.pruning import without_pruned
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.keys import Weights, is_personal
+from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.training.local import Trained, TrainingFailed, train
+from fedmtl.training.local_method import LocalMethods
 from fedmtl.training.optimizer import Slots
 from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
@@ -62,21 +72,23 @@ class Opened:
     """What a client has at hand for a training job: its kept state, the values it starts from, its examples."""
 
     settings: LocalSettings
-    state: dict[str, Weights]
+    state: Mapping[str, Weights]
     values: Weights
     shards: dict[str, Shard]
+    methods: LocalMethods
 
 
 def open_job(job: Job, site: Site) -> Opened:
-    state = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
-    # What was lost of weights that are gone since is owed to nobody.
-    if RESIDUAL in state and job.pruned:
-        state = {**state, RESIDUAL: without_pruned(state[RESIDUAL], job.pruned)}
+    settings = LocalSettings.from_dict(job.settings)
+    loaded = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
+    methods = LocalMethods(local_methods(settings.methods), job.extra, stored_extra(loaded))
+    state = methods.restore(loaded)
     return Opened(
-        LocalSettings.from_dict(job.settings),
+        settings,
         state,
         _gather(job, site, state.get("values", {})),
         {task: site.train_shard(job.client, task) for task in job.tasks},
+        methods,
     )
 
 
@@ -87,15 +99,20 @@ def kept_slots(opened: Opened) -> Slots:
 
 
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
-    """Keep what stays at the client, and answer with how far the shared values moved."""
+    """Store what stays at the client, and answer with how far the shared values moved."""
     state = opened.state
-    tasks = _returned(job, opened, trained)
+    tasks = trained.tasks
     if tasks != job.tasks:
         views = job.plan.keys(site.model.canonical(), tasks, job.client).values()
         reached = {key for view in views for key in view.values()}
         delta = {key: value for key, value in delta.items() if key in reached}
     sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
-    fresh = {"values": personal, **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()}, **lost}
+    fresh: dict[str, Mapping[Key, Tensor]] = {
+        "values": personal,
+        **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
+        **extra_slots(trained.stored),
+        **lost,
+    }
     # What belongs to tasks that rest this round is kept as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, merged, job.state_round)
@@ -109,28 +126,8 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         counts,
         trained.losses,
         seen=trained.seen,
-        conflicts=trained.conflicts,
-        inner_products=_among(tasks, job.tasks, trained.inner_products),
+        extra=trained.sent,
     )
-
-
-def _returned(job: Job, opened: Opened, trained: Trained) -> tuple[str, ...]:
-    """The tasks the update is of: where tasks are drawn, only those that were.
-
-    A head that never had its turn would hold back its mean, and its examples would count for an encoder they did not
-    train.
-    """
-    if opened.settings.task_schedule == "even" or not trained.seen:
-        return job.tasks
-    return tuple(task for task in job.tasks if task in trained.seen)
-
-
-def _among(
-    tasks: Sequence[str], every: Sequence[str], products: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, list[list[float]]]:
-    """The rows and columns of these tasks."""
-    kept = [every.index(task) for task in tasks]
-    return {layer: [[rows[i][j] for j in kept] for i in kept] for layer, rows in products.items()}
 
 
 def _train(job: Job, site: Site) -> Update:
@@ -145,7 +142,7 @@ def _train(job: Job, site: Site) -> Update:
         seed=job.seed,
         device=site.device,
         kept=kept_slots(opened),
-        pruned=job.pruned,
+        methods=opened.methods,
     )
     after = {key: value.cpu() for key, value in bound.values().items()}
     personal = {key: value.clone() for key, value in after.items() if is_personal(key)}

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from fedmtl.capabilities import is_stackable
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Opened, Site, close_job, kept_slots, open_job, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
@@ -25,16 +26,13 @@ Answer = Update | FedmtlError
 
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
-    # A stack knows the task's loss alone, and moves every weight.
-    is_alone = any(job.settings.get(name) for name in ("smart", "distillation", "pruning"))
-    learns_weights = job.settings.get("loss_weighting", "fixed") != "fixed"
-    if job.kind != "train" or is_alone or learns_weights:
+    if job.kind != "train" or not is_stackable(job.settings["methods"]):
         return None
     label = stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
     if label is None or len(job.tasks) == 1:
         return label
-    # Of several tasks a step is of one, another one at each client; and their gradients are never side by side.
-    knows_order = job.settings["task_schedule"] not in ("joint", "epoch") and not job.settings.get("measured_layers")
+    # Of several tasks a step is of one, another one at each client.
+    knows_order = job.settings["task_schedule"] not in ("joint", "epoch")
     return f"{job.client}/{label}" if knows_order else None
 
 
@@ -73,7 +71,7 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     if kept is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)
-    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, kept))
+    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, kept, job.extra))
 
 
 def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:

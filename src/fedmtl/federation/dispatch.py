@@ -11,6 +11,7 @@ from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, Job, State
 from fedmtl.federation.strategy import Strategy
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.vocabulary import Rows, take_rows
 
@@ -36,8 +37,12 @@ class Dispatch:
         rows: Rows | None,
         round_number: int,
         settings: Mapping[str, Any],
+        extra: Mapping[str, Extra] | None = None,
     ) -> Job:
-        """The slice of the state that a client needs for these tasks, by scope and by token row."""
+        """The slice of the state that a client needs for these tasks, by scope and by token row.
+
+        Of the tensors in `extra` it gets those whose keys it gets, cut to the same rows.
+        """
         views = state.plan.keys(self._strategy.names, tasks, client)
         keys = dict.fromkeys(key for view in views.values() for key in view.values())
         if not self._strategy.federation.vocabulary_slices or not _is_sliceable(state, self._strategy.table):
@@ -67,7 +72,19 @@ class Dispatch:
             settings,
             fixed,
             self._strategy.codecs,
-            {key: state.pruned[key] for key in weights if key in state.pruned} if kind == "train" else {},
+            {name: self._cut(one, weights, rows) for name, one in (extra or {}).items()},
+        )
+
+    def _cut(self, extra: Extra, weights: Weights, rows: Rows | None) -> Extra:
+        def sliced(key: Key, value: Tensor) -> Tensor:
+            return take_rows(value, rows) if rows is not None and key.name == self._strategy.table else value
+
+        return Extra(
+            extra.values,
+            {
+                slot: {key: sliced(key, values[key]) for key in weights if key in values}
+                for slot, values in extra.tensors.items()
+            },
         )
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.vocabulary import Rows
@@ -34,8 +35,8 @@ class Codecs:
 class Job:
     """One piece of work for one client; `settings` are plain values, `plan` says which value serves which task.
 
-    `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`. `pruned` is
-    true where a weight is to stay zero.
+    `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`. `extra` is
+    what capabilities send along, by name.
     """
 
     kind: Literal["train", "evaluate"]
@@ -50,7 +51,7 @@ class Job:
     settings: Mapping[str, Any]
     fixed: Mapping[str, str] = field(default_factory=dict)
     codecs: Codecs = Codecs()
-    pruned: Mapping[Key, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Extra] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,8 @@ class Traffic:
 class Update:
     """What a client returns: a delta for every value it trained, or sums (as plain values) where it evaluated.
 
-    `seen` counts the examples of each task it trained on, every pass counted; `conflicts` is the share of pairs of
-    tasks whose gradients pulled apart, where that was asked. `inner_products` are those of its tasks' gradients in each
-    layer that was asked for, in the order of `tasks`.
+    `seen` counts the examples of each task it trained on, every pass counted; `extra` is what the client's halves of
+    capabilities send, by name.
     """
 
     round: int
@@ -81,8 +81,7 @@ class Update:
     sums: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     traffic: Traffic = Traffic()
     seen: Mapping[str, int] = field(default_factory=dict)
-    conflicts: float | None = None
-    inner_products: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    extra: Mapping[str, Extra] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,90 +135,54 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class LayerTrack:
-    """A movable layer's way so far: the smoothed agreement of each pair of tasks that has one (`a/b`).
-
-    `low` and `high` are the rounds in a row for which it called for a split or a merge.
-    """
-
-    agreement: Mapping[str, float] = field(default_factory=dict)
-    low: int = 0
-    high: int = 0
-
-
-@dataclass(frozen=True)
-class LayerDecision:
-    """What a round decided of a movable layer, by the agreement it measured and the smoothed one of each pair."""
-
-    layer: str
-    measured: Mapping[str, float]
-    smoothed: Mapping[str, float]
-    before: str
-    after: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class State:
-    """Everything a resume needs; seeds are derived, clients keep their own.
+    """Everything a resume needs; seeds are derived, clients have states of their own.
 
-    `pruned` is true where a weight stays zero. `norms` are the median norms of the last round's updates by scope, where
-    updates are clipped to them.
+    `extra` is what methods and the aggregator know of earlier rounds, by name.
     """
 
     round: int
     weights: Weights
     plan: SharingPlan
-    server_optimizer: Mapping[str, Weights] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
     accepted: Mapping[ClientId, int] = field(default_factory=dict)
     best_overall: tuple[int, float] | None = None
-    sharing: Mapping[str, LayerTrack] = field(default_factory=dict)
-    pruned: Mapping[Key, Tensor] = field(default_factory=dict)
-    norms: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """What the server did with the averaged weights: mean losses per task, batches and seconds."""
-
-    losses: Mapping[str, float]
-    steps: int
-    seconds: float
+    extra: Mapping[str, Extra] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one turn of the loop yields; `state` is the state after it, `task_weights` are those it was trained with."""
+    """What one pass of the loop yields; `state` is the state after it, `events` are what methods have to say of it."""
 
     number: int
     state: State
     updates: tuple[Update, ...]
     failures: tuple[Failure, ...]
     evaluation: Evaluation | None
-    stopped: tuple[str, ...] = ()
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
-    refinement: Refinement | None = None
-    task_weights: Mapping[str, float] = field(default_factory=dict)
-    sharing: tuple[LayerDecision, ...] = ()
-
-
-class Engine(Protocol):
-    """Carries Jobs to clients and Updates back; it decides nothing."""
-
-    def clients(self) -> Mapping[ClientId, ClientInfo]: ...
-
-    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        """Answers in any order, one for every job; `deadline` is in seconds from now."""
-        ...
+    events: tuple[Mapping[str, Any], ...] = ()
 
 
 class Scorer(Protocol):
     """Scores on the server's own validation examples, until it is closed."""
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
-        """Every task's outputs in the order of its examples, and the summed loss."""
+        """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End workers and connections; it is called once, however the run ends."""
+        ...
+
+
+class Engine(Scorer, Protocol):
+    """Carries Jobs to clients and Updates back, and scores on the server's own examples; it decides nothing."""
+
+    def clients(self) -> Mapping[ClientId, ClientInfo]:
+        """Every client that may take part in the next round, by name."""
+        ...
+
+    def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
+        """Answers in any order, one for every job; `deadline` is in seconds from now."""
+        ...

@@ -7,16 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from typing import Any
 
 import torch
 
 from fedmtl.errors import CannotContinue
-from fedmtl.federation.adaptive_sharing import adapt
-from fedmtl.federation.agreement import TaskUpdates
-from fedmtl.federation.combine import ClippedMean, StreamingMean, client_weight, most_weights, per_example
+from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example
+from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.dispatch import Dispatch
-from fedmtl.federation.early_stop import follow
 from fedmtl.federation.messages import (
     ClientId,
     ClientInfo,
@@ -24,22 +22,19 @@ from fedmtl.federation.messages import (
     Evaluation,
     Failure,
     Job,
-    LayerDecision,
-    Refinement,
     Round,
     State,
     Update,
 )
-from fedmtl.federation.pruning import prune
-from fedmtl.federation.server_optimizer import server_step
+from fedmtl.federation.progress import follow
+from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
 from fedmtl.federation.strategy import Strategy, sample_clients
-from fedmtl.federation.task_weighting import progress_factors, weighted
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
+from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
-Refine = Callable[[State], tuple[State, Refinement]]
 # In the place of a value that has been averaged and let go.
 NO_VALUE = torch.empty(0, device="meta")
 
@@ -53,32 +48,30 @@ class RoundFailed(CannotContinue):
         self.failures = failures
 
 
-def rounds(
-    state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate, refine: Refine | None = None
-) -> Iterator[Round]:
-    """Yield round 0, the start, then every round after it; a resumed state goes on where it was.
-
-    `refine` goes over what every round came to before it is pruned and evaluated.
-    """
+def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
+    """Yield round 0, the start, then every round after it; a resumed state goes on where it was."""
     dispatch = Dispatch(strategy)
     if state.round == 0 and not state.progress:
-        turn = _evaluated(Round(0, _pruned(state, strategy), (), (), None), strategy, evaluate)
-        state = turn.state
-        yield turn
+        started = _through(strategy, state, lambda method, at: method.start(at))
+        done = _evaluated(Round(0, started.state, (), (), None, events=started.events), strategy, evaluate)
+        state = done.state
+        yield done
     while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
-        turn = _turn(state, strategy, engine, dispatch)
-        if refine is not None:
-            refined, refinement = refine(turn.state)
-            turn = replace(turn, state=refined, refinement=refinement)
-        turn = replace(turn, state=_pruned(turn.state, strategy))
-        if strategy.is_evaluated(turn.number):
-            turn = _evaluated(turn, strategy, evaluate)
-        state = turn.state
-        yield turn
+        done = _round(state, strategy, engine, dispatch)
+        is_due = strategy.is_evaluated(done.number)
+        done = _evaluated(done, strategy, evaluate) if is_due else _reported(done, strategy)
+        state = done.state
+        yield done
 
 
-def _pruned(state: State, strategy: Strategy) -> State:
-    return state if strategy.pruning is None else prune(state, strategy.pruning, strategy.prunable)
+def _through(strategy: Strategy, state: State, hook: Callable[[ServerMethod, State], Step]) -> Step:
+    """The state after one hook of all methods, phase by phase, and all that they have to say."""
+    events: list[dict[str, Any]] = []
+    for method in sorted(strategy.methods, key=lambda method: PHASES.index(method.phase)):
+        step = hook(method, state)
+        state = step.state
+        events += step.events
+    return Step(state, tuple(events))
 
 
 def all_stopped(state: State, strategy: Strategy) -> bool:
@@ -86,26 +79,77 @@ def all_stopped(state: State, strategy: Strategy) -> bool:
     return all(name in state.progress and state.progress[name].stopped_round is not None for name in strategy.tasks)
 
 
-def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
+def _round(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
     started = time.perf_counter()
     number = state.round + 1
-    weights, settings = _weights(state, strategy)
-    average = strategy.federation.average
     infos = engine.clients()
-    asked = sample_clients(strategy, infos, number)
-    counted = weights
-    if average == "tasks" or settings.logit_adjustment:
-        sizes, labels = _held(asked, infos)
-        counted = per_example(weights, sizes) if average == "tasks" else weights
-        settings = replace(settings, label_counts=labels) if settings.logit_adjustment else settings
-    caps = _most_weights(state, strategy, asked, infos, counted)
-    mean = StreamingMean(state.weights, state.plan, counted, average, caps)
-    clipped = ClippedMean(mean, state.norms) if strategy.federation.aggregation == "clipped_mean" else None
-    follows = strategy.federation.task_weighting.kind == "progress"
-    told = (weights if strategy.weight_in == "averaging" else settings.loss_weights) if follows else {}
-    by_task = TaskUpdates(strategy.movable, list(strategy.tasks), state.weights, state.plan, average)
-    wanted = ((client, tasks, infos[client]) for client, tasks in asked.items())
-    accepted, failures = _collect(state, strategy, engine, dispatch, settings, wanted, (clipped or mean, by_task))
+    sampled = sample_clients(strategy, infos, number)
+    given = {method.name: method.before_round(state, sampled, infos) for method in strategy.methods}
+    weights, settings = _weights(strategy, given.values())
+    extra = {name: one.extra for name, one in given.items() if one.extra}
+    counting = _client_weights(state, strategy, sampled, infos, weights)
+    aggregator = strategy.aggregator(state.weights, state.extra.get(strategy.federation.aggregation, NO_EXTRA))
+
+    def add(update: Update) -> None:
+        aggregator.add(update, counting.of(update))
+        for method in strategy.methods:
+            method.add(update)
+
+    wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
+    accepted, failures = _collect(state, strategy, engine, dispatch, settings, extra, wanted, add)
+    _check_enough(strategy, accepted, failures, number)
+    moved = _moved(state, strategy, aggregator, number, failures)
+    averaged = replace(
+        moved, round=number, accepted={**state.accepted, **{update.client: number for update in accepted}}
+    )
+    after = _through(strategy, averaged, lambda method, at: method.after_aggregation(state, at))
+    said = [event for one in given.values() for event in one.events]
+    return Round(
+        number,
+        after.state,
+        accepted,
+        failures,
+        None,
+        train_seconds=time.perf_counter() - started,
+        events=(*said, *after.events),
+    )
+
+
+def _weights(strategy: Strategy, given: Iterable[RoundSettings]) -> tuple[Mapping[str, float], LocalSettings]:
+    """How much each task counts in the round's mean, and the clients' settings, where its loss weight is."""
+    in_mean, settings = dict(strategy.task_weights), strategy.settings
+    in_loss = dict(settings.loss_weights)
+    changed = in_mean if strategy.weight_in == "averaging" else in_loss
+    for one in given:
+        for task, factor in one.task_factors.items():
+            if task in changed:
+                changed[task] *= factor
+    return in_mean, replace(settings, loss_weights=in_loss)
+
+
+def _client_weights(
+    state: State,
+    strategy: Strategy,
+    sampled: Mapping[ClientId, tuple[str, ...]],
+    infos: Mapping[ClientId, ClientInfo],
+    task_weights: Mapping[str, float],
+) -> ClientWeights:
+    """How much each client of the round counts."""
+    average = strategy.federation.average
+    if average == "tasks":
+        sizes = Counter[str]()
+        for client, tasks in sampled.items():
+            # An info is let go once it is counted: there may be many.
+            info = infos[client]
+            for task in tasks:
+                sizes[task] += info.num_examples.get(task, 0)
+        task_weights = per_example(task_weights, sizes)
+    caps = _most_weights(state, strategy, sampled, infos, task_weights)
+    return ClientWeights(state.plan, task_weights, average, caps)
+
+
+def _check_enough(strategy: Strategy, accepted: Sequence[Update], failures: tuple[Failure, ...], number: int) -> None:
+    """Raise RoundFailed where too few clients answered, in all or of a task."""
     needed = strategy.federation.min_clients
     if len(accepted) < needed:
         first = (
@@ -120,64 +164,34 @@ def _turn(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) 
     scarce = _scarce_task(strategy, accepted, failures, number)
     if scarce is not None:
         raise RoundFailed(scarce, number, failures)
-    delta = (clipped or mean).result()
-    moved, slots = server_step(strategy.federation.server_optimizer, state.weights, delta, state.server_optimizer)
-    for values in (moved, *slots.values()):
+
+
+def _moved(
+    state: State, strategy: Strategy, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
+) -> State:
+    """The state after the step on the round's delta."""
+    delta = aggregator.result()
+    after = with_extra(state, strategy.federation.aggregation, aggregator.remember())
+    for method in strategy.methods:
+        stepped = method.step(state, delta)
+        if stepped is not None:
+            weights, extra = stepped
+            after = with_extra(after, method.name, extra)
+            break
+    else:
+        weights, extra = (
+            {**state.weights, **{key: state.weights[key] + value for key, value in delta.items()}},
+            NO_EXTRA,
+        )
+    for values in (weights, *extra.tensors.values()):
         _check_finite({key: values[key] for key in delta if key in values}, number, failures)
-    after = replace(
-        state,
-        round=number,
-        weights=moved,
-        server_optimizer=slots,
-        accepted={**state.accepted, **{update.client: number for update in accepted}},
-        norms=state.norms if clipped is None else clipped.medians(),
-    )
-    decisions: tuple[LayerDecision, ...] = ()
-    if strategy.adaptive is not None:
-        after, decisions = adapt(after, strategy.adaptive, strategy.movable, list(strategy.tasks), by_task.measure())
-    return Round(
-        number,
-        after,
-        accepted,
-        failures,
-        None,
-        train_seconds=time.perf_counter() - started,
-        task_weights=told,
-        sharing=decisions,
-    )
-
-
-def _weights(state: State, strategy: Strategy) -> tuple[Mapping[str, float], LocalSettings]:
-    """How much each task counts in the next round's mean, and the clients' settings, where its loss weight is."""
-    factors = progress_factors(strategy.federation.task_weighting, state.progress)
-    if strategy.weight_in == "averaging":
-        return weighted(strategy.task_weights, factors), strategy.settings
-    loss_weights = weighted(strategy.settings.loss_weights, factors)
-    return strategy.task_weights, replace(strategy.settings, loss_weights=loss_weights)
-
-
-def _held(
-    asked: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
-) -> tuple[Counter[str], dict[str, list[int]]]:
-    """How many examples of each task the clients that are asked for it have together, and how often each label.
-
-    An info is let go once it is counted: there may be many.
-    """
-    sizes = Counter[str]()
-    labels: dict[str, list[int]] = {}
-    for client, tasks in asked.items():
-        info = infos[client]
-        for task in tasks:
-            sizes[task] += info.num_examples.get(task, 0)
-            counts = zip_longest(labels.get(task, ()), info.label_counts.get(task, ()), fillvalue=0)
-            labels[task] = [a + b for a, b in counts]
-    return sizes, labels
+    return replace(after, weights=weights)
 
 
 def _most_weights(
     state: State,
     strategy: Strategy,
-    asked: Mapping[ClientId, tuple[str, ...]],
+    sampled: Mapping[ClientId, tuple[str, ...]],
     infos: Mapping[ClientId, ClientInfo],
     task_weights: Mapping[str, float],
 ) -> dict[str, float]:
@@ -186,7 +200,7 @@ def _most_weights(
     if share is None:
         return {}
     weights: dict[str, list[float]] = {}
-    for client, tasks in asked.items():
+    for client, tasks in sampled.items():
         counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
         declared = Update(state.round + 1, client, tasks, {}, None, counts, {})
         views = state.plan.keys(strategy.names, tasks, client).values()
@@ -231,25 +245,26 @@ def _collect(
     engine: Engine,
     dispatch: Dispatch,
     settings: LocalSettings,
-    asked: Iterable[tuple[ClientId, tuple[str, ...], ClientInfo]],
-    sums: Sequence[StreamingMean | ClippedMean | TaskUpdates],
+    extra: Mapping[str, Extra],
+    wanted: Iterable[tuple[ClientId, tuple[str, ...], ClientInfo]],
+    add: Callable[[Update], None],
 ) -> tuple[tuple[Update, ...], tuple[Failure, ...]]:
-    """Send the round's jobs, and sort the answers into those that count, which join the sums, and those that do not."""
+    """Send the round's jobs, and sort the answers into those that count, which are added, and those that do not."""
     number = state.round + 1
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
     sent: list[ClientId] = []
 
     def jobs() -> Iterator[Job]:
-        told = settings.to_dict()
-        for client, tasks, info in asked:
-            job = dispatch.job("train", state, client, tasks, info.rows, number, told)
+        plain = settings.to_dict()
+        for client, tasks, info in wanted:
+            job = dispatch.job("train", state, client, tasks, info.rows, number, plain, extra)
             expected[client] = (expect(job, info), job.fixed)
             sent.append(client)
             yield job
 
     accepted: dict[ClientId, Update] = {}
     failures: list[Failure] = []
-    line = _Line(sums, sent)
+    line = _Line(add, sent)
     for answer in engine.run(jobs(), strategy.federation.round_timeout):
         reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
         if reason is None:
@@ -268,14 +283,13 @@ def _collect(
 
 
 class _Line:
-    """Adds updates to the sums in the order their jobs were sent, each as soon as all before it are settled.
+    """Adds updates in the order their jobs were sent, each as soon as all before it are settled.
 
-    A client that failed and answers all the same counts too, after all others: what is recorded as accepted is in the
-    sums.
+    A client that failed and answers all the same counts too, after all others: what is recorded as accepted is added.
     """
 
-    def __init__(self, sums: Sequence[StreamingMean | ClippedMean | TaskUpdates], sent: Sequence[ClientId]) -> None:
-        self._sums, self._sent = sums, sent
+    def __init__(self, add: Callable[[Update], None], sent: Sequence[ClientId]) -> None:
+        self._add_update, self._sent = add, sent
         self._settled: dict[ClientId, Update | None] = {}
         self._late: dict[ClientId, Update] = {}
         self._done = 0
@@ -300,8 +314,7 @@ class _Line:
     def _add(self, client: ClientId) -> None:
         update = self._settled.get(client)
         if update is not None:
-            for total in self._sums:
-                total.add(update)
+            self._add_update(update)
             self._settled[client] = None
 
 
@@ -327,14 +340,17 @@ def _why_not(
         return f"its update cannot be checked: {type(error).__name__}"
 
 
-def _evaluated(turn: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
+def _evaluated(done: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
     started = time.perf_counter()
-    evaluation = evaluate(turn.state)
-    state, stopped = follow(turn.state, strategy.tasks, evaluation)
-    return replace(
-        turn,
-        state=state,
-        evaluation=evaluation,
-        stopped=stopped,
-        evaluate_seconds=time.perf_counter() - started,
-    )
+    evaluation = evaluate(done.state)
+    state = follow(done.state, strategy.tasks, evaluation)
+    after = _through(strategy, state, lambda method, at: method.after_evaluation(at, evaluation))
+    seconds = time.perf_counter() - started
+    evaluated = replace(done, state=after.state, evaluation=evaluation, evaluate_seconds=seconds)
+    return _reported(replace(evaluated, events=(*done.events, *after.events)), strategy)
+
+
+def _reported(done: Round, strategy: Strategy) -> Round:
+    """The round with what methods have to say of the state it ends with."""
+    said = [event for method in strategy.methods for event in method.report(done.state)]
+    return replace(done, events=(*done.events, *said))

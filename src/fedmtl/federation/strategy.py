@@ -8,9 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedmtl.config import AdaptiveSharingConfig, EvaluationConfig, FederationConfig, PruningConfig
+from fedmtl.config import EvaluationConfig, FederationConfig
+from fedmtl.federation.aggregators.mean import Mean
+from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.messages import ClientId, ClientInfo, Codecs
+from fedmtl.federation.server_method import ServerMethod
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.keys import Weights
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings
 
@@ -20,9 +25,8 @@ class Strategy:
     """`names` are the model's canonical parameter names, `table` the token table's among them.
 
     `known` are digests of fixed values that every client's model starts with, so that they need not travel.
-    `task_weights` count in the mean, those of the settings in the loss; `weight_in` says which of them follow progress.
-    `movable` are the layers that adaptive sharing may move, with their parameters' names, from the bottom to the top.
-    `prunable` are the names of the weight matrices that `pruning` may make sparse.
+    `task_weights` count in the mean, those of the settings in the loss; `weight_in` says which of them methods change.
+    `methods` are the server's halves of the capabilities that are switched on.
     """
 
     tasks: Mapping[str, Task]
@@ -37,10 +41,8 @@ class Strategy:
     codecs: Codecs = field(default_factory=Codecs)
     known: frozenset[str] = frozenset()
     weight_in: Literal["averaging", "loss"] = "averaging"
-    adaptive: AdaptiveSharingConfig | None = None
-    movable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    pruning: PruningConfig | None = None
-    prunable: frozenset[str] = frozenset()
+    methods: Sequence[ServerMethod] = ()
+    aggregator: Callable[[Weights, Extra], Aggregator] = Mean
 
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds

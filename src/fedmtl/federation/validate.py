@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedmtl.capabilities import find
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Update
 from fedmtl.sharing.keys import HEADS, Key, owner_task
 from fedmtl.sharing.plan import SharingPlan, scope_tasks
@@ -34,7 +36,7 @@ class Expected:
     plan: SharingPlan
     tensors: Mapping[Key, tuple[torch.Size, torch.dtype]]
     rows: Rows | None
-    layers: tuple[str, ...] = ()
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     examples: Mapping[str, int] = field(default_factory=dict)
     shares_pairs: bool = False
 
@@ -42,13 +44,13 @@ class Expected:
 def expect(job: Job, info: ClientInfo | None = None) -> Expected:
     """What the answer to a job may hold, of a client of which `info` is known; without it counts are not bounded."""
     tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
-    layers = tuple(job.settings.get("measured_layers", ()))
+    methods = job.settings.get("methods", {})
     known = {} if info is None else info.num_examples if job.kind == "train" else info.num_validation
     pairs = bool(job.settings.get("share_pairs", False))
     own = {task: known[task] for task in job.tasks if task in known}
     if info is not None and job.kind == "train":
         own = {task: known.get(task, 0) for task in job.tasks}
-    return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, layers, own, pairs)
+    return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, methods, own, pairs)
 
 
 def unwelcome(answer: Update | Failure, expected: Container[ClientId], answered: Container[ClientId]) -> str | None:
@@ -74,11 +76,7 @@ def refusal(update: Update, expected: Expected, max_norm: float | None = None) -
         return "it trained on tasks that it does not return"
     if not _are_equal(update.rows, expected.rows):
         return "its token rows are not those it was sent"
-    if not set(update.inner_products) <= set(expected.layers) or not all(
-        map(_are_products, update.inner_products.values())
-    ):
-        return "its inner products are not those it was asked for"
-    return _refused_tensor(update, expected, max_norm)
+    return _refused_extra(update, expected) or _refused_tensor(update, expected, max_norm)
 
 
 def counted_examples(update: Update, expected: Expected) -> dict[str, int]:
@@ -93,7 +91,7 @@ def read_scores(answer: Update, expected: Expected, tasks: Mapping[str, Task]) -
         return reason
     if set(answer.tasks) != set(expected.tasks) or set(answer.sums) != set(expected.tasks):
         return f"scored {', '.join(map(repr, answer.sums)) or 'nothing'}; it was given {', '.join(expected.tasks)}"
-    if answer.delta or answer.losses or answer.seen or answer.inner_products or answer.conflicts is not None:
+    if answer.delta or answer.losses or answer.seen or answer.extra:
         return "returned what only training returns"
     found = {}
     for name in expected.tasks:
@@ -125,18 +123,24 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
     return np.array_equal(rows, expected)
 
 
-def _are_products(products: Sequence[Sequence[float]]) -> bool:
-    """Whether vectors can have these: symmetric, and none larger than the two norms allow."""
-    places = range(len(products))
-    if any(products[i][i] < 0 for i in places):
-        return False
-    norms = [math.sqrt(products[i][i]) for i in places]
-    # A little more, for rounding.
-    return all(
-        products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * norms[i] * norms[j]
-        for i in places
-        for j in places
-    )
+def _refused_extra(update: Update, expected: Expected) -> str | None:
+    """Why what capabilities sent must not count: it has no part in the job, is not finite, or its own check says so."""
+    for name, extra in update.extra.items():
+        if name not in expected.methods:
+            return f"it sent something of {name}, which has no part in its job"
+        for slot, values in extra.tensors.items():
+            for key, value in values.items():
+                if key not in expected.tensors or not _serves(key, update.tasks, expected.plan):
+                    return f"it sent {name}.{slot} of {_worded(key)}, which is not its own"
+                shape, _ = expected.tensors[key]
+                if value.shape != shape or not value.is_floating_point():
+                    return f"{name}.{slot}: {key.name} is {tuple(value.shape)}; {tuple(shape)} was sent"
+                if not math.isfinite(norm := float(torch.linalg.vector_norm(value))) or norm > LONGEST_NORM:
+                    return f"{name}.{slot}: {key.name} holds values that are not numbers"
+        reason = find(name).check_sent(extra, update.tasks, expected.methods[name])
+        if reason is not None:
+            return reason
+    return None
 
 
 def _refused_tensor(update: Update, expected: Expected, max_norm: float | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from fedmtl.errors import FedmtlError
 from fedmtl.model.binding import BoundModel
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.extra import Extra
 from fedmtl.tasks.batches import Shard, training_batches
-from fedmtl.training.objective import Objective, weigh
+from fedmtl.training.local_method import LocalClient, LocalMethods
+from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer, Slots
 from fedmtl.training.schedules import Holding, Step, batches_per_step, ordered_batches, rate_factor
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.task_gradients import TaskGradients
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
 CHECK_STEPS = 64
@@ -34,18 +34,19 @@ class TrainingFailed(FedmtlError):
 
 @dataclass(frozen=True)
 class Trained:
-    """Mean training loss per task, the steps taken, and the optimizer's state if it is kept.
+    """Mean training loss per task, the steps taken, and the optimizer's state where it goes on in the next round.
 
-    `seen` counts the examples trained on of each task, every pass counted; `conflicts` is the share of pairs of tasks
-    whose gradients pulled apart, and `inner_products` are of their gradients in some layers, where that was asked.
+    `seen` counts the examples trained on of each task, every pass counted; `tasks` are those that an update is of.
+    `sent` goes into that update and `stored` into the client's state, by method.
     """
 
     losses: dict[str, float]
     steps: int
     optimizer: Slots
     seen: dict[str, int] = field(default_factory=dict)
-    conflicts: float | None = None
-    inner_products: dict[str, list[list[float]]] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+    sent: Mapping[str, Extra] = field(default_factory=dict)
+    stored: Mapping[str, Extra] = field(default_factory=dict)
 
 
 def train(
@@ -57,23 +58,23 @@ def train(
     seed: int,
     device: torch.device,
     kept: Slots | None = None,
-    pruned: Mapping[Key, Tensor] | None = None,
+    methods: LocalMethods | None = None,
 ) -> Trained:
     """Train the bound values in place; what happens follows from the arguments alone.
 
-    Dropout draws from torch's global generator, which is seeded here. Where `pruned` is true a weight is zero.
+    Dropout draws from torch's global generator, which is seeded here.
     """
     torch.manual_seed(derive_seed(seed, "dropout"))
-    optimizer = FlatOptimizer(bound, settings, pruned)
+    methods = methods or LocalMethods()
+    methods.start(LocalClient(bound, shards, device, seed, round_number))
+    optimizer = FlatOptimizer(bound, settings, methods)
     if kept:
         optimizer.restore(kept)
-    objective = Objective(bound, shards, device, settings, seed)
-    gradients = TaskGradients(bound, settings.measured_layers)
+    objective = Objective(bound, shards, device, methods)
     plan = list(planned_steps(shards, settings, seed, round_number))
     width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
     steps = len(plan) // width
     losses: list[Tensor] = []
-    apart = _Pairs(settings, seed)
     bound.model.train()
     for number in range(steps):
         moved = []
@@ -82,49 +83,35 @@ def train(
             losses.append(loss.detach())
             # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
             if loss.requires_grad:
-                optimizer.backward(task, weigh(bound.model, task, loss, settings))
-                gradients.add(task, optimizer.reached(task))
+                weighed = methods.weigh(task, loss)
+                optimizer.backward(task, loss * settings.loss_weights[task] if weighed is None else weighed)
                 moved.append(task)
                 if width > 1:
                     optimizer.keep(task)
         if moved:
             if width > 1:
-                apart.join(optimizer, moved, number)
+                optimizer.join(moved, number)
             done = round_number - 1 + number / steps
             optimizer.step(moved, settings.learning_rates[moved[0]] * rate_factor(settings, done))
-            objective.stepped()
         if (number + 1) % CHECK_STEPS == 0:
             _check_finite(losses, plan, settings, width)
     bound.model.eval()
     _check_finite(losses, plan, settings, width)
-    return Trained(
-        _mean_losses(losses, plan),
-        steps,
-        optimizer.state() if settings.keep_optimizer else {},
-        _seen(plan),
-        apart.share,
-        gradients.inner_products(),
-    )
+    seen = _seen(plan)
+    tasks = returned_tasks(list(shards), settings, seen)
+    optimizer_state = optimizer.state() if settings.keep_optimizer else {}
+    return Trained(_mean_losses(losses, plan), steps, optimizer_state, seen, tasks, *methods.finish(tasks))
 
 
-class _Pairs:
-    """Joins the gradients of a step's tasks, and counts how many pairs of them pulled apart."""
+def returned_tasks(tasks: Sequence[str], settings: LocalSettings, seen: Mapping[str, int]) -> tuple[str, ...]:
+    """The tasks that an update is of: where tasks are drawn, only those that were.
 
-    def __init__(self, settings: LocalSettings, seed: int) -> None:
-        self._looks, self._seed = settings.gradients == "pcgrad", seed
-        self._apart = self._all = 0
-
-    def join(self, optimizer: FlatOptimizer, tasks: list[str], step: int) -> None:
-        if not self._looks:
-            optimizer.join(tasks)
-            return
-        generator = np.random.Generator(np.random.PCG64(derive_seed(self._seed, "pcgrad", step)))
-        self._apart += optimizer.join(tasks, generator)
-        self._all += math.comb(len(tasks), 2)
-
-    @property
-    def share(self) -> float | None:
-        return self._apart / self._all if self._all else None
+    A head that was never trained would hold back its mean, and its examples would count for an encoder they did not
+    train.
+    """
+    if settings.task_schedule == "even" or not seen:
+        return tuple(tasks)
+    return tuple(task for task in tasks if task in seen)
 
 
 def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSettings, width: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
@@ -14,32 +13,12 @@ from torch.optim.sgd import sgd
 
 from fedmtl.model.binding import BoundModel, undecayed
 from fedmtl.sharing.keys import HEADS, Key
-from fedmtl.training.pcgrad import conflicts, project
+from fedmtl.training.local_method import LocalMethods, Part
 from fedmtl.training.settings import LocalSettings
 
 SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 STEP = "step"
 Slots = dict[str, dict[Key, Tensor]]
-
-
-class PrunedPlaces:
-    """Zeroes pruned weights, or their gradients, by one multiplication over the part of a buffer that has any.
-
-    `pruned` is true where a weight is; keys that do not train here are left out.
-    """
-
-    def __init__(self, bound: BoundModel, pruned: Mapping[Key, Tensor]) -> None:
-        flat = bound.flat
-        own = {place.start: (place, pruned[key]) for key, place in flat.places.items() if key in pruned}
-        start = min(own, default=0)
-        self._span = slice(start, max((place.stop for place, _ in own.values()), default=0))
-        size = self._span.stop - start
-        self._kept = bound.buffers.take("kept", size, flat.values.dtype, flat.values.device).fill_(1.0)
-        for place, mask in own.values():
-            self._kept[place.start - start : place.stop - start].copy_(~mask.reshape(-1))
-
-    def clear(self, buffer: Tensor) -> None:
-        buffer[self._span].mul_(self._kept)
 
 
 @dataclass(frozen=True)
@@ -62,20 +41,15 @@ class FlatOptimizer:
     """AdamW or SGD over a bound model's trainable values.
 
     A value that a task's loss does not reach is not stepped with that task, and neither decays nor ages: which ones
-    those are shows in the first backward pass of each task. What is `pruned` is zero from here on, as its gradient is.
+    those are shows in the first backward pass of each task. `methods` may change gradients and values at each step.
     """
 
-    def __init__(self, bound: BoundModel, settings: LocalSettings, pruned: Mapping[Key, Tensor] | None = None) -> None:
-        self._bound, self._settings = bound, settings
-        flat = bound.flat
-        self._pruned = PrunedPlaces(bound, pruned) if pruned else None
-        if self._pruned is not None:
-            self._pruned.clear(flat.values)
+    def __init__(self, bound: BoundModel, settings: LocalSettings, methods: LocalMethods | None = None) -> None:
+        self._bound, self._settings, self._methods = bound, settings, methods or LocalMethods()
         names = SLOTS[settings.optimizer]
         kept = names if settings.optimizer == "adamw" or settings.momentum else ()
         self._gradients = self._buffer("gradients")
         self._slots = {name: self._buffer(name).zero_() for name in kept}
-        self._anchors = flat.values.clone() if settings.proximal else None
         self._plain = undecayed(bound.model)
         self._steps: dict[Key, Tensor] = {}
         self._used: dict[str, set[Key]] = {}
@@ -111,8 +85,7 @@ class FlatOptimizer:
     def backward(self, task: str, loss: Tensor) -> None:
         """Put the loss's gradients into the buffer."""
         self._differentiate(task, loss)
-        if self._pruned is not None:
-            self._pruned.clear(self._gradients)
+        self._methods.task_gradient(task, self._used[task], self._gradients)
 
     def _differentiate(self, task: str, loss: Tensor) -> None:
         if task in self._used:
@@ -146,32 +119,23 @@ class FlatOptimizer:
         for place in self._places(task):
             kept[place].copy_(self._gradients[place])
 
-    def join(self, tasks: Sequence[str], generator: np.random.Generator | None = None) -> int:
-        """Put the sum of what was kept into the buffer; with a generator, of what PCGrad leaves of it.
-
-        Gives the number of pairs of tasks that pulled apart, as far as that was asked.
-        """
-        kept = {task: self._kept[task] for task in tasks}
-        apart = [] if generator is None else conflicts(kept, self._places)
+    def join(self, tasks: Sequence[str], step: int = 0) -> None:
+        """Put the sum of what `keep` put by into the buffer, or of what a method makes of it."""
+        joined = self._methods.join(step, {task: self._kept[task] for task in tasks}, self._places)
         for run in self._of(*tasks):
             run.gradients.zero_()
-        for task in tasks:
-            own = project(task, kept, self._places, generator) if apart and generator is not None else kept[task]
+        for task, gradients in joined:
             for place in self._places(task):
-                self._gradients[place].add_(own[place])
-        return len(apart)
+                self._gradients[place].add_(gradients[place])
 
     def step(self, tasks: str | Sequence[str], rate: float) -> None:
         """Clip the gradients that `backward` or `join` left, and move the values they belong to."""
         own = self._of(*((tasks,) if isinstance(tasks, str) else tasks))
-        if self._anchors is not None:
-            self._add_proximal(own)
+        self._methods.gradient([Part(self._place(run), run.values, run.gradients) for run in own])
         clip([run.gradients for run in own], self._settings.max_grad_norm)
         for (_, factor), group in groupby(own, key=lambda run: (run.decay, run.factor)):
             self._move(list(group), rate * factor)
-        # Moments of before a weight was pruned would move it: its gradient alone being zero is not enough.
-        if self._pruned is not None:
-            self._pruned.clear(self._bound.flat.values)
+        self._methods.stepped(self._bound.flat.values)
 
     def _move(self, runs: Sequence[Run], rate: float) -> None:
         settings = self._settings
@@ -189,12 +153,6 @@ class FlatOptimizer:
             beta1=settings.betas[0], beta2=settings.betas[1], lr=rate, weight_decay=runs[0].decay,
             eps=settings.epsilon, maximize=False,
         )  # fmt: skip
-
-    def _add_proximal(self, runs: Sequence[Run]) -> None:
-        """Add the gradient of FedProx's mu/2 |w - w0|^2 (Li et al. 2020)."""
-        assert self._anchors is not None
-        for run in runs:
-            run.gradients.add_(run.values - self._anchors[self._place(run)], alpha=self._settings.proximal)
 
     def _of(self, *tasks: str) -> list[Run]:
         """What any of the tasks reaches."""

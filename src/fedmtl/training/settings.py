@@ -1,8 +1,8 @@
-"""What the server tells a client about training in one round; plain values, so that they travel as JSON."""
+"""What a client is given for training in one round; plain values, so that they travel as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,24 +28,14 @@ class LocalSettings:
     warmup_rounds: float
     step_rounds: int
     step_factor: float
-    proximal: float
     keep_optimizer: bool
     task_schedule: str
     anneal: float
     task_temperature: float
-    gradients: str
-    loss_weighting: str
-    smart: Mapping[str, Any] | None = None
-    distillation: Mapping[str, Any] | None = None
-    # Layers of which a client with several tasks tells the inner products of its tasks' gradients.
-    measured_layers: tuple[str, ...] = ()
-    # Whether weights are pruned in this run; which ones, a job says.
-    pruning: bool = False
     # Of tasks that do not take `batch_size`.
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
-    logit_adjustment: float = 0.0
-    # With it: how often each label occurs at the clients of the round together, by task.
-    label_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # The client's half of every capability that is switched on, by name, with its options.
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def batch_size_of(self, task: str) -> int:
         return self.batch_sizes.get(task, self.batch_size)
@@ -60,8 +50,7 @@ class LocalSettings:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> LocalSettings:
-        lists = {"betas": tuple(values["betas"]), "measured_layers": tuple(values.get("measured_layers", ()))}
-        return LocalSettings(**{**values, **lists})
+        return LocalSettings(**{**values, "betas": tuple(values["betas"])})
 
 
 def local_settings(
@@ -71,6 +60,7 @@ def local_settings(
     *,
     keep_optimizer: bool,
     batch_sizes: Mapping[str, int | None] | None = None,
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> LocalSettings:
     """The config's training section with every task's own learning rate, loss weight and batch size filled in."""
     in_loss = training.task_weight_in == "loss"
@@ -92,41 +82,20 @@ def local_settings(
         warmup_rounds=training.warmup_rounds,
         step_rounds=training.step_rounds,
         step_factor=training.step_factor,
-        proximal=training.proximal,
         keep_optimizer=keep_optimizer,
         task_schedule=training.task_schedule,
         anneal=training.anneal,
         task_temperature=training.task_temperature,
-        gradients=training.gradients,
-        loss_weighting=training.loss_weighting,
-        smart=None if training.smart is None else training.smart.model_dump(),
-        distillation=_taught(training, list(weights)),
-        pruning=training.pruning is not None,
         batch_sizes={task: size for task, size in (batch_sizes or {}).items() if size},
-        logit_adjustment=training.logit_adjustment,
+        methods=methods or {},
     )
 
 
-def with_one_loss(settings: LocalSettings, distillation: Mapping[str, Any] | None) -> LocalSettings:
-    """These settings for steps on one task's loss alone, or a teacher's, without all that a client may add to it."""
+def with_methods(settings: LocalSettings, methods: Mapping[str, Mapping[str, Any]]) -> LocalSettings:
+    """These settings for steps of one task each, all alike, with these methods and no other."""
     return replace(
         settings,
         loss_weights=dict.fromkeys(settings.loss_weights, 1.0),
-        proximal=0.0,
         task_schedule="even" if settings.task_schedule == "joint" else settings.task_schedule,
-        gradients="sum",
-        loss_weighting="fixed",
-        measured_layers=(),
-        logit_adjustment=0.0,
-        label_counts={},
-        smart=None,
-        distillation=distillation,
+        methods=methods,
     )
-
-
-def _taught(training: TrainingConfig, tasks: list[str]) -> dict[str, Any] | None:
-    """What clients must know of their teacher: how its outputs count, and for which tasks."""
-    told = training.distillation
-    if told is None or told.where != "clients":
-        return None
-    return {"weight": told.weight, "temperature": told.temperature, "tasks": told.tasks or tasks}

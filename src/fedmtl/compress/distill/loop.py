@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmtl.capabilities import local_methods
 from fedmtl.compress.distill.intermediate import Intermediate
 from fedmtl.errors import CannotContinue
 from fedmtl.model.binding import BoundModel
@@ -20,6 +21,7 @@ from fedmtl.seeds import derive_seed
 from fedmtl.sharing.keys import Key
 from fedmtl.tasks.batches import Shard, collate
 from fedmtl.training.local import planned_steps
+from fedmtl.training.local_method import LocalClient, LocalMethods
 from fedmtl.training.objective import Objective, to_tensors
 from fedmtl.training.optimizer import FlatOptimizer
 from fedmtl.training.schedules import rate_factor
@@ -75,7 +77,9 @@ class PredictionLesson:
     def __init__(
         self, bound: BoundModel, shards: Mapping[str, Shard], settings: LocalSettings, device: torch.device
     ) -> None:
-        self._objective = Objective(bound, shards, device, settings)
+        methods = LocalMethods(local_methods(settings.methods))
+        methods.start(LocalClient(bound, shards, device, seed=0, round=0))
+        self._objective = Objective(bound, shards, device, methods)
 
     def losses(self, task: str, batch: np.ndarray) -> dict[str, Tensor]:
         return {"total": self._objective.loss(task, batch)}

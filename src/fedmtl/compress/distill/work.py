@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedmtl.compress.distill.intermediate import Intermediate
 from fedmtl.compress.distill.loop import (
@@ -32,13 +32,14 @@ from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.distill.student import Student
 from fedmtl.compress.distill.teaching import Lessons, Teaching, evaluate
 from fedmtl.config import Config
+from fedmtl.methods.distillation import NAME, options_of
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.saved import save_model
 from fedmtl.runs.folder import RunFolder, append_event, append_results, read_events, write_atomic
 from fedmtl.sharing.keys import Weights, weights_sha256
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.metrics import Sums
-from fedmtl.training.settings import LocalSettings, local_settings, with_one_loss
+from fedmtl.training.settings import LocalSettings, local_settings, with_methods
 
 WARMUP = 0.1
 
@@ -166,11 +167,9 @@ def stage_settings(config: Config, settings: DistillSettings, stage: str, tasks:
     epochs = settings.epochs[stage]
     rate = settings.rate_intermediate if stage == "intermediate" else settings.rate_prediction
     base = local_settings(config.training, dict.fromkeys(tasks, rate), dict.fromkeys(tasks, 1.0), keep_optimizer=True)
-    told: dict[str, Any] = {
-        "weight": 1.0 - settings.weights.gold, "temperature": settings.temperature, "tasks": tasks
-    }  # fmt: skip
+    distilled = {NAME: options_of(1.0 - settings.weights.gold, settings.temperature, tasks)}
     return replace(
-        with_one_loss(base, told if stage == "prediction" else None),
+        with_methods(base, distilled if stage == "prediction" else {}),
         num_rounds=epochs,
         epochs=1,
         steps=None,

@@ -26,14 +26,16 @@ from fedmtl.federation.wire.frame import (
     read_frame,
 )
 from fedmtl.federation.wire.indices import Bytes
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 
 ROWS = Key("", "rows")
 # Not in the header, which is deflated: equal runs have messages of equal size.
 SECONDS = Key("", "seconds")
-# In front of the scope of a weight, for which of its entries stay zero.
-PRUNED = "pruned/"
+# In front of the scope of a capability's tensor: `extra/<name>/<slot>/`, and for masks, eight to a byte, `bits/...`.
+EXTRA, BITS = "extra/", "bits/"
+MOST_EXTRAS = 100
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
 MOST_ROUND = 1 << 31
@@ -59,9 +61,10 @@ def encode_job(job: Job, max_bytes: int = MAX_BYTES, memory: Memory = fresh_memo
         "settings": dict(job.settings),
         "fixed": dict(job.fixed),
         "codecs": asdict(job.codecs),
+        "extra": {name: dict(extra.values) for name, extra in job.extra.items()},
     }
     weights = encode_tensors(job.weights, lambda key: "fp32" if key.scope == "fixed" else job.codecs.down)
-    tensors = {**_rows(job.rows), **_bits(job.pruned), **weights.coded}
+    tensors = {**_rows(job.rows), **_extra_tensors(job.extra), **weights.coded}
     return pack(header, CodedTensors(tensors), max_bytes, memory)
 
 
@@ -69,7 +72,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
     header, tensors = read_frame(data, max_bytes)
     coded = dict(tensors.coded)
     rows = _take_rows(coded)
-    bits = {key: coded.pop(key) for key in list(coded) if key.scope.startswith(PRUNED)}
+    extra = _take_extra(coded)
     try:
         _expect(header, "job")
         return Job(
@@ -85,7 +88,7 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
             _settings(header["settings"]),
             _digests(header["fixed"]),
             _codecs(header["codecs"]),
-            _from_bits(bits, coded),
+            _extras(header["extra"], extra, coded),
         )
     except (*BROKEN, ConfigError) as error:
         raise WireError(f"a job's header is not whole: {brief(error)}") from error
@@ -102,13 +105,12 @@ def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = f
         "losses": dict(update.losses),
         "sums": dict(update.sums),
         "seen": dict(update.seen),
-        "conflicts": update.conflicts,
+        "extra": {name: dict(extra.values) for name, extra in update.extra.items()},
     }
-    if update.inner_products:
-        header["inner_products"] = {layer: [list(row) for row in own] for layer, own in update.inner_products.items()}
     seconds = encode(torch.tensor([update.traffic.seconds], dtype=torch.float64), "fp32")
     delta = encode_tensors(update.delta)
-    return pack(header, CodedTensors({SECONDS: seconds, **_rows(update.rows), **delta.coded}), max_bytes, memory)
+    tensors = {SECONDS: seconds, **_rows(update.rows), **_extra_tensors(update.extra), **delta.coded}
+    return pack(header, CodedTensors(tensors), max_bytes, memory)
 
 
 def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int | None = None) -> tuple[Update, float]:
@@ -119,6 +121,7 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
     header, tensors = read_frame(data, max_bytes, max_tensor_bytes)
     coded = dict(tensors.coded)
     rows = _take_rows(coded)
+    extra = _take_extra(coded)
     try:
         _expect(header, "update")
         seconds = float(decode(coded.pop(SECONDS)))
@@ -134,8 +137,7 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             _losses(header["losses"], header["num_examples"]),
             _sums(header["sums"]),
             seen=_seen(header["seen"], header["num_examples"]),
-            conflicts=_share(header["conflicts"]),
-            inner_products=_products(header.get("inner_products", {}), len(header["tasks"])),
+            extra=_extras(header["extra"], extra, coded),
         )
     except (*BROKEN, RuntimeError) as error:
         raise WireError(f"an update's header is not whole: {brief(error)}") from error
@@ -143,10 +145,10 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
 
 
 def answer_bytes(job: Job) -> int:
-    """The most that the answer's tensors can take once they are decoded."""
+    """The most that the answer's tensors can take when decoded: each method may send as much as the weights are."""
     rows = 0 if job.rows is None else job.rows.nbytes
     weights = (claimed_bytes(tuple(weight.shape), CODES[weight.dtype]) for weight in job.weights.values())
-    return sum(weights) + rows + 8
+    return sum(weights) * (1 + len(job.settings.get("methods", ()))) + rows + 8
 
 
 def _rows(rows: np.ndarray | None) -> dict[Key, Coded]:
@@ -160,24 +162,55 @@ def _take_rows(coded: dict[Key, Coded]) -> np.ndarray | None:
     return None if rows is None else decode(rows).numpy()
 
 
-def _bits(pruned: Mapping[Key, Tensor]) -> dict[Key, Coded]:
-    """Whether each weight is pruned, eight to a byte; under a lossy codec a zero alone would not tell."""
+def _extra_tensors(extras: Mapping[str, Extra]) -> dict[Key, Coded]:
+    """The tensors of all capabilities, exact; masks eight to a byte."""
+    coded = {}
+    for name, extra in extras.items():
+        for slot, values in extra.tensors.items():
+            for key, value in values.items():
+                if value.dtype == torch.bool:
+                    packed = torch.from_numpy(np.packbits(value.numpy()))
+                    coded[Key(f"{BITS}{name}/{slot}/{key.scope}", key.name)] = encode(packed, "fp32")
+                else:
+                    coded[Key(f"{EXTRA}{name}/{slot}/{key.scope}", key.name)] = encode(value, "fp32")
+    return coded
+
+
+def _take_extra(coded: dict[Key, Coded]) -> dict[Key, Coded]:
+    """The coded tensors of capabilities, taken out of a message's."""
+    return {key: coded.pop(key) for key in list(coded) if key.scope.startswith((EXTRA, BITS))}
+
+
+def _extras(values: Any, tensors: Mapping[Key, Coded], weights: Mapping[Key, Coded]) -> dict[str, Extra]:
+    """What a message has of every capability.
+
+    A tensor without a name in the header, or a mask of no weight, is refused.
+    """
+    if not _is_object(values) or len(values) > MOST_EXTRAS or not all(map(_is_plain_name, values)):
+        raise ValueError("its extras are not values by capability")
+    if not all(map(_is_object, values.values())):
+        raise ValueError("an extra's values have no names")
+    slots: dict[str, dict[str, dict[Key, Coded]]] = {name: {} for name in values}
+    masks: dict[str, dict[str, dict[Key, Tensor]]] = {name: {} for name in values}
+    for placed, coded in tensors.items():
+        kind, name, slot, scope = placed.scope.split("/", 3)
+        key = Key(scope, placed.name)
+        if kind + "/" == EXTRA:
+            slots[name].setdefault(slot, {})[key] = coded
+        else:
+            masks[name].setdefault(slot, {})[key] = _mask(coded, weights[key])
     return {
-        Key(PRUNED + key.scope, key.name): encode(torch.from_numpy(np.packbits(mask.numpy())), "fp32")
-        for key, mask in pruned.items()
+        name: Extra(plain, {**{slot: CodedTensors(own) for slot, own in slots[name].items()}, **masks[name]})
+        for name, plain in values.items()
     }
 
 
-def _from_bits(bits: Mapping[Key, Coded], weights: Mapping[Key, Coded]) -> dict[Key, Tensor]:
-    pruned = {}
-    for own, coded in bits.items():
-        key = Key(own.scope.removeprefix(PRUNED), own.name)
-        weight, packed = weights[key], decode(coded)
-        if packed.dtype != torch.uint8 or packed.numel() != -(-weight.size // 8):
-            raise ValueError(f"{own.name}: pruned places that do not fit the weight")
-        flat = np.unpackbits(packed.numpy(), count=weight.size).astype(bool)
-        pruned[key] = torch.from_numpy(flat).view(weight.shape)
-    return pruned
+def _mask(coded: Coded, weight: Coded) -> Tensor:
+    """A mask of a weight's shape."""
+    packed = decode(coded)
+    if packed.dtype != torch.uint8 or packed.numel() != -(-weight.size // 8):
+        raise ValueError("a mask that does not fit its weight")
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=weight.size).astype(bool)).view(weight.shape)
 
 
 def _words(values: Any) -> tuple[str, ...]:
@@ -262,23 +295,6 @@ def _seen(seen: Mapping[str, Any], tasks: Collection[str]) -> dict[str, int]:
     if not set(seen) <= set(tasks):
         raise ValueError("a task was seen without examples")
     return {task: _count(count) for task, count in seen.items()}
-
-
-def _share(value: Any) -> float | None:
-    if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
-        raise ValueError("not a share")
-    return None if value is None else float(value)
-
-
-def _products(values: Mapping[str, Any], size: int) -> dict[str, list[list[float]]]:
-    """For each layer a number for every two tasks."""
-    for layer, rows in values.items():
-        if not is_name(layer) or len(rows) != size or any(len(row) != size for row in rows):
-            raise ValueError(f"not {size} by {size} inner products of a layer")
-    products = {layer: [[_number(value) for value in row] for row in rows] for layer, rows in values.items()}
-    if not all(math.isfinite(value) for rows in products.values() for row in rows for value in row):
-        raise ValueError("inner products that are not numbers")
-    return products
 
 
 def _count(value: Any) -> int:

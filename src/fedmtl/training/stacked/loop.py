@@ -18,7 +18,6 @@ from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.vocabulary import compact_ids
 from fedmtl.training.local import num_steps
-from fedmtl.training.objective import label_offsets
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.outcomes import Outcome, Told, make_outcomes
@@ -102,8 +101,8 @@ def train_stack(
     store = _store(stacks, ordered)
     stack, step = _stack(stacks, store, _shape(stacks.model, ordered, own, settings), settings)
     _load(stack, ordered, own)
-    if settings.logit_adjustment:
-        _load_offsets(stack, ordered, settings)
+    for method in stack.methods:
+        method.load(stack, ordered)
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
@@ -145,8 +144,8 @@ def _shape(
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
     """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
-    # A loss's weight and the labels of others are inputs of a step, and may change every round.
-    key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None, "label_counts": None}))
+    # A loss's weight is an input of a step, and may change every round.
+    key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
     if key not in stacks.made:
         while len(stacks.made) >= KEPT:
             stacks.made.pop(next(iter(stacks.made)))
@@ -174,15 +173,6 @@ def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str,
         _load_kept(stack, k, member)
     if stack.lazy is not None:
         stack.lazy.begin()
-
-
-def _load_offsets(stack: Stack, members: Sequence[Member], settings: LocalSettings) -> None:
-    """What logit adjustment adds to each client's outputs; these settings are the round's, not the stack's first."""
-    for task, rows in stack.shape.head_rows:
-        for row, member in zip(stack.offsets[task], members[rows], strict=True):
-            shard = member.shards[task]
-            found = label_offsets(stack.tasks[task], shard.labels[shard.indices], settings)
-            row.copy_(torch.zeros(len(row)) if found is None else torch.from_numpy(found))
 
 
 def _load_kept(stack: Stack, k: int, member: Member) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmtl.sharing.keys import is_personal
-from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps
+from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps, returned_tasks
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.plan import Member, Named, close_kept
@@ -56,7 +56,7 @@ def make_outcomes(
                 if is_personal(member.keys[name]):
                     after[name] = block.part(block.values, row, name, like).cpu().clone()
         tasks = _tasks(member, told, stack.settings)
-        trained = _trained(k, told, tasks, stack.settings)
+        trained = _trained(k, told, tasks, list(member.shards), stack.settings)
         if slots and isinstance(trained, Trained):
             named = _named(stack, slots, k, values[k])
             kept = close_kept(member.kept, named, member.keys, Counter(tasks), stack.settings.optimizer)
@@ -70,7 +70,10 @@ def _tasks(member: Member, told: Told, settings: LocalSettings) -> list[str]:
     return [task or member.tasks[0].name for task in told.tasks[: num_steps(member.shards, settings)]]
 
 
-def _trained(k: int, told: Told, tasks: Sequence[str], settings: LocalSettings) -> Trained | TrainingFailed:
+def _trained(
+    k: int, told: Told, tasks: Sequence[str], held: Sequence[str], settings: LocalSettings
+) -> Trained | TrainingFailed:
+    """What came of a client's steps, which were of `tasks`; it has those that are `held`."""
     steps = len(tasks)
     losses, counts = told.losses[:steps, k], told.counts[:steps, k]
     bad = np.flatnonzero(~np.isfinite(losses))
@@ -82,7 +85,7 @@ def _trained(k: int, told: Told, tasks: Sequence[str], settings: LocalSettings) 
         own = np.asarray([name == task for name in tasks])
         seen[task] = int(counts[own].sum())
         means[task] = math.fsum(losses[own] * counts[own]) / seen[task]
-    return Trained(means, steps, {}, seen)
+    return Trained(means, steps, {}, seen, returned_tasks(held, settings, seen))
 
 
 def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, values: Mapping[str, Tensor]) -> Named:

@@ -6,7 +6,7 @@ What a client's optimizer brings from earlier rounds is part of the plan, since 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, owner_task
 from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.batches import Shard
@@ -73,6 +74,8 @@ def close_kept(kept: Kept, slots: Named, keys: Mapping[str, Key], steps: Mapping
 class Member:
     """A client of a stack: its tasks with their examples, the keys of its values by canonical name, what it kept.
 
+    `received` is what capabilities sent it, by name.
+
     A client with several tasks is the only one of its stack.
     """
 
@@ -83,6 +86,7 @@ class Member:
     keys: dict[str, Key]
     rows: Rows | None
     kept: Kept = NOTHING_KEPT
+    received: Mapping[str, Extra] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedmtl.capabilities import stacked_methods
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
 from fedmtl.model.binding import undecayed
 from fedmtl.model.multitask import MultiTaskModel, pair_features
@@ -20,6 +21,7 @@ from fedmtl.training.objective import example_losses
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.blocks import Block, Rates, make_block, squares, step_block
+from fedmtl.training.stacked.method import StackedMethod
 from fedmtl.training.stacked.plan import FACTORS
 from fedmtl.training.stacked.shape import StackShape
 from fedmtl.training.stacked.store import TokenStore, stacked_batch
@@ -81,16 +83,8 @@ class Stack:
             task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
-        # What logit adjustment adds to the outputs, whoever trains next.
-        self.offsets = {
-            task: torch.zeros(
-                rows.stop - rows.start,
-                self.heads[task].places[f"{HEADS}{task}.bias"][1][0],
-                dtype=master,
-                device=device,
-            )
-            for task, rows in shape.head_rows
-        }
+        self.methods: list[StackedMethod] = stacked_methods(settings.methods)
+        self._moves_all_rows = any(method.moves_all_rows for method in self.methods)
         self.trained = set(shape.trained)
         self.lazy = self._lazy_rows()
         self.blocks = [self.table, self.matrices, self.vectors, *self.heads.values()]
@@ -110,6 +104,8 @@ class Stack:
         )
         self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
         self.seed = torch.zeros((), dtype=torch.int64, device=device)
+        for method in self.methods:
+            method.allocate(self)
 
     def step(self, store: TokenStore, num_places: int, width: int, task: str | None = None) -> None:
         """One step of every client from what is in the inputs; the losses go there too.
@@ -130,7 +126,7 @@ class Stack:
             block.joined(block.gradients, (name,)).zero_()
         self._move([self.heads[name] for name, _ in heads])
         if self.lazy is None and self.model.table in self.trained:
-            if self.settings.proximal:
+            if self._moves_all_rows:
                 self.table.gradients.zero_()
             else:
                 # Rows that no text of the batch uses were never written.
@@ -197,8 +193,8 @@ class Stack:
         if task.dropout:
             features = F.dropout(features, task.dropout)
         outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-        if self.settings.logit_adjustment:
-            outputs = outputs + self.offsets[name].unsqueeze(1)
+        for method in self.methods:
+            outputs = method.adjust(name, outputs)
         labels = self.inputs.labels[rows].reshape(-1)
         labels = labels if task.is_regression or task.outputs == 1 else labels.long()
         return example_losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
@@ -206,9 +202,8 @@ class Stack:
     def _move(self, heads: Sequence[Block]) -> None:
         every = [self.table, self.matrices, self.vectors, *heads]
         moved = [block for block in every if self._moves(block) and not (self.lazy and block is self.table)]
-        if self.settings.proximal:
-            for block in moved:
-                block.gradients.add_(block.values - block.before, alpha=self.settings.proximal)
+        for method in self.methods:
+            method.gradient(moved)
         rate, first, second, _, head_first, head_second = self.inputs.factors
         clip = torch.ones_like(rate)
         if self.settings.max_grad_norm > 0:
@@ -227,7 +222,7 @@ class Stack:
     def _lazy_rows(self) -> Any:
         """The table's rows where a step may touch few of them: by the kernels, for an optimizer that they know."""
         settings, values = self.settings, self.table.values
-        is_known = settings.optimizer == "adamw" and not settings.proximal and values.dtype == torch.float32
+        is_known = settings.optimizer == "adamw" and not self._moves_all_rows and values.dtype == torch.float32
         kernels = lazy_kernels() if values.is_cuda and is_known and self.model.table in self.trained else None
         return None if kernels is None else kernels(self.table, self.shape.num_rows, self.shape.num_steps, settings)
 

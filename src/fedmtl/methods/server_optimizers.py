@@ -10,14 +10,40 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedmtl.capabilities import Capability
 from fedmtl.config import ServerOptimizerConfig
+from fedmtl.federation.messages import State
+from fedmtl.federation.server_method import ServerMethod
+from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights
+
+NAME = "server_optimizer"
+SLOTS = {"none": (), "fedavgm": ("momentum",)}
+ADAPTIVE = ("momentum", "second_moment")
 
 Slots = dict[str, Weights]
 
 
+class ServerOptimizer(ServerMethod):
+    """Adds the mean delta to the weights, or takes it as a gradient; its moments ride in the state."""
+
+    name = NAME
+
+    def __init__(self, settings: ServerOptimizerConfig) -> None:
+        self._settings = settings
+
+    def step(self, state: State, delta: Weights) -> tuple[Weights, Extra]:
+        moments = state.extra.get(NAME, NO_EXTRA).tensors
+        weights, slots = server_step(self._settings, state.weights, delta, moments)
+        return weights, Extra(tensors=slots)
+
+    def check(self, extra: Extra) -> None:
+        if extra.values or not set(extra.tensors) <= set(SLOTS.get(self._settings.kind, ADAPTIVE)):
+            raise ValueError(f"{self._settings.kind} has other moments")
+
+
 def server_step(
-    settings: ServerOptimizerConfig, weights: Weights, mean_delta: Weights, slots: Mapping[str, Weights]
+    settings: ServerOptimizerConfig, weights: Weights, mean_delta: Weights, slots: Mapping[str, Mapping[Key, Tensor]]
 ) -> tuple[Weights, Slots]:
     """The new weights and the optimizer's new state; a value without a delta keeps its bits and its state."""
     new = dict(weights)
@@ -54,3 +80,6 @@ def _second_moment(key: Key, delta: Tensor, settings: ServerOptimizerConfig, slo
     else:
         moments[key] = v - (1.0 - settings.beta2) * square * torch.sign(v - square)
     return moments[key]
+
+
+CAPABILITY = Capability(NAME, server=lambda setup: ServerOptimizer(setup.config.federation.server_optimizer))

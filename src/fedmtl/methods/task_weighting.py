@@ -8,12 +8,32 @@ counts as `floor`, so a task that is nearly solved does not swing, and a ratio o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from fedmtl.capabilities import Capability
 from fedmtl.config import TaskWeightingConfig
-from fedmtl.federation.messages import Progress
+from fedmtl.federation.messages import ClientId, ClientInfo, Progress, State
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup
 
+NAME = "task_weighting"
 MOST = 2.0
+
+
+class TaskWeighting(ServerMethod):
+    """Multiplies task weights by what follows from the tasks' progress; `weights` are those of the config."""
+
+    name = NAME
+
+    def __init__(self, settings: TaskWeightingConfig, weights: Mapping[str, float]) -> None:
+        self._settings, self._weights = settings, weights
+
+    def before_round(
+        self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
+    ) -> RoundSettings:
+        factors = progress_factors(self._settings, state.progress)
+        weights = {task: weight * factors.get(task, 1.0) for task, weight in self._weights.items()}
+        event = {"event": "task_weights", "round": state.round + 1, "weights": weights}
+        return RoundSettings(factors, events=(event,))
 
 
 def progress_factors(settings: TaskWeightingConfig, progress: Mapping[str, Progress]) -> dict[str, float]:
@@ -21,20 +41,23 @@ def progress_factors(settings: TaskWeightingConfig, progress: Mapping[str, Progr
 
     The factors of the others have the mean 1, and none is over exp(MOST / temperature) times another.
     """
-    if settings.kind == "fixed":
-        return dict.fromkeys(progress, 1.0)
     ratios = {task: _ratio(own, settings.floor) for task, own in progress.items()}
     known = {task: math.exp(ratio / settings.temperature) for task, ratio in ratios.items() if ratio is not None}
     total = sum(known.values())
     return {task: len(known) * known[task] / total if task in known else 1.0 for task in progress}
 
 
-def weighted(weights: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
-    """The configured weights times the factors; a task without a factor keeps its weight."""
-    return {task: weight * factors.get(task, 1.0) for task, weight in weights.items()}
-
-
 def _ratio(progress: Progress, floor: float) -> float | None:
     """The last error over the one before: under 1 where the task got better."""
     errors = [max(1.0 - score, floor) for _, score in progress.scores if score is not None]
     return min(errors[-1] / errors[-2], MOST) if len(errors) > 1 else None
+
+
+def _open(setup: ServerSetup) -> TaskWeighting | None:
+    settings = setup.config.federation.task_weighting
+    if settings.kind == "fixed":
+        return None
+    return TaskWeighting(settings, {name: task.weight for name, task in setup.tasks.items()})
+
+
+CAPABILITY = Capability(NAME, server=_open)

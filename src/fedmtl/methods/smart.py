@@ -8,15 +8,24 @@ true one, and all passes of a step drop the same values, so that what is compare
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmtl.config import SmartConfig
+from fedmtl.capabilities import Capability
+from fedmtl.config import Config, SmartConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.task import Task
+from fedmtl.training.local_method import LocalClient, LocalMethod, LocalStep
+
+NAME = "smart"
 
 # Step over radius in the paper (1e-3 over 1e-5): entries within a hundredth of the largest gradient reach the edge.
 REACH = 100.0
@@ -31,7 +40,6 @@ class Smart:
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "smart"))
         self._average = bound.flat.values.clone() if settings.bregman else None
         self._averaged: dict[str, dict[str, nn.Parameter]] = {}
-        bound.model.adds_gradients = True
 
     def outputs(self, task: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The outputs that the task's loss is made from, and what is to be added to that loss."""
@@ -164,3 +172,38 @@ def _real(inputs: Inputs, like: Tensor) -> Tensor:
 
 def _sum(around: Tensor | None, noise: Tensor) -> Tensor:
     return noise if around is None else around + noise
+
+
+class SmartMethod(LocalMethod):
+    """Computes a step's outputs as SMART needs them, and adds its term to their loss."""
+
+    name = NAME
+    more_passes = True
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = SmartConfig.model_validate(options)
+        self._smart: Smart | None = None
+        self._added: Tensor | None = None
+
+    def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
+        self._smart = Smart(client.bound, self._options, client.seed, client.device)
+
+    def outputs(self, step: LocalStep) -> Tensor:
+        assert self._smart is not None
+        outputs, self._added = self._smart.outputs(step.task, step.inputs)
+        return outputs
+
+    def loss(self, step: LocalStep, outputs: Tensor, loss: Tensor) -> Tensor:
+        assert self._added is not None
+        return loss + self._added
+
+    def stepped(self, values: Tensor) -> None:
+        assert self._smart is not None
+        self._smart.stepped()
+
+
+def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
+    return None if config.training.smart is None else config.training.smart.model_dump()
+
+
+CAPABILITY = Capability(NAME, SmartMethod, _client_options)

@@ -1,0 +1,173 @@
+"""Every capability that a user can switch on, by name, in the order in which their hooks run.
+
+A capability is one file in `methods/`, or comes from another package: `register` adds it, or an entry point of the
+group `fedmtl`. Nothing is imported before it is needed: this module loads no numeric library, and a worker loads only
+the capabilities that its jobs name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from fedmtl.config import Config
+from fedmtl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedmtl.federation.aggregators.protocol import Aggregator
+    from fedmtl.federation.server_method import ServerMethod, ServerSetup
+    from fedmtl.sharing.extra import Extra
+    from fedmtl.sharing.keys import Weights
+    from fedmtl.sharing.plan import SharingPlan
+    from fedmtl.tasks.task import Task
+    from fedmtl.training.local_method import LocalMethod
+
+GROUP = "fedmtl"
+# What is made of the weights comes before what holds them to something: pruned weights are zero whoever moved them.
+BUILT_IN = {
+    "task_weighting": "fedmtl.methods.task_weighting",
+    "server_optimizer": "fedmtl.methods.server_optimizers",
+    "early_stopping": "fedmtl.methods.early_stopping",
+    "pruning": "fedmtl.methods.pruning",
+    "fedprox": "fedmtl.methods.fedprox",
+    "adaptive_sharing": "fedmtl.methods.adaptive_sharing",
+    "logit_adjustment": "fedmtl.methods.logit_adjustment",
+    "distillation": "fedmtl.methods.distillation",
+    "smart": "fedmtl.methods.smart",
+    "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
+    "pcgrad": "fedmtl.methods.pcgrad",
+}
+
+AGGREGATORS = {
+    "mean": ("fedmtl.federation.aggregators.mean", "Mean"),
+    "clipped_mean": ("fedmtl.federation.aggregators.clipped_mean", "ClippedMean"),
+}
+
+# What clients are given of a config that switches a capability on, as plain values; None where it does not.
+ClientOptions = Callable[[Config, "SharingPlan", Sequence[str]], Mapping[str, Any] | None]
+
+
+def _receives_nothing(extra: Extra, tasks: Mapping[str, Task], options: Mapping[str, Any]) -> str | None:
+    return "the job brings what the method does not take" if extra else None
+
+
+def _sends_nothing(extra: Extra, tasks: Sequence[str], options: Mapping[str, Any]) -> str | None:
+    return "it sent what the method does not send" if extra else None
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A capability's halves: each is None where there is none.
+
+    `local` makes the client's half of the options that `client_options` found in a config, `server` the server's
+    half, or None where the config does not switch it on. `check_sent` says why what a client sent under this name
+    with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job; whatever
+    they are not prepared for, they need not catch.
+    """
+
+    name: str
+    local: Callable[[Mapping[str, Any]], LocalMethod] | None = None
+    client_options: ClientOptions = lambda config, plan, names: None
+    server: Callable[[ServerSetup], ServerMethod | None] | None = None
+    check_sent: Callable[[Extra, Sequence[str], Mapping[str, Any]], str | None] = _sends_nothing
+    check_received: Callable[[Extra, Mapping[str, Task], Mapping[str, Any]], str | None] = _receives_nothing
+    aggregator: Callable[[Weights, Extra], Aggregator] | None = None
+
+
+_REGISTERED: dict[str, Capability] = {}
+
+
+def register(capability: Capability) -> None:
+    """Add a capability of another package, under a name that is not taken."""
+    if capability.name in BUILT_IN or _REGISTERED.get(capability.name, capability) is not capability:
+        raise ConfigError(f"the capability {capability.name} is there already; register it under another name")
+    _REGISTERED[capability.name] = capability
+
+
+def names() -> list[str]:
+    """All names: those in the package first, then registered ones, then those of entry points, which are not loaded."""
+    return list(dict.fromkeys([*BUILT_IN, *_REGISTERED, *_entry_points()]))
+
+
+def find(name: str) -> Capability:
+    """The capability of that name, which is imported now; a ConfigError with the known ones where there is none."""
+    if name in BUILT_IN:
+        found: Capability = import_module(BUILT_IN[name]).CAPABILITY
+        return found
+    if name not in _REGISTERED and name in _entry_points():
+        register(_entry_points()[name].load())
+    if name not in _REGISTERED:
+        raise ConfigError(f"no capability is called {name}; there are {', '.join(names())}")
+    return _REGISTERED[name]
+
+
+def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What clients are given for every capability that a config switches on and that has a client's half."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in BUILT_IN:
+        options = find(name).client_options(config, plan, parameters)
+        if options is not None:
+            found[name] = dict(options)
+    return found
+
+
+def server_methods(setup: ServerSetup) -> list[ServerMethod]:
+    """The server's halves of all capabilities that the config switches on."""
+    made = [capability.server(setup) for name in BUILT_IN if (capability := find(name)).server is not None]
+    return [method for method in made if method is not None]
+
+
+def aggregator(name: str) -> Callable[[Weights, Extra], Aggregator]:
+    """The aggregation rule of that name; a ConfigError with the known ones where there is none."""
+    if name in AGGREGATORS:
+        module, leaf = AGGREGATORS[name]
+        found: Callable[[Weights, Extra], Aggregator] = getattr(import_module(module), leaf)
+        return found
+    others = [other for other in names() if other not in BUILT_IN and find(other).aggregator is not None]
+    rule = find(name).aggregator if name in others else None
+    if rule is None:
+        raise ConfigError(
+            f"federation.aggregation: no rule is called {name}; there are {', '.join([*AGGREGATORS, *others])}"
+        )
+    return rule
+
+
+def is_stackable(methods: Iterable[str]) -> bool:
+    """Whether clients with these methods may train as one computation; a method that says nothing may not."""
+    return all(getattr(find(name).local, "stacked", None) is not None for name in methods)
+
+
+def stacked_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """The halves of these methods for clients that train as one computation; all of them have one."""
+    halves = [(getattr(find(name).local, "stacked", None), name) for name in sorted(methods, key=_rank)]
+    return [half(methods[name]) for half, name in halves if half is not None]
+
+
+def constraints(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Those of a client's methods that hold values to something whoever trains them, as pruning does."""
+    return {name: given for name, given in methods.items() if getattr(find(name).local, "is_constraint", False)}
+
+
+def local_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[LocalMethod]:
+    """The client's halves of the capabilities that a job names, in the order of `names`."""
+    made = []
+    for name in sorted(methods, key=_rank):
+        local = find(name).local
+        if local is None:
+            raise ConfigError(f"the capability {name} has no client's half")
+        made.append(local(methods[name]))
+    return made
+
+
+def _rank(name: str) -> tuple[int, str]:
+    order = list(BUILT_IN)
+    return (order.index(name), "") if name in BUILT_IN else (len(order), name)
+
+
+@cache
+def _entry_points() -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=GROUP)}

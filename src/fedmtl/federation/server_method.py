@@ -1,0 +1,103 @@
+"""What a server does around a round, beyond sampling and averaging: one class per method.
+
+A method overrides the hooks it needs; what it must know in later rounds rides in `State.extra` under its name. The
+phase says when its hooks run beside those of others: `plan` (who shares what), then `weights` (what is made of the
+averaged weights), then `constraint` (what must hold whatever the others did).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from fedmtl.config import Config
+from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, State, Update
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.sharing.extra import NO_EXTRA, Extra
+from fedmtl.sharing.keys import Weights
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.tasks.task import Task
+from fedmtl.training.settings import LocalSettings
+
+Event = dict[str, Any]
+Phase = Literal["plan", "weights", "constraint"]
+PHASES: tuple[Phase, ...] = ("plan", "weights", "constraint")
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """What a method may build itself from before the first round; `observe` is told of what takes long."""
+
+    config: Config
+    tasks: Mapping[str, Task]
+    encoder: Encoder
+    model: MultiTaskModel
+    plan: SharingPlan
+    settings: LocalSettings
+    device: str
+    observe: Callable[[Event], None] = lambda event: None
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What a method changes about one round: what task weights are multiplied by, and what every job carries for it."""
+
+    task_factors: Mapping[str, float] = field(default_factory=dict)
+    extra: Extra = NO_EXTRA
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state that a hook leaves behind, and what it has to say; every event is of the state's round."""
+
+    state: State
+    events: tuple[Event, ...] = ()
+
+
+class ServerMethod:
+    """The hooks, all empty."""
+
+    name: ClassVar[str]
+    phase: ClassVar[Phase] = "weights"
+
+    def start(self, state: State) -> Step:
+        """Round 0: the state before anybody trained."""
+        return Step(state)
+
+    def before_round(
+        self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
+    ) -> RoundSettings:
+        """After the clients of a round are sampled, with the tasks each trains; look up an info once, and let it go."""
+        return RoundSettings()
+
+    def add(self, update: Update) -> None:
+        """Every accepted update of a round, in the order in which they are averaged."""
+
+    def step(self, state: State, delta: Weights) -> tuple[Weights, Extra] | None:
+        """New weights from the mean delta, and the method's next extra; None leaves weights plus delta."""
+        return None
+
+    def after_aggregation(self, before: State, after: State) -> Step:
+        """The state after the step; `before` is that of the round before."""
+        return Step(after)
+
+    def after_evaluation(self, state: State, evaluation: Evaluation) -> Step:
+        return Step(state)
+
+    def report(self, state: State) -> tuple[Event, ...]:
+        """What there is to say of the state that a round ends with."""
+        return ()
+
+    def check(self, extra: Extra) -> None:
+        """Raise unless an extra that was read from a file is one that this method could have written."""
+        if extra:
+            raise ValueError("this method has no state")
+
+
+def with_extra(state: State, name: str, extra: Extra) -> State:
+    """The state with a method's extra; an empty one is left out."""
+    others = {other: kept for other, kept in state.extra.items() if other != name}
+    return replace(state, extra={**others, name: extra} if extra else others)

@@ -1,0 +1,190 @@
+"""What a client does while it trains, beyond the task's own loss and the optimizer: one class per method.
+
+A method overrides the hooks it needs. They are called in the order of the config's methods, each hook at one moment
+of a step: `outputs`, `adjust`, `fit`, `loss` and `weigh` make the loss of a batch, `task_gradient` follows a task's
+backward pass, `join` puts the gradients of several tasks together, `gradient` comes before clipping, `stepped` after
+the optimizer has moved the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import Inputs
+from fedmtl.sharing.extra import NO_EXTRA, Extra
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.tasks.batches import Shard
+
+Found = TypeVar("Found")
+# Which parts of the flat buffers two tasks have in common.
+Shared = Callable[[str, str], Sequence[slice]]
+
+
+@dataclass(frozen=True)
+class LocalClient:
+    """The client whose round begins: its bound values, its examples, and what all of its randomness derives from."""
+
+    bound: BoundModel
+    shards: Mapping[str, Shard]
+    device: torch.device
+    seed: int
+    round: int
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """The batch whose loss is made. `labelled` gives the task's own loss of some outputs."""
+
+    task: str
+    batch: np.ndarray
+    inputs: Inputs
+    labels: Tensor
+    labelled: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbours in the flat buffers that a step moves: where they lie, and views of their values and gradients."""
+
+    place: slice
+    values: Tensor
+    gradients: Tensor
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a method leaves behind: `sent` goes into the update, `stored` into the client's state of this round."""
+
+    sent: Extra = NO_EXTRA
+    stored: Extra = NO_EXTRA
+
+
+class LocalMethod:
+    """The hooks, all empty.
+
+    `stacked` makes the method's half for clients that train as one computation (`training/stacked/method.py`) of the
+    same options; a method that says nothing trains one client at a time. `more_passes` is whether its loss runs the
+    encoder more than once in a step: gradients are then added up, where a single pass may write over them.
+    `is_constraint` is whether it holds values to something whoever trains them, also the server.
+    """
+
+    name: ClassVar[str]
+    stacked: ClassVar[type[Any] | None] = None
+    more_passes: ClassVar[bool] = False
+    is_constraint: ClassVar[bool] = False
+
+    def restore(self, slots: Mapping[str, Weights], received: Extra) -> Mapping[str, Weights]:
+        """What the client has of earlier rounds, as far as it still counts."""
+        return slots
+
+    def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
+        """Before the first step: `received` came with the job, `stored` is of the last round the server accepted."""
+
+    def outputs(self, step: LocalStep) -> Tensor | None:
+        """The outputs that the loss is made of, in place of one plain pass; None leaves it at that."""
+        return None
+
+    def adjust(self, step: LocalStep, outputs: Tensor) -> Tensor:
+        """The outputs as the task's own loss sees them."""
+        return outputs
+
+    def fit(self, step: LocalStep, outputs: Tensor) -> Tensor | None:
+        """A loss in place of the task's own, which `step.labelled` gives; None leaves it at that."""
+        return None
+
+    def loss(self, step: LocalStep, outputs: Tensor, loss: Tensor) -> Tensor:
+        """The loss so far with what this method adds."""
+        return loss
+
+    def weigh(self, task: str, loss: Tensor) -> Tensor | None:
+        """The task's part of what is minimised, in place of its loss times its weight; None leaves it at that."""
+        return None
+
+    def task_gradient(self, task: str, reached: Collection[Key], gradients: Tensor) -> None:
+        """After a task's backward pass: the flat buffer has its gradients wherever it reaches."""
+
+    def join(self, step: int, gradients: Mapping[str, Tensor], shared: Shared) -> Iterable[tuple[str, Tensor]] | None:
+        """What is added up of several tasks' gradients in one step, task by task; None is the gradients themselves."""
+        return None
+
+    def gradient(self, parts: Sequence[Part]) -> None:
+        """In place, before gradients are clipped and the optimizer moves the values."""
+
+    def stepped(self, values: Tensor) -> None:
+        """After the optimizer has moved the flat buffer of values."""
+
+    def finish(self, tasks: Sequence[str]) -> Finished:
+        """After the last step; `tasks` are those that the update will be of."""
+        return Finished()
+
+
+@dataclass(frozen=True)
+class LocalMethods:
+    """The methods of one client's round with what came for each of them; called where the loop has a hook."""
+
+    methods: Sequence[LocalMethod] = ()
+    received: Mapping[str, Extra] = field(default_factory=dict)
+    stored: Mapping[str, Extra] = field(default_factory=dict)
+
+    def restore(self, slots: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        for method in self.methods:
+            slots = method.restore(slots, self.received.get(method.name, NO_EXTRA))
+        return slots
+
+    def start(self, client: LocalClient) -> None:
+        client.bound.model.adds_gradients = any(method.more_passes for method in self.methods)
+        for method in self.methods:
+            name = method.name
+            method.start(client, self.received.get(name, NO_EXTRA), self.stored.get(name, NO_EXTRA))
+
+    def outputs(self, step: LocalStep) -> Tensor | None:
+        return self._first(lambda method: method.outputs(step))
+
+    def adjust(self, step: LocalStep, outputs: Tensor) -> Tensor:
+        for method in self.methods:
+            outputs = method.adjust(step, outputs)
+        return outputs
+
+    def fit(self, step: LocalStep, outputs: Tensor) -> Tensor | None:
+        return self._first(lambda method: method.fit(step, outputs))
+
+    def loss(self, step: LocalStep, outputs: Tensor, loss: Tensor) -> Tensor:
+        for method in self.methods:
+            loss = method.loss(step, outputs, loss)
+        return loss
+
+    def weigh(self, task: str, loss: Tensor) -> Tensor | None:
+        return self._first(lambda method: method.weigh(task, loss))
+
+    def task_gradient(self, task: str, reached: Collection[Key], gradients: Tensor) -> None:
+        for method in self.methods:
+            method.task_gradient(task, reached, gradients)
+
+    def join(self, step: int, gradients: Mapping[str, Tensor], shared: Shared) -> Iterable[tuple[str, Tensor]]:
+        return self._first(lambda method: method.join(step, gradients, shared)) or gradients.items()
+
+    def gradient(self, parts: Sequence[Part]) -> None:
+        for method in self.methods:
+            method.gradient(parts)
+
+    def stepped(self, values: Tensor) -> None:
+        for method in self.methods:
+            method.stepped(values)
+
+    def finish(self, tasks: Sequence[str]) -> tuple[dict[str, Extra], dict[str, Extra]]:
+        """What is sent with the update and what is stored at the client, by method; what is empty is left out."""
+        finished = {method.name: method.finish(tasks) for method in self.methods}
+        return (
+            {name: one.sent for name, one in finished.items() if one.sent},
+            {name: one.stored for name, one in finished.items() if one.stored},
+        )
+
+    def _first(self, call: Callable[[LocalMethod], Found | None]) -> Found | None:
+        return next((found for method in self.methods if (found := call(method)) is not None), None)
