@@ -16,7 +16,7 @@ from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import prepare
 from fedmtl.model.binding import BoundModel
 from fedmtl.training.local import train
-from fedmtl.training.smart import step_passes
+from fedmtl.methods.smart import step_passes
 
 STEPS = 20
 CASES = ("null", "{weight: 0}", "{steps: 0}", "{}", "{steps: 2}", "{bregman: 1}")

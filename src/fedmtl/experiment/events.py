@@ -17,7 +17,7 @@ from fedmtl.sharing.keys import HEADS, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task, task_fields
-from fedmtl.training.smart import step_passes
+from fedmtl.methods.smart import step_passes
 
 Event = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedmtl.federation.combine import combine
+from fedmtl.federation.aggregators.mean import combine
 from fedmtl.federation.messages import Update
 from fedmtl.model.server_model import MTLServerModel
 from fedmtl.sharing.keys import owner_task

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmtl.federation.agreement import TaskUpdates
+from fedmtl.methods.adaptive_sharing import TaskUpdates
 from fedmtl.federation.messages import Update
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan

@@ -4,7 +4,7 @@ import torch
 from fedmtl.sharing.weights import initial_weights, linear_weights
 from fedmtl.training.local import train
 
-from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, make_settings, make_shard, small_model
+from training.small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, make_settings, make_shard, small_model
 
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
 SGD = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1}

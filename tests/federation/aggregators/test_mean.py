@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.federation.combine import combine, most_weights, per_example
+from fedmtl.federation.aggregators.mean import combine, most_weights, per_example
 from fedmtl.federation.messages import Update
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan

@@ -7,9 +7,9 @@ import torch
 from fedmtl.config import TaskWeightingConfig
 from fedmtl.federation.messages import Progress
 from fedmtl.federation.server import rounds
-from fedmtl.federation.task_weighting import progress_factors, weighted
+from fedmtl.methods.task_weighting import progress_factors, weighted
 
-from .fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
+from federation.fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
 
 PROGRESS = TaskWeightingConfig(kind="progress", temperature=2.0, floor=0.05)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedmtl.config import AdaptiveSharingConfig
 from fedmtl.errors import ConfigError
-from fedmtl.federation.adaptive_sharing import adapt, movable_layers
+from fedmtl.methods.adaptive_sharing import adapt, movable_layers
 from fedmtl.federation.messages import LayerTrack, State
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan

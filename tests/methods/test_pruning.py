@@ -9,13 +9,13 @@ from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_stack import stack_label
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Codecs, State
-from fedmtl.federation.pruning import prunable_names, prune, share_after, sparsity
+from fedmtl.methods.pruning import prunable_names, prune, share_after, sparsity
 from fedmtl.federation.server import rounds
 from fedmtl.federation.wire import decode_job, encode_job
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 
-from .fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores
+from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores
 
 A, B = Key("all", "a"), Key("task:sst2", "b")
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.training.pcgrad import conflicts, project
+from fedmtl.methods.pcgrad import conflicts, project
 
 EVERYTHING = slice(None)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmtl.config import ServerOptimizerConfig
-from fedmtl.federation.server_optimizer import server_step
+from fedmtl.methods.server_optimizers import server_step
 from fedmtl.sharing.keys import Key
 
 W, OTHER = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")

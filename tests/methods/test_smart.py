@@ -16,10 +16,10 @@ from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import collate
 from fedmtl.training.local import train
 from fedmtl.training.objective import Objective, task_loss, to_tensors
-from fedmtl.training.smart import SameDropout, Smart, divergences, example_norms, project, step_passes
+from fedmtl.methods.smart import SameDropout, Smart, divergences, example_norms, project, step_passes
 
-from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, furthest, make_settings, make_shard, make_task
-from .small_client import small_model as plain_or_fast
+from training.small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, furthest, make_settings, make_shard, make_task
+from training.small_client import small_model as plain_or_fast
 
 TASKS = [SINGLE, CROSS, DUAL]
 CE = make_task("ce", labels=("x", "y", "z"))

@@ -8,7 +8,7 @@ from fedmtl.sharing.plan import SharingPlan
 from fedmtl.training.local import train
 from fedmtl.training.objective import Objective
 
-from .small_client import CPU, PLAN, SINGLE, bind, make_settings, make_shard, make_task, small_model
+from training.small_client import CPU, PLAN, SINGLE, bind, make_settings, make_shard, make_task, small_model
 
 OTHER = make_task("other", pool="pooler")
 LAYERS = ("encoder.layer.1", "pooler")
