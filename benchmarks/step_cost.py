@@ -14,9 +14,9 @@ import torch
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import prepare
+from fedmtl.methods.smart import step_passes
 from fedmtl.model.binding import BoundModel
 from fedmtl.training.local import train
-from fedmtl.methods.smart import step_passes
 
 STEPS = 20
 CASES = ("null", "{weight: 0}", "{steps: 0}", "{}", "{steps: 2}", "{bregman: 1}")

@@ -132,14 +132,20 @@ def start_side(name: str, folder: Path, source: Path) -> Side:
     return side
 
 
-def differences(here: Outcome, there: Outcome) -> list[str]:
-    """What is not the same, in words."""
+def differences(here: Outcome, there: Outcome, ignored: Sequence[str] = ()) -> list[str]:
+    """What is not the same, in words; columns of results.csv that are `ignored` may be anything."""
     found = ["weights"] if here.weights != there.weights else []
-    if here.results != there.results:
-        found.append(first_difference(here.results, there.results))
+    ours, theirs = without_columns(here.results, ignored), without_columns(there.results, ignored)
+    if ours != theirs:
+        found.append(first_difference(ours, theirs))
     if here.losses != there.losses:
         found.append("evaluation losses")
     return found
+
+
+def without_columns(results: list[list[str]], ignored: Sequence[str]) -> list[list[str]]:
+    shown = [number for number, column in enumerate(results[0]) if column not in ignored] if results else []
+    return [[row[number] for number in shown] for row in results]
 
 
 def first_difference(here: list[list[str]], there: list[list[str]]) -> str:
@@ -152,7 +158,7 @@ def first_difference(here: list[list[str]], there: list[list[str]]) -> str:
     return f"results.csv ({len(here) - 1} and {len(there) - 1} rounds)"
 
 
-def verdict(case: Case, here: Outcome, there: Outcome) -> tuple[str, str]:
+def verdict(case: Case, here: Outcome, there: Outcome, ignored: Sequence[str] = ()) -> tuple[str, str]:
     """A word for what became of a case, and the rest of its line."""
     if here.error and there.error:
         words = here.error if here.error == there.error else f"{here.error} | {there.error}"
@@ -161,7 +167,7 @@ def verdict(case: Case, here: Outcome, there: Outcome) -> tuple[str, str]:
         return "failed", f"here: {here.error}" if here.error else f"there: {there.error}"
     if here.skipped or there.skipped:
         return "skipped", here.skipped or there.skipped
-    found = differences(here, there)
+    found = differences(here, there, ignored)
     if found:
         return "DIFFERENT", f"{here.weights[:8]} {there.weights[:8]}  {'; '.join(found)}"
     return "same", f"{here.weights[:8]}  {max(here.seconds, there.seconds):.1f} s"
@@ -182,13 +188,15 @@ def idle(cases: Sequence[Case], outcomes: Mapping[str, Outcome]) -> Iterator[str
             yield f"{case.name} should come to the weights of {case.same_as}, and does not"
 
 
-def compare(cases: Sequence[Case], sides: Sequence[Side], allowed: Mapping[str, str]) -> dict[str, Any]:
+def compare(
+    cases: Sequence[Case], sides: Sequence[Side], allowed: Mapping[str, str], ignored: Sequence[str] = ()
+) -> dict[str, Any]:
     """Print a line for every case as both sides have it; returns all of them for --json."""
     width = max(len(case.name) for case in cases)
     report: dict[str, Any] = {}
     for case in cases:
         here, there = (side.outcome(case.name) for side in sides)
-        word, rest = verdict(case, here, there)
+        word, rest = verdict(case, here, there, ignored)
         if case.name in allowed and word in ("DIFFERENT", "failed"):
             word, rest = "allowed", f"{rest}  ({allowed[case.name]})"
         print(f"{word:9}  {case.name:{width}}  {rest}", flush=True)
@@ -216,6 +224,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--only", action="append", default=[], metavar="PATTERN", help="names or groups, such as 'smart*'"
     )
     parser.add_argument("--allow", action="append", default=[], metavar="NAME=REASON", help="a config that may differ")
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="COLUMN", help="of results.csv, such as bytes_up"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes there")
     parser.add_argument("--keep", action="store_true", help="leave both trees' run folders behind, and say where")
     parser.add_argument("--list", action="store_true", help="print the configs and run nothing")
@@ -260,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (folder / name).mkdir()
             (folder / name / "jobs.json").write_text(json.dumps([asdict(case) for case in cases]))
             sides.append(start_side(name, folder / name, tree / "src"))
-        report = compare(cases, sides, allowed)
+        report = compare(cases, sides, allowed, given.ignore)
         status = summarize(cases, report, sides, time.monotonic() - started)
         if given.json is not None:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")

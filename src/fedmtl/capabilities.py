@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+
 from fedmtl.config import Config
+from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
+    from fedmtl.runs.tracker import Tracker
     from fedmtl.sharing.extra import Extra
     from fedmtl.sharing.keys import Weights
     from fedmtl.sharing.plan import SharingPlan
@@ -63,19 +68,25 @@ def _sends_nothing(extra: Extra, tasks: Sequence[str], options: Mapping[str, Any
 class Capability:
     """A capability's halves: each is None where there is none.
 
-    `local` makes the client's half of the options that `client_options` found in a config, `server` the server's
-    half, or None where the config does not switch it on. `check_sent` says why what a client sent under this name
-    with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job; whatever
-    they are not prepared for, they need not catch.
+    With `options`, a pydantic model, the capability is switched on under `methods.<name>` of a config, and clients
+    are given these options; `client_options` finds them elsewhere. `local` makes the client's half of them. `server`
+    makes the server's half, or None where the config does not switch it on. `aggregator` is an aggregation rule,
+    which `federation.aggregation` names: it is called with the weights before a round, with what the rule of the last
+    round remembered, and with `options=` where there are options. `check_sent` says why what a client sent under this
+    name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
+    whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
+    and sees its events.
     """
 
     name: str
     local: Callable[[Mapping[str, Any]], LocalMethod] | None = None
-    client_options: ClientOptions = lambda config, plan, names: None
+    client_options: ClientOptions | None = None
     server: Callable[[ServerSetup], ServerMethod | None] | None = None
     check_sent: Callable[[Extra, Sequence[str], Mapping[str, Any]], str | None] = _sends_nothing
     check_received: Callable[[Extra, Mapping[str, Task], Mapping[str, Any]], str | None] = _receives_nothing
-    aggregator: Callable[[Weights, Extra], Aggregator] | None = None
+    aggregator: Callable[..., Aggregator] | None = None
+    options: type[BaseModel] | None = None
+    tracker: Callable[[Any, Path], Tracker] | None = None
 
 
 _REGISTERED: dict[str, Capability] = {}
@@ -105,40 +116,104 @@ def find(name: str) -> Capability:
     return _REGISTERED[name]
 
 
+def check_methods(config: Config) -> None:
+    """Raise a ConfigError for a capability that is not there, has no options or others, or is no aggregation rule."""
+    for name in config.methods:
+        if name not in names():
+            raise ConfigError(f"methods.{name}: no capability is called so; {did_you_mean(name, names())}")
+        if find(name).options is None:
+            raise ConfigError(f"methods.{name}: is switched on by a key of its own; docs/config.md has it")
+        options_of(config, name)
+    aggregator(config)
+
+
+def options_of(config: Config, name: str) -> Any:
+    """The options that a config has for a capability under `methods`, checked by its own model."""
+    model = find(name).options
+    assert model is not None
+    given = config.methods.get(name, {})
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, ("methods", name, *first["loc"])))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(
+                f"{path}: unknown key; {did_you_mean(first['loc'][-1], list(model.model_fields))}"
+            ) from None
+        raise ConfigError(f"{path}: found {shown(first['input'])}; {first['msg']}") from None
+
+
+def switched_on(config: Config) -> list[str]:
+    """The names of capabilities that a config may switch on: all in the package, and what stands under `methods`."""
+    return [name for name in names() if name in config.methods or (name in BUILT_IN and find(name).options is None)]
+
+
 def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What clients are given for every capability that a config switches on and that has a client's half."""
     found: dict[str, dict[str, Any]] = {}
-    for name in BUILT_IN:
-        options = find(name).client_options(config, plan, parameters)
-        if options is not None:
+    for name in switched_on(config):
+        capability = find(name)
+        if capability.client_options is not None:
+            options = capability.client_options(config, plan, parameters)
+        else:
+            options = options_of(config, name).model_dump(mode="json") if capability.options else None
+        if capability.local is not None and options is not None:
             found[name] = dict(options)
     return found
 
 
 def server_methods(setup: ServerSetup) -> list[ServerMethod]:
     """The server's halves of all capabilities that the config switches on."""
-    made = [capability.server(setup) for name in BUILT_IN if (capability := find(name)).server is not None]
+    halves = [find(name).server for name in switched_on(setup.config)]
+    made = [half(setup) for half in halves if half is not None]
     return [method for method in made if method is not None]
 
 
-def aggregator(name: str) -> Callable[[Weights, Extra], Aggregator]:
-    """The aggregation rule of that name; a ConfigError with the known ones where there is none."""
+def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Extra], Aggregator]:
+    """The aggregation rule of a config, or that of a name; a ConfigError with the known ones where there is none."""
+    name = config.federation.aggregation if name is None else name
     if name in AGGREGATORS:
         module, leaf = AGGREGATORS[name]
-        found: Callable[[Weights, Extra], Aggregator] = getattr(import_module(module), leaf)
-        return found
+        built_in: Callable[[Weights, Extra], Aggregator] = getattr(import_module(module), leaf)
+        return built_in
     others = [other for other in names() if other not in BUILT_IN and find(other).aggregator is not None]
     rule = find(name).aggregator if name in others else None
     if rule is None:
-        raise ConfigError(
-            f"federation.aggregation: no rule is called {name}; there are {', '.join([*AGGREGATORS, *others])}"
-        )
-    return rule
+        known = did_you_mean(name, [*AGGREGATORS, *others])
+        raise ConfigError(f"federation.aggregation: found {shown(name)}, no rule is called so; {known}")
+    return partial(rule, options=options_of(config, name)) if find(name).options is not None else rule
 
 
-def is_stackable(methods: Iterable[str]) -> bool:
+def trackers(config: Config, folder: Path) -> dict[str, Tracker]:
+    """The trackers that a config switches on, opened for a run's folder."""
+    made = {}
+    for name in config.methods:
+        make = find(name).tracker
+        if make is not None:
+            try:
+                made[name] = make(options_of(config, name), folder)
+            except OSError as error:
+                raise ConfigError(f"methods.{name}: cannot begin ({error.strerror or error})") from error
+    return made
+
+
+def plugin_modules() -> list[str]:
+    """The modules of registered capabilities, which worker processes must import; entry points are found anywhere."""
+    halves = [
+        half
+        for name, one in _REGISTERED.items()
+        if name not in _entry_points()
+        for half in (one.local, one.server, one.aggregator)
+        if half is not None
+    ]
+    return sorted({half.__module__ for half in halves})
+
+
+def is_stackable(methods: Iterable[str], num_tasks: int) -> bool:
     """Whether clients with these methods may train as one computation; a method that says nothing may not."""
-    return all(getattr(find(name).local, "stacked", None) is not None for name in methods)
+    halves = [getattr(find(name).local, "stacked", None) for name in methods]
+    return all(half is not None and (num_tasks == 1 or half.knows_several_tasks) for half in halves)
 
 
 def stacked_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[Any]:

@@ -279,7 +279,6 @@ class ServerOptimizerConfig(Section):
 
 
 Average = Literal["weighted", "uniform", "tasks"]
-Aggregation = Literal["mean", "clipped_mean"]
 
 
 class FederationConfig(Section):
@@ -289,10 +288,11 @@ class FederationConfig(Section):
         description="Clients count by their examples (weighted), all the same (uniform), or by their examples within a"
         " task, tasks alike (tasks).",
     )
-    aggregation: Aggregation = Field(
+    aggregation: Name = Field(
         "mean",
-        description="How updates of a scope become one: their mean, or the mean of updates whose norm is clipped to the"
-        " median of the last round (clipped_mean), which bounds what one hostile client can do.",
+        description="How updates of a scope become one: their mean, the mean of updates whose norm is clipped to the"
+        " median of the last round (clipped_mean), which bounds what one hostile client can do, or a rule that another"
+        " package adds.",
     )
     max_share: Share | None = Field(
         None,
@@ -391,6 +391,11 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    methods: Annotated[dict[Name, dict[str, Any]], Empty] = Field(
+        default_factory=dict,
+        description="Capabilities without a key of their own, such as those of other packages, by name, each with its"
+        " options.",
+    )
     output: str = Field("runs", description="Folder that holds the run folders.")
 
     def batch_size_of(self, task: str) -> int:

@@ -150,7 +150,7 @@ def _serve(
             now[0] = event["round"]
         observe(event)
 
-    log = Log(run, follow)
+    log = Log(run, follow, prepared.config)
     known = read_events(run)
     if not any(event["event"] == "start" for event in known):
         log(opening_events(prepared, told_census({}, prepared.tasks))[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmtl.capabilities import BUILT_IN, check_methods
 from fedmtl.config import ClientConfig, Config
 from fedmtl.config.checks import check_config
 from fedmtl.config.errors import to_config_error
@@ -73,6 +74,13 @@ def welcomed_config(welcome: Welcome) -> Config:
 def site_config(config: Config, settings: SiteSettings) -> Config:
     """A welcomed config as far as it concerns this site, with the site's own files, encoder, teacher and cache."""
     _check_bounds(config)
+    foreign = [name for name in config.methods if name not in BUILT_IN and name not in settings.policy.methods]
+    if foreign:
+        raise PolicyError(
+            f"the server's config switches on {foreign[0]}, which is not part of fedmtl; name it under methods in the"
+            " policy if it is installed here"
+        ).coded("policy_methods")
+    check_methods(config)
     for name in settings.tasks:
         _check_task(config, name, settings)
     tasks = {name: config.tasks[name] for name in config.tasks if name in settings.tasks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -34,10 +35,13 @@ class SiteSetup:
     plain_encoder: bool = False
     max_bytes: int = MAX_BYTES
     log_variances: bool = False
+    plugins: tuple[str, ...] = ()
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
     """Open the data, and build the model where there is none yet; done once per worker."""
+    for module in setup.plugins:
+        import_module(module)
     if model is None:
         _, model = open_model(
             setup.model, setup.tasks, setup.seed, plain=setup.plain_encoder, log_variances=setup.log_variances

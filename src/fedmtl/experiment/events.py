@@ -13,11 +13,11 @@ from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, State, Update
+from fedmtl.methods.smart import step_passes
 from fedmtl.sharing.keys import HEADS, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task, task_fields
-from fedmtl.methods.smart import step_passes
 
 Event = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedmtl.capabilities import aggregator, server_methods
+from fedmtl.capabilities import aggregator, check_methods, plugin_modules, server_methods
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.site import SiteSetup
@@ -138,6 +138,7 @@ def assemble(
     observe: Observer = lambda event: None,
 ) -> Prepared:
     """The model, the strategy and the first state of a config whose tasks are loaded."""
+    check_methods(config)
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
     weighed = config.training.loss_weighting == "uncertainty"
@@ -164,7 +165,7 @@ def assemble(
         known=frozenset(fixed_digest(key, value) for key, value in weights.items() if key.scope == "fixed"),
         weight_in=config.training.task_weight_in,
         methods=server_methods(setup),
-        aggregator=aggregator(federation.aggregation),
+        aggregator=aggregator(config, federation.aggregation),
     )
     return Prepared(
         config=config,
@@ -203,7 +204,19 @@ def site_setup(prepared: Prepared, run: RunFolder) -> SiteSetup:
         plain_encoder=prepared.config.compute.encoder == "plain",
         max_bytes=prepared.config.wire.max_bytes,
         log_variances=prepared.config.training.loss_weighting == "uncertainty",
+        plugins=_importable(prepared),
     )
+
+
+def _importable(prepared: Prepared) -> tuple[str, ...]:
+    """The modules of other packages' capabilities, which workers import before their first job."""
+    modules = plugin_modules()
+    if "__main__" in modules and prepared.compute.workers:
+        raise ConfigError(
+            "compute.workers: a capability is registered in the script itself, which workers cannot import; put it into"
+            " a module, or write `workers: 0`"
+        )
+    return tuple(module for module in modules if module != "__main__")
 
 
 def _without_texts(part: TaskData) -> TaskData:

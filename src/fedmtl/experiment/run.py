@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmtl.capabilities import trackers
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.errors import FedmtlError
@@ -20,6 +21,7 @@ from fedmtl.experiment.events import (
     evaluation_events,
     failure_event,
     opening_events,
+    remark_event,
     round_event,
     trained_samples,
     update_event,
@@ -56,6 +58,7 @@ from fedmtl.runs.folder import (
     read_events,
     write_atomic,
 )
+from fedmtl.runs.tracker import Trackers
 from fedmtl.sharing.keys import weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
@@ -107,7 +110,7 @@ def start_run(
     run = create_run(Path(config.output), name)
     with locked(run.path):
         write_atomic(run.config, dump_config(config).encode())
-        log = Log(run, observe)
+        log = Log(run, observe, prepared.config)
         for event in opening_events(prepared):
             log(event)
         return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run), profile=profile)
@@ -134,17 +137,27 @@ def resume_run(
         state = take_up(run, prepared, observe, keeps_clients=True, repair=repair)
         for event in opened_events(run, prepared):
             observe(event)
-        log = Log(run, observe)
+        log = Log(run, observe, prepared.config)
         return drive(prepared, state, run, log, lambda: open_carrier(prepared, run), profile=profile)
 
 
 class Log:
-    """Events go to the run's file first, then to whoever watches."""
+    """Events go to the run's file first, then to whoever watches, then to the trackers that the config names."""
 
-    def __init__(self, run: RunFolder, observe: Observer) -> None:
+    def __init__(self, run: RunFolder, observe: Observer, config: Config) -> None:
         self._run, self.observe = run, observe
+        self._trackers = Trackers(trackers(config, run.path), self._remark)
 
     def __call__(self, event: dict[str, Any]) -> None:
+        append_event(self._run, event)
+        self.observe(event)
+        self._trackers.event(event)
+
+    def close(self) -> None:
+        self._trackers.close()
+
+    def _remark(self, reason: str) -> None:
+        event = remark_event(0, "", reason)
         append_event(self._run, event)
         self.observe(event)
 
@@ -224,6 +237,7 @@ def drive(
         shutil.rmtree(run.spool, ignore_errors=True)
     try:
         _finish(prepared, state, run, log, status, reason)
+        log.close()
     except FedmtlError as later:
         # A full disk fails twice: what ended the run comes first.
         raise (error or later) from later

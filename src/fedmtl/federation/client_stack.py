@@ -26,7 +26,7 @@ Answer = Update | FedmtlError
 
 def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
-    if job.kind != "train" or not is_stackable(job.settings["methods"]):
+    if job.kind != "train" or not is_stackable(job.settings["methods"], len(job.tasks)):
         return None
     label = stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
     if label is None or len(job.tasks) == 1:

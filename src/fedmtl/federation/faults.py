@@ -34,6 +34,7 @@ SENTENCES = {
     "policy_labels": "the site's policy names other labels or another score range for the task",
     "policy_source": "the site was given no file of the task, and opens none that a server names",
     "policy_encoder": "the site's policy does not let the server name this encoder; it may be given with --model",
+    "policy_methods": "the site's policy allows no capability that is not part of fedmtl, unless it names it",
     "policy_teacher": "the site's policy names no teacher, and the site opens none that a server names",
     "policy_bounds": "a setting is beyond what a site takes from a server",
     "policy_min_examples": "the job would use fewer distinct examples than the site's policy allows",

@@ -133,6 +133,11 @@ class Policy(Section):
         description="Folder of the finished model that a server's config may have this site learn from, relative to"
         " the policy; without it, training.distillation is refused.",
     )
+    methods: list[str] = Field(
+        default_factory=list,
+        description="Names of capabilities of other packages, installed here, that a server's config may switch on;"
+        " those of fedmtl itself always may.",
+    )
     require: RequirePolicy = Field(default_factory=RequirePolicy, description="Protection that updates must have.")
 
     @model_validator(mode="after")

@@ -6,12 +6,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fedmtl.errors import CannotContinue
+from fedmtl.errors import CannotContinue, FedmtlError
 from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example
 from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.dispatch import Dispatch
@@ -64,11 +65,25 @@ def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate)
         yield done
 
 
+@contextmanager
+def _blamed(name: str, round_number: int) -> Iterator[None]:
+    """Whatever goes wrong in a capability's own code ends the run with a line that names it."""
+    try:
+        yield
+    except FedmtlError:
+        raise
+    except Exception as error:
+        raise RoundFailed(
+            f"round {round_number}: {name} failed with {type(error).__name__}: {error}", round_number
+        ) from error
+
+
 def _through(strategy: Strategy, state: State, hook: Callable[[ServerMethod, State], Step]) -> Step:
     """The state after one hook of all methods, phase by phase, and all that they have to say."""
     events: list[dict[str, Any]] = []
     for method in sorted(strategy.methods, key=lambda method: PHASES.index(method.phase)):
-        step = hook(method, state)
+        with _blamed(method.name, state.round):
+            step = hook(method, state)
         state = step.state
         events += step.events
     return Step(state, tuple(events))
@@ -84,16 +99,21 @@ def _round(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch)
     number = state.round + 1
     infos = engine.clients()
     sampled = sample_clients(strategy, infos, number)
-    given = {method.name: method.before_round(state, sampled, infos) for method in strategy.methods}
+    given: dict[str, RoundSettings] = {}
+    for method in strategy.methods:
+        with _blamed(method.name, number):
+            given[method.name] = method.before_round(state, sampled, infos)
     weights, settings = _weights(strategy, given.values())
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, strategy, sampled, infos, weights)
     aggregator = strategy.aggregator(state.weights, state.extra.get(strategy.federation.aggregation, NO_EXTRA))
 
     def add(update: Update) -> None:
-        aggregator.add(update, counting.of(update))
+        with _blamed(strategy.federation.aggregation, number):
+            aggregator.add(update, counting.of(update))
         for method in strategy.methods:
-            method.add(update)
+            with _blamed(method.name, number):
+                method.add(update)
 
     wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
     accepted, failures = _collect(state, strategy, engine, dispatch, settings, extra, wanted, add)
@@ -170,10 +190,12 @@ def _moved(
     state: State, strategy: Strategy, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    delta = aggregator.result()
-    after = with_extra(state, strategy.federation.aggregation, aggregator.remember())
+    with _blamed(strategy.federation.aggregation, number):
+        delta = aggregator.result()
+        after = with_extra(state, strategy.federation.aggregation, aggregator.remember())
     for method in strategy.methods:
-        stepped = method.step(state, delta)
+        with _blamed(method.name, number):
+            stepped = method.step(state, delta)
         if stepped is not None:
             weights, extra = stepped
             after = with_extra(after, method.name, extra)

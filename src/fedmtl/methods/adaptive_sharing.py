@@ -39,6 +39,7 @@ from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights, layer_of, owner_task
 from fedmtl.sharing.plan import SharingPlan, group_depth, move
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod
+from fedmtl.training.stacked.method import StackedMethod
 
 NAME = "adaptive_sharing"
 LAYERS, PRODUCTS = "layers", "inner_products"
@@ -466,10 +467,18 @@ class TaskGradients:
         return sum(float(torch.dot(x.reshape(-1).double(), y.reshape(-1).double())) for x, y in both)
 
 
+class NothingMeasured(StackedMethod):
+    """A client with one task has no inner products to send."""
+
+    name = NAME
+    knows_several_tasks = False
+
+
 class MeasuredClient(LocalMethod):
     """A client with several tasks sends the inner products of its tasks' gradients in every layer that may move."""
 
     name = NAME
+    stacked = NothingMeasured
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._layers = tuple(options["layers"])

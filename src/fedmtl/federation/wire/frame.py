@@ -29,7 +29,7 @@ from fedmtl.sharing.keys import Key, Weights
 # Words of 8 bytes in a row: 8 kB.
 WIDTH = 1024
 MAGIC = b"FMTL"
-VERSION = 3
+VERSION = 4
 FRAME = struct.Struct("<4sBxxxIQ")
 CHECKSUM = struct.Struct("<I")
 START = FRAME.size + CHECKSUM.size

@@ -6,8 +6,8 @@ them for the clients of each round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 
 class StackedMethod:
-    """The hooks, all empty. `moves_all_rows` is whether token rows that no text of a batch uses get a gradient too."""
+    """The hooks, all empty. `moves_all_rows` is whether token rows that no text of a batch uses get a gradient too.
+
+    `knows_several_tasks` is whether it also works for a client with several tasks, whose gradients are never side by
+    side.
+    """
 
     name: ClassVar[str]
     moves_all_rows: ClassVar[bool] = False
+    knows_several_tasks: ClassVar[bool] = True
+
+    def __init__(self, options: Mapping[str, Any]) -> None: ...
 
     def allocate(self, stack: Stack) -> None:
         """Make the buffers, one row for each client that trains a task."""
