@@ -171,9 +171,11 @@ def check_state(
     for name, extra in state.extra.items():
         for slot, values in extra.tensors.items():
             for key, value in values.items():
-                problem = _misfit(key, value, names) if value.dtype != torch.bool else None
-                if key not in state.weights or value.shape != state.weights[key].shape:
-                    problem = "is in no slice"
+                problem = "is in no slice" if key not in state.weights else None
+                if problem is None and value.dtype != torch.bool:
+                    problem = _misfit(key, value, names)
+                elif problem is None and value.shape != state.weights[key].shape:
+                    problem = f"has shape {tuple(value.shape)}, its weight {tuple(state.weights[key].shape)}"
                 if problem is not None:
                     raise refuse(f"{name}.{slot}: {key.name} {problem}")
         if checks is None:

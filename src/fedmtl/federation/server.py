@@ -342,7 +342,8 @@ class _Line:
 
 def _without_values(update: Update) -> Update:
     """The update as the round's record keeps it: which values there were, not what they were."""
-    return replace(update, delta=dict.fromkeys(update.delta, NO_VALUE), rows=None)
+    extra = {name: Extra(one.values) for name, one in update.extra.items()}
+    return replace(update, delta=dict.fromkeys(update.delta, NO_VALUE), rows=None, extra=extra)
 
 
 def _why_not(

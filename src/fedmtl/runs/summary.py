@@ -154,8 +154,6 @@ def _last(events: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
     return next((event for event in reversed(events) if event["event"] == kind), {})
 
 
-
-
 @dataclass(frozen=True)
 class SiteStatus:
     """One client so far."""

@@ -35,7 +35,7 @@ ROWS = Key("", "rows")
 SECONDS = Key("", "seconds")
 # In front of the scope of a capability's tensor: `extra/<name>/<slot>/`, and for masks, eight to a byte, `bits/...`.
 EXTRA, BITS = "extra/", "bits/"
-MOST_EXTRAS = 100
+MOST_EXTRAS, MOST_MASKS = 100, 8
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
 MOST_ROUND = 1 << 31
@@ -137,7 +137,8 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
             _losses(header["losses"], header["num_examples"]),
             _sums(header["sums"]),
             seen=_seen(header["seen"], header["num_examples"]),
-            extra=_extras(header["extra"], extra, coded),
+            # No client sends masks.
+            extra=_extras(header["extra"], extra, {}),
         )
     except (*BROKEN, RuntimeError) as error:
         raise WireError(f"an update's header is not whole: {brief(error)}") from error
@@ -195,10 +196,15 @@ def _extras(values: Any, tensors: Mapping[Key, Coded], weights: Mapping[Key, Cod
     for placed, coded in tensors.items():
         kind, name, slot, scope = placed.scope.split("/", 3)
         key = Key(scope, placed.name)
+        if not _is_plain_name(slot) or slot in (masks if kind + "/" == EXTRA else slots)[name]:
+            raise ValueError("an extra's tensors have no slot of their own")
         if kind + "/" == EXTRA:
             slots[name].setdefault(slot, {})[key] = coded
-        else:
-            masks[name].setdefault(slot, {})[key] = _mask(coded, weights[key])
+            continue
+        masks[name].setdefault(slot, {})[key] = _mask(coded, weights[key])
+        # A mask takes eight times the bytes that it travels in.
+        if sum(map(len, masks.values())) > MOST_MASKS:
+            raise ValueError("more masks than any capability sends")
     return {
         name: Extra(plain, {**{slot: CodedTensors(own) for slot, own in slots[name].items()}, **masks[name]})
         for name, plain in values.items()
