@@ -20,12 +20,12 @@ from fedmtl.engines import local
 from fedmtl.errors import WireError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.aggregators.mean import combine
+from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Update
-from fedmtl.methods.server_optimizers import server_step
 from fedmtl.federation.wire import decode_job, encode_job
+from fedmtl.methods.server_optimizers import server_step
 from fedmtl.predict.run import evaluate_validation, load_run
 from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.runs.summary import summarize

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
+from fedmtl.federation.aggregators.clipped_mean import ClippedMean
+from fedmtl.federation.aggregators.mean import Mean
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
+from fedmtl.federation.server_method import ServerMethod
 from fedmtl.federation.strategy import Strategy
+from fedmtl.methods.early_stopping import EarlyStopping
+from fedmtl.methods.server_optimizers import ServerOptimizer
+from fedmtl.methods.task_weighting import TaskWeighting
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.metrics import Scores
@@ -30,22 +36,28 @@ def start() -> State:
     return State(0, {key: torch.zeros(1) for key in (ENCODER, head("sst2"), head("stsb"))}, PLAN)
 
 
-def make_strategy(patience: int | None = None, **federation: object) -> Strategy:
+def make_strategy(patience: int | None = None, methods: Sequence[ServerMethod] = (), **federation: object) -> Strategy:
+    """With the methods that a config with this federation section switches on, and some more."""
     tasks = {
         "sst2": Task("sst2", "classification", ("sentence",), "label", "accuracy", ("no", "yes"), patience=patience),
         "stsb": Task("stsb", "regression", ("a", "b"), "label", "pearson"),
     }
     owned = {"a": ("sst2",), "b": ("sst2",), "c": ("stsb",)}
+    config = FederationConfig.model_validate({"vocabulary_slices": False, **federation})
+    weights = {"sst2": 1.0, "stsb": 1.0}
+    weighting = [TaskWeighting(config.task_weighting, weights)] if config.task_weighting.kind == "progress" else []
     return Strategy(
         tasks=tasks,
         names=NAMES,
         table="layer",
         active_tasks=lambda client, number: owned[client],
-        federation=FederationConfig.model_validate({"vocabulary_slices": False, **federation}),
+        federation=config,
         evaluation=EvaluationConfig(),
         settings=SETTINGS,
-        task_weights={"sst2": 1.0, "stsb": 1.0},
+        task_weights=weights,
         seed=0,
+        methods=[*weighting, ServerOptimizer(config.server_optimizer), EarlyStopping(tasks), *methods],
+        aggregator={"mean": Mean, "clipped_mean": ClippedMean}[config.aggregation],
     )
 
 

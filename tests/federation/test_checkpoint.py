@@ -6,10 +6,14 @@ from random import Random
 import pytest
 import torch
 
+from fedmtl.config import AdaptiveSharingConfig, ServerOptimizerConfig
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.checkpoint import check_state, last_whole_checkpoint, load_checkpoint, save_checkpoint
-from fedmtl.federation.messages import LayerTrack, Progress, State
+from fedmtl.federation.messages import Progress, State
+from fedmtl.methods.adaptive_sharing import AdaptiveSharing, LayerTrack, layer_tracks
+from fedmtl.methods.server_optimizers import ServerOptimizer
 from fedmtl.model.tensor_files import load_tensors
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 
@@ -22,11 +26,15 @@ def state(number: int, best: tuple[int, float] | None = None) -> State:
         number,
         {ENCODER: torch.randn(3), HEAD: torch.randn(2)},
         PLAN,
-        {"momentum": {ENCODER: torch.randn(3)}},
         {"sst2": Progress(((0, None), (1, 0.5)), 1, 0.5, {HEAD: torch.randn(2)}, None)},
         {"c1": number},
         best,
+        {"server_optimizer": Extra(tensors={"momentum": {ENCODER: torch.randn(3)}})},
     )
+
+
+def with_momentum(momentum: torch.Tensor) -> State:
+    return replace(state(7), extra={"server_optimizer": Extra(tensors={"momentum": {ENCODER: momentum}})})
 
 
 def test_a_state_comes_back_whole(tmp_path):
@@ -36,27 +44,46 @@ def test_a_state_comes_back_whole(tmp_path):
     assert back is not None
     assert torch.equal(back.weights[ENCODER], saved.weights[ENCODER])
     assert torch.equal(back.weights[HEAD], saved.weights[HEAD])
-    assert torch.equal(back.server_optimizer["momentum"][ENCODER], saved.server_optimizer["momentum"][ENCODER])
+    momentum, again = (one.extra["server_optimizer"].slot("momentum") for one in (saved, back))
+    assert torch.equal(again[ENCODER], momentum[ENCODER])
     progress = back.progress["sst2"]
     assert torch.equal(progress.best_head[HEAD], saved.progress["sst2"].best_head[HEAD])
     assert replace(progress, best_head={}) == replace(saved.progress["sst2"], best_head={})
     assert (back.round, back.plan, back.accepted, back.best_overall) == (7, PLAN, {"c1": 7}, (3, 0.9))
 
 
-def test_what_is_known_of_the_layers_comes_back_and_older_checkpoints_have_none(tmp_path):
-    track = LayerTrack({"sst2/stsb": -0.1234567890123}, low=2)
-    save_checkpoint(tmp_path, replace(state(3), sharing={"layer.1": track}))
+def test_what_methods_know_comes_back_and_one_that_knows_nothing_has_no_part(tmp_path):
+    extra = {
+        "values": Extra({"a": [1, 2.5, None, "x"], "b": {"c": {"d": 0.1}}}),
+        "tensors": Extra({"step": 3}, {"first": {ENCODER: torch.randn(3)}, "second": {HEAD: torch.randn(2)}}),
+        "masks": Extra(tensors={"mask": {ENCODER: torch.tensor([True, False, True])}}),
+    }
+    save_checkpoint(tmp_path, replace(state(3), extra=extra))
     back = load_checkpoint(tmp_path)
     assert back is not None
-    assert back.sharing == {"layer.1": track}
-    path = tmp_path / "round-0003.json"
-    record = json.loads(path.read_text())
-    del record["sharing"], record["digest"]
-    path.write_text(json.dumps(record))
-    older = load_checkpoint(tmp_path)
-    assert older is not None
-    assert older.sharing == {}
-    assert torch.equal(older.weights[ENCODER], back.weights[ENCODER])
+    assert list(back.extra) == list(extra)
+    for name, one in extra.items():
+        assert back.extra[name].values == one.values
+        assert back.extra[name].tensors.keys() == one.tensors.keys()
+        for slot, values in one.tensors.items():
+            found = back.extra[name].slot(slot)
+            assert found.keys() == values.keys()
+            assert all(
+                torch.equal(found[key], value) and found[key].dtype == value.dtype for key, value in values.items()
+            )
+    save_checkpoint(tmp_path, replace(state(4), extra={}))
+    later = load_checkpoint(tmp_path)
+    assert later is not None
+    assert later.extra == {}
+
+
+def test_what_is_known_of_the_layers_comes_back(tmp_path):
+    track = LayerTrack({"sst2/stsb": -0.1234567890123}, low=2)
+    layers = {"layer.1": {"agreement": dict(track.agreement), "low": track.low, "high": track.high}}
+    save_checkpoint(tmp_path, replace(state(3), extra={"adaptive_sharing": Extra({"layers": layers})}))
+    back = load_checkpoint(tmp_path)
+    assert back is not None
+    assert layer_tracks(back) == {"layer.1": track}
 
 
 def test_the_last_the_best_and_every_nth_are_kept(tmp_path):
@@ -122,7 +149,9 @@ def rewritten(path, **changes):
         {"best_overall": [7]},
         {"best_overall": [70, 0.5]},
         {"sha256": "x"},
-        {"sharing": {"layer.1": {"agreement": {}, "low": -1, "high": 0}}},
+        {"extra": []},
+        {"extra": {"pruning": 5}},
+        {"extra": {"pruning": [["mask", 1]]}},
         {"surprise": 1},
     ],
     ids=lambda changes: json.dumps(changes)[:40],
@@ -205,10 +234,23 @@ def test_a_state_of_the_model_passes(tmp_path):
         (replace(state(7), weights={ENCODER: torch.zeros(4), HEAD: torch.zeros(2)}), "w has shape"),
         (replace(state(7), weights={ENCODER: torch.zeros(3).double(), HEAD: torch.zeros(2)}), "w has shape"),
         (replace(state(7), weights={ENCODER: torch.full((3,), torch.nan), HEAD: torch.zeros(2)}), "not finite"),
-        (replace(state(7), server_optimizer={"momentum": {ENCODER: torch.zeros(2)}}), "momentum: w has shape"),
+        (with_momentum(torch.zeros(2)), "momentum: w has shape"),
+        (with_momentum(torch.zeros(3).double()), "momentum: w has shape"),
+        (with_momentum(torch.full((3,), torch.inf)), "momentum: w has a value that is not finite"),
         (replace(state(7), progress={"qqp": Progress()}), "it has a task qqp"),
         (replace(state(7), progress={"sst2": Progress(best_head={ENCODER: torch.zeros(3)})}), "is not the head's"),
-        (replace(state(7), pruned={ENCODER: torch.zeros(3)}), "pruned: w"),
+        (
+            replace(state(7), extra={"pruning": Extra(tensors={"mask": {Key("task:sst2", "w"): torch.ones(3) > 0}})}),
+            "pruning.mask: w",
+        ),
+        (
+            replace(state(7), extra={"pruning": Extra(tensors={"mask": {ENCODER: torch.ones(2) > 0}})}),
+            "pruning.mask: w",
+        ),
+        (
+            replace(state(7), extra={"pruning": Extra(tensors={"mask": {Key("all", "v"): torch.ones(3)}})}),
+            "pruning.mask: v",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -216,3 +258,61 @@ def test_a_state_of_another_model_is_refused_before_it_is_used(tmp_path, changed
     with pytest.raises(FedmtlError, match=r"of another model or config") as caught:
         check_state(changed, SHAPES, ["sst2"], tmp_path)
     assert message in str(caught.value)
+
+
+def checks_of(*methods):
+    return {method.name: method.check for method in methods}
+
+
+ADAPTIVE = AdaptiveSharing(AdaptiveSharingConfig(), {"layer.1": ("w",)}, ["sst2"], "weighted")
+MOMENTUM = ServerOptimizer(ServerOptimizerConfig(kind="fedavgm"))
+
+
+def test_a_state_of_the_methods_that_are_switched_on_passes(tmp_path):
+    layers = {"layer.1": {"agreement": {"sst2/stsb": 0.5}, "low": 0, "high": 1}}
+    known = replace(state(7), extra={**state(7).extra, "adaptive_sharing": Extra({"layers": layers})})
+    check_state(known, SHAPES, ["sst2"], tmp_path, checks_of(ADAPTIVE, MOMENTUM))
+
+
+@pytest.mark.parametrize(
+    ("extra", "methods", "message"),
+    [
+        (state(7).extra, [ADAPTIVE], "it has a state of server_optimizer, which is not switched on"),
+        ({"nobody": Extra({"a": 1})}, [ADAPTIVE, MOMENTUM], "it has a state of nobody, which is not switched on"),
+        ({"clipped_mean": Extra({"norms": {"all": 1.0}})}, [MOMENTUM], "it has a state of clipped_mean"),
+        (
+            state(7).extra,
+            [ServerOptimizer(ServerOptimizerConfig(kind="none"))],
+            "server_optimizer: none has other moments",
+        ),
+        (
+            {"server_optimizer": Extra(tensors={"second_moment": {ENCODER: torch.zeros(3)}})},
+            [MOMENTUM],
+            "server_optimizer: fedavgm has other moments",
+        ),
+        ({"server_optimizer": Extra({"more": 1})}, [MOMENTUM], "server_optimizer: "),
+        (
+            {"adaptive_sharing": Extra({"layers": {"layer.1": {"agreement": {}, "low": -1, "high": 0}}})},
+            [ADAPTIVE],
+            "adaptive_sharing: layer.1 is no layer that moves",
+        ),
+        (
+            {"adaptive_sharing": Extra({"layers": {"layer.2": {"agreement": {}, "low": 0, "high": 0}}})},
+            [ADAPTIVE],
+            "adaptive_sharing: layer.2 is no layer that moves",
+        ),
+        (
+            {"adaptive_sharing": Extra({"layers": {"layer.1": {"agreement": {"a/b": float("nan")}}}})},
+            [ADAPTIVE],
+            "adaptive_sharing: the agreement of layer.1 is no number",
+        ),
+        ({"adaptive_sharing": Extra({"layers": {"layer.1": {"low": "x"}}})}, [ADAPTIVE], "adaptive_sharing: "),
+        ({"adaptive_sharing": Extra({"layers": [1]})}, [ADAPTIVE], "adaptive_sharing: "),
+        ({"adaptive_sharing": Extra({"more": 1})}, [ADAPTIVE], "adaptive_sharing: "),
+    ],
+)
+def test_what_a_method_that_is_on_could_not_have_written_is_refused(tmp_path, extra, methods, message):
+    with pytest.raises(FedmtlError, match=r"of another model or config") as caught:
+        check_state(replace(state(7), extra=extra), SHAPES, ["sst2"], tmp_path, checks_of(*methods))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

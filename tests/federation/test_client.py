@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedmtl.capabilities import _REGISTERED, Capability, register
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.prepare import prepare
@@ -18,8 +19,10 @@ from fedmtl.federation.client_state import load_state
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.wire import encode_update
 from fedmtl.federation.wire.frame import read_frame
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.tasks.embedded import embedded_columns
+from fedmtl.training.local_method import Finished, LocalMethod
 
 CLIENT = "sentiment_client_1"
 
@@ -102,6 +105,56 @@ def test_a_personal_head_goes_on_from_round_to_round_and_steps_back(given):
     # The server never accepted round 2 and asks for it again from round 1.
     run_job(job(2, accepted=1), site)
     assert torch.equal(kept(2), second)
+
+
+class Counter(LocalMethod):
+    """Counts its rounds in a tensor that stays at the client, and says where it is and what came with the job."""
+
+    name = "test_client_counter"
+
+    def __init__(self, options):
+        self._most, self._sent, self._next = options["most"], {}, {}
+
+    def start(self, client, received, stored):
+        key = next(iter(client.bound.flat.places))
+        before = stored.slot("count").get(key, torch.zeros(()))
+        self._sent = {"before": float(before), "received": received.values.get("word"), "round": client.round}
+        self._next = {key: torch.clamp(before + 1, max=self._most)}
+
+    def finish(self, tasks):
+        return Finished(Extra({**self._sent, "tasks": list(tasks)}), Extra(tensors={"count": self._next}))
+
+
+def test_what_a_method_stores_goes_on_from_the_round_that_was_accepted(given):
+    register(Capability(Counter.name, Counter))
+    site, job = given()
+    methods = {Counter.name: {"most": 9}}
+
+    def told(**options):
+        given_job = job(**options)
+        extra = {Counter.name: Extra({"word": "hello"})}
+        given_job = replace(given_job, settings={**given_job.settings, "methods": methods}, extra=extra)
+        return run_job(given_job, site).extra[Counter.name].values
+
+    try:
+        first = told(number=1)
+        assert first == {"before": 0.0, "received": "hello", "round": 1, "tasks": ["sentiment"]}
+        assert told(number=2, accepted=1)["before"] == 1.0
+        assert told(number=3, accepted=2)["before"] == 2.0
+        # The server never accepted round 3 and asks for it again.
+        assert told(number=3, accepted=2)["before"] == 2.0
+        assert told(number=4, accepted=0)["before"] == 0.0
+    finally:
+        _REGISTERED.pop(Counter.name)
+
+
+def test_a_method_that_is_not_here_is_one_line(given):
+    site, job = given()
+    unknown = replace(job(), settings={**job().settings, "methods": {"nobody": {}}})
+    with pytest.raises(FedmtlError, match="no capability is called nobody; there are"):
+        run_job(unknown, site)
+    with pytest.raises(FedmtlError, match="task_weighting has no client's half"):
+        run_job(replace(unknown, settings={**job().settings, "methods": {"task_weighting": {}}}), site)
 
 
 LOSSY = ("wire.up=int8", "wire.down=int8")

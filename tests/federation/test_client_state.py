@@ -2,7 +2,16 @@ import pytest
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import InitialValues, fixed_digest, load_state, remember_fixed, save_state
+from fedmtl.federation.client_state import (
+    InitialValues,
+    extra_slots,
+    fixed_digest,
+    load_state,
+    remember_fixed,
+    save_state,
+    stored_extra,
+)
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
 OWN = Key("client:c1", "heads.sst2.weight")
@@ -75,3 +84,22 @@ def test_a_broken_state_is_one_line(tmp_path, data):
     (tmp_path / "round-0001.safetensors").write_bytes(data)
     with pytest.raises(FedmtlError, match=r"round-0001\.safetensors.*put back a whole copy"):
         load_state(tmp_path, 1)
+
+
+def test_what_methods_store_comes_back_beside_the_rest(tmp_path):
+    stored = {
+        "one": Extra(tensors={"slot": {OWN: torch.tensor([1.5])}, "other": {FROZEN: torch.tensor([True, False])}}),
+        "two": Extra(tensors={"slot": {OWN: torch.tensor([2.5])}}),
+    }
+    save_state(tmp_path, 1, {**values(1.0), **extra_slots(stored)}, before=0)
+    back = stored_extra(load_state(tmp_path, 1))
+    assert set(back) == {"one", "two"}
+    assert back["one"].slot("slot")[OWN].tolist() == [1.5]
+    assert back["one"].slot("other")[FROZEN].tolist() == [True, False]
+    assert back["two"].slot("slot")[OWN].tolist() == [2.5]
+    assert stored_extra(values(1.0)) == {}
+
+
+def test_a_method_that_would_store_plain_values_is_told_so():
+    with pytest.raises(TypeError, match="the method one stores plain values at a client"):
+        extra_slots({"one": Extra({"step": 1})})

@@ -4,9 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl.federation.messages import ClientInfo, Failure, Job, Refinement, Update
+from fedmtl.capabilities import _REGISTERED, Capability, register
+from fedmtl.config import EvaluationConfig
+from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.federation.server_method import ServerMethod, Step
 from fedmtl.federation.strategy import sample_clients
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
 from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
@@ -27,22 +31,65 @@ def test_round_0_is_the_start_and_row_n_the_model_after_round_n():
     assert turns[0].updates == ()
 
 
-def test_what_refines_a_round_comes_before_its_evaluation_and_the_next_round():
-    # Each round adds 1, and refining ten times that: 10, then 110, then 1110; round 0 is left alone.
-    seen = []
+class Recording(ServerMethod):
+    """Notes its hooks, and multiplies the encoder after each."""
 
-    def refine(state):
-        weights = {**state.weights, ENCODER: state.weights[ENCODER] * 10}
-        return replace(state, weights=weights), Refinement({"sst2": 0.5}, 3, 0.0)
+    def __init__(self, name, phase, factor, calls):
+        self.name, self.phase, self._factor, self._calls = name, phase, factor, calls
+
+    def _step(self, hook, state):
+        self._calls.append((hook, self.name, state.round))
+        weights = {**state.weights, ENCODER: state.weights[ENCODER] * self._factor}
+        return Step(replace(state, weights=weights), ({"event": self.name, "round": state.round},))
+
+    def start(self, state):
+        return self._step("start", state)
+
+    def after_aggregation(self, before, after):
+        assert after.round == before.round + 1
+        return self._step("aggregated", after)
+
+    def after_evaluation(self, state, evaluation):
+        self._calls.append(("evaluated", self.name, state.round))
+        assert state.progress["sst2"].scores[-1] == (state.round, 0.5)
+        return Step(state)
+
+    def report(self, state):
+        return ({"event": f"{self.name} reports", "round": state.round},)
+
+
+def test_what_methods_make_of_a_round_comes_before_its_evaluation_and_the_next_round():
+    # Each round adds 1, and a method makes ten times that of it: 10, then 110, then 1110.
+    calls, seen = [], []
 
     def evaluate(state):
         seen.append(state.weights[ENCODER].item())
         return flat(state)
 
-    turns = list(rounds(start(), make_strategy(), FakeEngine(), evaluate, refine))
+    strategy = make_strategy(methods=[Recording("ten", "weights", 10, calls)])
+    turns = list(rounds(start(), strategy, FakeEngine(), evaluate))
     assert seen == [0.0, 10.0, 110.0, 1110.0]
     assert turns[-1].state.weights[ENCODER].item() == 1110.0
-    assert [turn.refinement and turn.refinement.steps for turn in turns] == [None, 3, 3, 3]
+    assert [event["event"] for event in turns[1].events] == ["ten", "ten reports"]
+
+
+def test_methods_go_phase_by_phase_and_in_their_order_within_one():
+    calls = []
+    phases = ["constraint", "weights", "plan", "weights"]
+    methods = [Recording(f"{phase} {number}", phase, 1, calls) for number, phase in enumerate(phases)]
+    turns = list(rounds(start(), make_strategy(methods=methods), FakeEngine(), flat))
+    order = ["plan 2", "weights 1", "weights 3", "constraint 0"]
+    assert calls[:8] == [(hook, name, 0) for hook in ("start", "evaluated") for name in order]
+    assert calls[8:16] == [(hook, name, 1) for hook in ("aggregated", "evaluated") for name in order]
+    assert [event["event"] for event in turns[1].events][:4] == order
+
+
+def test_a_round_that_is_not_evaluated_is_reported_all_the_same():
+    strategy = make_strategy(methods=[Recording("one", "weights", 1, [])])
+    strategy = replace(strategy, evaluation=EvaluationConfig(every=2))
+    turns = list(rounds(start(), strategy, FakeEngine(), flat))
+    assert [turn.evaluation is None for turn in turns] == [False, True, False, False]
+    assert all(turn.events[-1] == {"event": "one reports", "round": turn.number} for turn in turns)
 
 
 def test_a_head_moves_only_when_a_client_of_its_task_returned():
@@ -108,22 +155,6 @@ def test_tasks_alike_count_by_the_examples_of_the_clients_that_were_asked():
     first = list(rounds(start(), without_a, engine, flat))[1].state.weights
     # b is all of sst2 now, not three quarters
     assert first[ENCODER].item() == 7.5
-
-
-def test_adjusting_clients_are_told_the_labels_of_all_that_are_asked():
-    class Counting(FakeEngine):
-        def clients(self):
-            counts = {"a": {"sst2": [1]}, "b": {"sst2": [1, 2]}, "c": {}}
-            return {name: replace(info, label_counts=counts[name]) for name, info in super().clients().items()}
-
-    engine, strategy = Counting(), make_strategy()
-    list(rounds(start(), strategy, engine, flat))
-    assert all(job.settings["label_counts"] == {} for job in engine.jobs)
-    engine = Counting()
-    adjusting = replace(strategy, settings=replace(strategy.settings, logit_adjustment=1.0))
-    list(rounds(start(), adjusting, engine, flat))
-    assert engine.jobs
-    assert all(job.settings["label_counts"] == {"sst2": [2, 2], "stsb": []} for job in engine.jobs)
 
 
 def test_a_second_answer_of_one_client_does_not_count():
@@ -199,31 +230,6 @@ def test_sampling_takes_that_many_clients_by_seed():
     assert [job.client for job in other.jobs] == [job.client for job in engine.jobs]
 
 
-def test_early_stopping_fixes_the_head_at_its_best_round_and_the_encoder_goes_on():
-    by_round = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.6}
-    engine = FakeEngine()
-    strategy = make_strategy(patience=1)
-    turns = list(rounds(start(), strategy, engine, lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
-    assert [turn.stopped for turn in turns] == [(), (), ("sst2",), ()]
-    last = turns[-1].state
-    fixed = Key("fixed", "heads.sst2.w")
-    # best in round 1, when the head was 1; it was 2 when the task was stopped
-    assert last.weights[fixed].item() == 1.0
-    assert head("sst2") not in last.weights
-    assert last.weights[ENCODER].item() == 3.0
-    third = next(job for job in engine.jobs if job.round == 3 and job.client == "a")
-    assert third.weights[fixed].item() == 1.0
-    assert last.progress["sst2"].best_round == 1
-
-
-def test_an_undefined_score_is_not_better_and_uses_up_patience():
-    strategy = make_strategy(patience=2)
-    by_round = {0: None, 1: 0.4, 2: None, 3: None}
-    turns = list(rounds(start(), strategy, FakeEngine(), lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
-    assert turns[-1].stopped == ("sst2",)
-    assert turns[-1].state.progress["sst2"].best_round == 1
-
-
 def test_a_fixed_value_travels_once_and_again_to_a_client_that_failed():
     strategy = make_strategy()
     state = start()
@@ -275,6 +281,38 @@ def test_an_update_is_let_go_as_soon_as_it_is_in_the_mean():
     assert {value.device.type for turn in turns[1:] for update in turn.updates for value in update.delta.values()} == {
         "meta"
     }
+
+
+def test_what_a_method_sent_is_let_go_as_soon_as_it_is_added():
+    name, kept, added = "test_server_sender", [], []
+    register(Capability(name, check_sent=lambda extra, tasks, options: None))
+
+    class Watching(FakeEngine):
+        def run(self, jobs, deadline):
+            for answer in super().run(jobs, deadline):
+                sent = torch.ones(1)
+                kept.append(weakref.ref(sent))
+                extra = {name: Extra({"number": len(kept)}, {"slot": {ENCODER: sent}})}
+                del sent
+                assert all(before() is None for before in kept[:-2])
+                yield replace(answer, extra=extra)
+                del extra
+
+    class Adding(ServerMethod):
+        name = "test_server_sender"
+
+        def add(self, update):
+            added.append((update.client, update.extra[self.name].slot("slot")[ENCODER].item()))
+
+    try:
+        strategy = make_strategy(methods=[Adding()])
+        strategy = replace(strategy, settings=replace(strategy.settings, methods={name: {}}))
+        turns = list(rounds(start(), strategy, Watching(), flat))
+    finally:
+        _REGISTERED.pop(name)
+    assert added == [("b", 1.0), ("a", 1.0), ("c", 1.0)] * 3
+    # Its values are in the round's record, its tensors are not.
+    assert [update.extra[name].values for update in turns[1].updates] == [{"number": n} for n in (2, 1, 3)]
 
 
 def test_the_longest_to_train_come_first():
@@ -369,37 +407,3 @@ def test_an_empty_update_does_not_count_for_min_clients():
 
     with pytest.raises(RoundFailed, match=r"round 1 got 1 updates, federation.min_clients is 2"):
         run(FakeEngine(answer), min_clients=2)
-
-
-class TestClippedMean:
-    def test_norms_are_clipped_to_the_median_of_the_round_before(self):
-        # The encoder's norms are 1, 2 and 30; of round 1's own the median is 2: (1*1 + 3*2 + 1*2) / 5.
-        steps = {1: {"a": 1.0, "b": 2.0, "c": -30.0}, 2: {"a": 1.0, "b": 1.0, "c": -30.0}}
-        engine = FakeEngine(lambda job: trained(job, steps.get(job.round, steps[1])[job.client]))
-        turns = run(engine, aggregation="clipped_mean")
-        assert turns[1].state.weights[ENCODER].item() == pytest.approx((1 + 3 * 2 - 2) / 5)
-        assert dict(turns[1].state.norms) == {"all": 2.0, "task:sst2": 1.0, "task:stsb": 30.0}
-        # Round 2 is clipped to 2, and its own median is 1; the head of sst2 to 1.
-        moved = turns[2].state.weights[ENCODER].item() - turns[1].state.weights[ENCODER].item()
-        assert moved == pytest.approx((1 + 3 * 1 - 2) / 5)
-        assert turns[2].state.norms["all"] == 1.0
-
-    def test_of_two_clients_the_smaller_norm_bounds_both(self):
-        engine = FakeEngine(lambda job: trained(job, {"a": 1.0, "b": -10.0, "c": 1.0}[job.client]))
-        first = run(engine, aggregation="clipped_mean")[1].state.weights
-        # a counts 1, b 3: (1 - 3) / 4
-        assert first[head("sst2")].item() == pytest.approx(-0.5)
-
-    def test_a_round_without_a_bound_is_the_same_whoever_answers_first(self):
-        def ordered(job):
-            return trained(job, {"a": 1.0, "b": 3.0, "c": 7.0}[job.client])
-
-        class Backwards(FakeEngine):
-            def run(self, jobs, deadline):
-                yield from reversed(list(super().run(jobs, deadline)))
-
-        one, other = (run(engine, aggregation="clipped_mean") for engine in (FakeEngine(ordered), Backwards(ordered)))
-        assert one[-1].state.weights == other[-1].state.weights
-
-    def test_off_it_changes_nothing(self):
-        assert run()[-1].state.norms == {}

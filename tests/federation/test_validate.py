@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedmtl.capabilities import _REGISTERED, Capability, register
 from fedmtl.federation.messages import ClientInfo, Job, Update
 from fedmtl.federation.validate import counted_examples, expect, refusal
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 
@@ -44,12 +46,19 @@ def test_a_bad_update_is_refused_with_its_reason(change, reason):
     assert reason in (refusal(replace(GOOD, **change), expect(JOB)) or "")
 
 
-ASKED = replace(JOB, tasks=("sst2", "qqp"), settings={"measured_layers": ["layer"]})
+ASKED = replace(
+    JOB, tasks=("sst2", "qqp"), settings={"methods": {"adaptive_sharing": {"layers": ["layer"]}, "pcgrad": {}}}
+)
 TOLD = replace(GOOD, tasks=("sst2", "qqp"), num_examples={"sst2": 5, "qqp": 5})
 
 
+def sending(name: str, values: dict | None = None, tensors: dict | None = None, update: Update = TOLD) -> Update:
+    return replace(update, extra={name: Extra(values or {}, tensors or {})})
+
+
 def test_inner_products_that_were_asked_for_are_accepted():
-    assert refusal(replace(TOLD, inner_products={"layer": [[4.0, -6.0], [-6.0, 9.0]]}), expect(ASKED)) is None
+    products = {"layer": [[4.0, -6.0], [-6.0, 9.0]]}
+    assert refusal(sending("adaptive_sharing", {"inner_products": products}), expect(ASKED)) is None
 
 
 @pytest.mark.parametrize(
@@ -60,10 +69,88 @@ def test_inner_products_that_were_asked_for_are_accepted():
         {"layer": [[1.0, 0.5], [0.4, 1.0]]},
         # no two vectors of lengths 2 and 3 have a product over 6
         {"layer": [[4.0, 6.1], [6.1, 9.0]]},
+        # not a number for every two tasks
+        {"layer": [[1.0]]},
+        {"layer": [[1.0, 0.0], [0.0]]},
+        {"layer": [["nan", 0.0], [0.0, 1.0]]},
+        {"layer": [["x", 0], [0, 1]]},
+        {"layer": [[float("nan"), 0.0], [0.0, 1.0]]},
+        {"layer": [[True, 0.0], [0.0, 1.0]]},
+        {"layer": "xy"},
+        {"layer": None},
+        [1, 2],
     ],
 )
 def test_inner_products_that_no_vectors_have_are_refused(products):
-    assert "inner products" in (refusal(replace(TOLD, inner_products=products), expect(ASKED)) or "")
+    reason = refusal(sending("adaptive_sharing", {"inner_products": products}), expect(ASKED))
+    assert "inner products" in (reason or "")
+
+
+def test_inner_products_come_alone():
+    for update in (
+        sending("adaptive_sharing", {"inner_products": {}, "more": 1}),
+        sending("adaptive_sharing", {}, {"slot": {ENCODER: torch.ones(2, 2)}}),
+    ):
+        assert "inner products" in (refusal(update, expect(ASKED)) or "")
+
+
+@pytest.mark.parametrize("conflicts", [1.5, -0.1, "half", float("nan"), True, None, [0.5]])
+def test_a_share_of_conflicts_that_is_none_is_refused(conflicts):
+    assert refusal(sending("pcgrad", {"conflicts": 0.25}), expect(ASKED)) is None
+    assert "conflicts" in (refusal(sending("pcgrad", {"conflicts": conflicts}), expect(ASKED)) or "")
+    assert "conflicts" in (refusal(sending("pcgrad", {"conflicts": 0.25, "more": 1}), expect(ASKED)) or "")
+
+
+@pytest.mark.parametrize("name", ["smart", "pcgrad", "nobody"])
+def test_something_of_a_method_that_has_no_part_in_the_job_is_refused(name):
+    told = sending(name, {"conflicts": 0.5}, update=GOOD)
+    assert f"it sent something of {name}, which has no part in its job" == refusal(told, expect(JOB))
+
+
+def test_something_of_a_method_that_sends_nothing_is_refused():
+    job = replace(JOB, settings={"methods": {"fedprox": {"mu": 0.1}}})
+    assert refusal(GOOD, expect(job)) is None
+    for told in (
+        sending("fedprox", {"mu": 1}, update=GOOD),
+        sending("fedprox", {}, {"slot": {ENCODER: torch.ones(2, 2)}}, GOOD),
+    ):
+        assert "does not send" in (refusal(told, expect(job)) or "")
+
+
+@pytest.fixture
+def sender():
+    """A method that may send anything: what is refused of it is refused for everybody."""
+    name = "test_validate_sender"
+    register(Capability(name, check_sent=lambda extra, tasks, options: None))
+    yield name
+    _REGISTERED.pop(name)
+
+
+OTHER_HEAD = Key("task:qqp", "heads.qqp.weight")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (Key("all", "other"), torch.ones(2, 2), "of other of scope all, which is not its own"),
+        (OTHER_HEAD, torch.ones(2), "of the head of qqp, which is not its own"),
+        (Key("fixed", "frozen"), torch.ones(1), "of frozen of scope fixed, which is not its own"),
+        (ENCODER, torch.ones(3, 2), "layer is (3, 2); (2, 2) was sent"),
+        (ENCODER, torch.ones(2, 2, dtype=torch.int64), "layer is"),
+        (ENCODER, torch.ones(2, 2, dtype=torch.bool), "layer is"),
+        (ENCODER, torch.full((2, 2), float("nan")), "layer holds values that are not numbers"),
+        (ENCODER, torch.full((2, 2), float("inf")), "layer holds values that are not numbers"),
+        (ENCODER, torch.full((2, 2), 1e15), "layer holds values that are not numbers"),
+    ],
+    ids=["foreign", "head of another task", "fixed", "shape", "whole numbers", "mask", "nan", "inf", "huge"],
+)
+def test_tensors_that_a_method_cannot_have_are_refused_with_its_name(sender, key, value, reason):
+    job = replace(JOB, weights={**WEIGHTS, OTHER_HEAD: torch.zeros(2)}, tasks=("sst2", "qqp"))
+    known = expect(replace(job, settings={"methods": {sender: {}}}))
+    assert refusal(sending(sender, {"any": 1}, {"slot": {ENCODER: torch.ones(2, 2)}}, GOOD), known) is None
+    found = refusal(sending(sender, {}, {"slot": {key: value}}, GOOD), known) or ""
+    assert reason in found
+    assert f"{sender}.slot" in found
 
 
 def test_the_length_of_an_update_is_bounded():

@@ -3,19 +3,31 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores, start
 from fedmtl.config import PruningConfig, ServerOptimizerConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_stack import stack_label
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Codecs, State
-from fedmtl.methods.pruning import prunable_names, prune, share_after, sparsity
 from fedmtl.federation.server import rounds
 from fedmtl.federation.wire import decode_job, encode_job
+from fedmtl.methods.pruning import (
+    Pruning,
+    check_received,
+    prunable_names,
+    prune,
+    pruned_weights,
+    share_after,
+    sparsity,
+)
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
-
-from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores
+from fedmtl.sharing.weights import initial_weights, linear_weights
+from fedmtl.training.local import train
+from training.small_client import CPU, CROSS, DUAL, SINGLE, bind, make_methods, make_settings, make_shard, small_model
+from training.small_client import PLAN as CLIENT_PLAN
 
 A, B = Key("all", "a"), Key("task:sst2", "b")
 
@@ -64,7 +76,7 @@ def test_a_pruned_weight_stays_so_even_where_it_has_grown_and_a_chance_zero_is_f
     later = prune(replace(state, round=2, weights=weights), settings, {"a", "b"})
     assert later.weights[A].tolist() == [[0.0, 0.0], [pytest.approx(5.3), pytest.approx(4.1)]]
     assert later.weights[B][0, 3] == 0
-    assert later.pruned[A].tolist() == [[False, True], [False, False]]
+    assert pruned_weights(later)[A].tolist() == [[False, True], [False, False]]
 
 
 def test_equal_weights_are_pruned_in_order():
@@ -79,7 +91,7 @@ def test_what_became_fixed_is_not_pruned_further():
     # Two thirds of .2 of the four that are left are .53, so one: the one there is already.
     later = prune(replace(state, round=2, weights=weights), PruningConfig(amount=0.2, rounds=3), {"a", "b"})
     assert torch.equal(later.weights[fixed], weights[fixed])
-    assert set(later.pruned) == {A}
+    assert set(pruned_weights(later)) == {A}
 
 
 def test_only_what_the_server_has_and_trains_is_prunable():
@@ -96,12 +108,20 @@ def test_the_servers_momentum_does_not_move_a_pruned_weight(kind):
     # Three prunable numbers, all 0 at the start: after round 0 one of them, the first, is pruned for good.
     strategy = make_strategy(server_optimizer=ServerOptimizerConfig(kind=kind, learning_rate=0.1).model_dump())
     settings = PruningConfig(amount=0.34, rounds=1, start_round=0)
-    strategy = replace(strategy, pruning=settings, prunable=frozenset(strategy.names))
+    names = frozenset(strategy.names)
+    strategy = replace(strategy, methods=[*strategy.methods, Pruning(settings, names, names)])
     start = State(0, {key: torch.zeros(1) for key in (ENCODER, head("sst2"), head("stsb"))}, PLAN)
     turns = list(rounds(start, strategy, FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
     assert [turn.state.weights[ENCODER].item() for turn in turns] == [0.0] * 4
     assert turns[-1].state.weights[head("sst2")] > 0
-    assert turns[-1].state.pruned[ENCODER].all()
+    # One of three is due, and zero it stays; at the start the other two are zero by chance.
+    counts = [
+        (event["round"], event["target"], event["pruned"], event["linear"]["zeros"])
+        for turn in turns
+        for event in turn.events
+    ]
+    assert counts == [(0, 0.34, 1, 3), (1, 0.34, 1, 1), (2, 0.34, 1, 1), (3, 0.34, 1, 1)]
+    assert pruned_weights(turns[-1].state)[ENCODER].all()
 
 
 @pytest.mark.parametrize("down", ["fp32", "fp16", "int8"])
@@ -112,28 +132,145 @@ def test_a_job_tells_what_is_pruned_and_a_zero_decodes_to_zero(down):
     state = State(1, {key: value, head("sst2"): torch.zeros(1)}, PLAN)
     state = prune(state, PruningConfig(amount=0.3, rounds=1), {"layer"})
     strategy = replace(make_strategy(), codecs=Codecs(down=down), names=("layer", "heads.sst2.w"))
-    job = Dispatch(strategy).job("train", state, "a", ("sst2",), None, 2, {})
+    given = Pruning(PruningConfig(), {"layer"}, {"layer"}).before_round(state, {}, {})
+    job = Dispatch(strategy).job("train", state, "a", ("sst2",), None, 2, {}, {"pruning": given.extra})
     read = decode_job(encode_job(job))
+    mask, sent = read.extra["pruning"].slot("mask")[key], pruned_weights(state)[key]
     # .3 of 33 * 40 = 1320 are 396.
-    assert int(read.pruned[key].sum()) == 396
-    assert torch.equal(read.pruned[key], state.pruned[key])
-    assert not read.weights[key][state.pruned[key]].any()
+    assert int(mask.sum()) == 396
+    assert torch.equal(mask, sent)
+    assert not read.weights[key][sent].any()
     # int8 makes zeros of small weights, which are to train on all the same.
     assert bool((read.weights[key] == 0).sum() > 396) == (down == "int8")
-    assert Dispatch(strategy).job("evaluate", state, "a", ("sst2",), None, 2, {}).pruned == {}
+
+
+def test_a_job_for_scoring_has_no_masks():
+    engine = FakeEngine()
+    names = frozenset(make_strategy().names)
+    strategy = make_strategy(methods=[Pruning(PruningConfig(amount=0.34, rounds=1, start_round=0), names, names)])
+    list(rounds(start(), strategy, engine, lambda state: scores(sst2=0.5, stsb=0.5)))
+    assert all(set(job.extra["pruning"].slot("mask")) == set(job.weights) for job in engine.jobs)
+    state = prune(replace(start(), round=1), PruningConfig(amount=0.5, rounds=1), names)
+    assert Dispatch(strategy).job("evaluate", state, "a", ("sst2",), None, 2, {}).extra == {}
 
 
 def test_a_checkpoint_keeps_the_masks(tmp_path):
     state = prune(make_state(1), PruningConfig(amount=0.5, rounds=1), {"a", "b"})
     save_checkpoint(tmp_path, state)
     read = load_checkpoint(tmp_path)
-    assert read.pruned.keys() == state.pruned.keys()
-    assert all(torch.equal(read.pruned[key], mask) for key, mask in state.pruned.items())
+    assert pruned_weights(read).keys() == pruned_weights(state).keys()
+    assert all(torch.equal(pruned_weights(read)[key], mask) for key, mask in pruned_weights(state).items())
 
 
 def test_clients_of_a_pruning_run_are_not_stacked():
     job = Dispatch(make_strategy()).job(
         "train", State(0, {ENCODER: torch.zeros(1), head("sst2"): torch.zeros(1)}, PLAN), "a", ("sst2",), None, 1,
-        {"pruning": True},
+        {"methods": {"pruning": {}}},
     )  # fmt: skip
     assert stack_label(job, None) is None
+
+
+# At a client.
+
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1}
+
+
+def masks_of(model, share=0.4):
+    generator = torch.Generator().manual_seed(1)
+    names = set(linear_weights(model))
+    return {
+        key: torch.rand(value.shape, generator=generator) < share
+        for key, value in initial_weights(model, CLIENT_PLAN).items()
+        if key.name in names
+    }
+
+
+def masked(pruned):
+    """What a job brings of these masks."""
+    return {"pruning": Extra(tensors={"mask": pruned})}
+
+
+def test_linear_weights_are_matrices_of_layers_and_heads():
+    names = linear_weights(small_model(SINGLE, DUAL))
+    # Six a layer, two layers, the pooler, two heads.
+    assert len(names) == 15
+    assert not any("embeddings" in name or "LayerNorm" in name for name in names)
+    assert names[-2:] == ["heads.single.weight", "heads.dual.weight"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [ADAMW, SGD, {**ADAMW, "proximal": 0.1}, {**ADAMW, "task_schedule": "joint", "gradients": "pcgrad"}],
+    ids=["adamw", "sgd", "fedprox", "pcgrad"],
+)
+def test_pruned_weights_are_zero_after_training_and_others_move(tmp_path, options):
+    tasks = (SINGLE, CROSS)
+    model = small_model(*tasks, dropout=0.1)
+    shards = {task.name: make_shard(task, tmp_path) for task in tasks}
+    settings = make_settings(*tasks, local_epochs=2, **options)
+    settings = replace(settings, methods={**settings.methods, "pruning": {}})
+    methods = make_methods(settings)
+    first = train(bind(model), shards, settings, round_number=1, seed=5, device=CPU, methods=methods)
+    pruned = masks_of(model)
+    # The moments kept of weights that are pruned since would move them.
+    bound = bind(model)
+    before = {key: value.clone() for key, value in bound.values().items()}
+    methods = make_methods(settings, masked(pruned))
+    second = train(bound, shards, settings, round_number=2, seed=6, device=CPU, kept=first.optimizer, methods=methods)
+    assert second.steps > 0
+    for key, mask in pruned.items():
+        after = bound.values()[key]
+        assert not after[mask].any()
+        assert (after[~mask] != before[key][~mask]).all()
+
+
+def test_gradients_of_pruned_weights_do_not_count_when_gradients_are_clipped(tmp_path):
+    # One step of rate 1 is as long as the clipped gradient, all of it in weights that are not pruned.
+    model = small_model(SINGLE)
+    shards = {"single": make_shard(SINGLE, tmp_path, range(5))}
+    settings = make_settings(SINGLE, optimizer="sgd", learning_rate=1.0, weight_decay=0.0, max_grad_norm=1e-4)
+    settings = replace(settings, methods={"pruning": {}})
+    pruned = masks_of(model, 0.9)
+    before = initial_weights(model, CLIENT_PLAN)
+    bound = bind(model)
+    methods = make_methods(settings, masked(pruned))
+    train(bound, shards, settings, round_number=1, seed=5, device=CPU, methods=methods)
+    moved = [
+        (value - before[key]).masked_fill(pruned.get(key, torch.tensor(False)), 0.0)
+        for key, value in bound.values().items()
+    ]
+    assert float(torch.cat([step.reshape(-1) for step in moved]).norm()) == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_what_an_encoding_lost_of_a_pruned_weight_is_not_sent_any_more():
+    [method] = make_methods(replace(make_settings(SINGLE), methods={"pruning": {}})).methods
+    slots = {"residual": {A: torch.ones(2, 2)}, "optimizer.exp_avg": {A: torch.ones(2, 2)}}
+    mask = torch.tensor([[True, False], [False, False]])
+    after = method.restore(slots, masked({A: mask})["pruning"])
+    assert after["residual"][A].tolist() == [[0, 1], [1, 1]]
+    assert torch.equal(after["optimizer.exp_avg"][A], torch.ones(2, 2))
+    assert method.restore(slots, Extra()) == slots
+
+
+def test_what_is_no_mask_is_refused_at_a_site():
+    assert check_received(masked({A: torch.ones(2, 2, dtype=torch.bool)})["pruning"], {}, {}) is None
+    for extra in (
+        masked({A: torch.ones(2, 2)})["pruning"],
+        Extra({"more": 1}),
+        Extra(tensors={"other": {A: torch.ones(2, 2, dtype=torch.bool)}}),
+    ):
+        assert "masks" in check_received(extra, {}, {})
+
+
+def test_a_checkpoint_with_what_is_no_mask_is_refused():
+    method = Pruning(PruningConfig(), {"a"}, {"a"})
+    method.check(masked({A: torch.ones(2, 2, dtype=torch.bool)})["pruning"])
+    for extra in (
+        masked({A: torch.ones(2, 2)})["pruning"],
+        masked({B: torch.ones(1, 6, dtype=torch.bool)})["pruning"],
+        Extra({"more": 1}),
+        Extra(tensors={"other": {A: torch.ones(2, 2, dtype=torch.bool)}}),
+    ):
+        with pytest.raises(ValueError):
+            method.check(extra)

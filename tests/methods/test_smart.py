@@ -10,15 +10,28 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedmtl.config import SmartConfig
+from fedmtl.methods.smart import SameDropout, Smart, SmartMethod, divergences, example_norms, project, step_passes
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import collate
 from fedmtl.training.local import train
+from fedmtl.training.local_method import LocalClient
 from fedmtl.training.objective import Objective, task_loss, to_tensors
-from fedmtl.methods.smart import SameDropout, Smart, divergences, example_norms, project, step_passes
-
-from training.small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, copied, furthest, make_settings, make_shard, make_task
+from training.small_client import (
+    CPU,
+    CROSS,
+    DUAL,
+    PLAN,
+    SINGLE,
+    bind,
+    copied,
+    furthest,
+    make_methods,
+    make_settings,
+    make_shard,
+    make_task,
+)
 from training.small_client import small_model as plain_or_fast
 
 TASKS = [SINGLE, CROSS, DUAL]
@@ -39,8 +52,14 @@ def first_batch(task, tmp_path, count=12) -> tuple[Inputs, torch.Tensor]:
     return to_tensors(collate(shard, np.arange(count), 0, None), CPU)
 
 
-def opened(model, seed=0, **keys) -> Smart:
-    return Smart(bind(model), SmartConfig(**keys), seed, CPU)
+def begun(bound, config, device=CPU) -> Smart:
+    """SMART at a client whose loop knows that it makes more passes than one."""
+    bound.model.adds_gradients = SmartMethod.more_passes
+    return Smart(bound, config, 0, device)
+
+
+def opened(model, **keys) -> Smart:
+    return begun(bind(model), SmartConfig(**keys))
 
 
 # The divergence.
@@ -141,7 +160,7 @@ def test_noise_found_is_worse_than_random_noise_of_its_norm(tmp_path):
     bound = bind(model)
     train(bound, shards, make_settings(task, local_epochs=8), round_number=1, seed=0, device=CPU)
     model.train()
-    smart = Smart(bound, SmartConfig(), 0, CPU)
+    smart = begun(bound, SmartConfig())
     random = torch.Generator().manual_seed(1)
     wins = 0
     for number in range(48):
@@ -187,11 +206,14 @@ def test_gradients_are_autograds_on_the_plain_module(task, perturb, tmp_path):
     batch = np.arange(12)
     bound = bind(small_model(task))
     # Apart from where it started, so that the average has something to hold on to.
-    objective = Objective(bound, {task.name: shard}, CPU, settings, seed=5)
+    methods = make_methods(settings)
+    methods.start(LocalClient(bound, {task.name: shard}, CPU, seed=5, round=1))
+    objective = Objective(bound, {task.name: shard}, CPU, methods)
     nudge = 0.02 * torch.randn(bound.flat.values.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     start = copied(bound.values())
     bound.flat.values.add_(nudge)
-    smart = objective._smart
+    [method] = methods.methods
+    smart = method._smart
     with mock.patch.object(smart, "_pass", wraps=smart._pass) as passes:
         loss = objective.loss(task.name, batch)
     loss.backward()
@@ -238,7 +260,7 @@ def _both_ways(task, first, second):
 def test_the_average_starts_at_the_received_weights_and_follows_every_step(tmp_path):
     # Momentum 0.75 and two steps of +1: w0, then 0.75 w0 + 0.25 (w0 + 1) = w0 + 0.25, then w0 + 0.1875 + 0.5.
     bound = bind(small_model(SINGLE))
-    smart = Smart(bound, SmartConfig(bregman=1.0, momentum=0.75, weight=0), 0, CPU)
+    smart = begun(bound, SmartConfig(bregman=1.0, momentum=0.75, weight=0))
     start = bound.flat.values.clone()
     assert torch.equal(smart._average, start)
     for expected in (0.25, 0.6875):
@@ -251,7 +273,7 @@ def test_bregman_holds_one_moved_parameter_by_mu_times_the_divergence(tmp_path):
     # Only the head's bias moves, by 0.3: every score by 0.3, the squared difference is 0.09, times mu 2.
     bound = bind(small_model(DUAL))
     inputs, _ = first_batch(DUAL, tmp_path)
-    smart = Smart(bound, SmartConfig(bregman=2.0, weight=0), 0, CPU)
+    smart = begun(bound, SmartConfig(bregman=2.0, weight=0))
     assert smart.outputs("dual", inputs)[1].item() == 0.0
     bias = next(value for key, value in bound.parameters.items() if key.name == "heads.dual.bias")
     with torch.no_grad():
@@ -272,7 +294,7 @@ def test_smart_changes_training_and_the_model_is_fast_again_afterwards(tmp_path)
     for smart in (None, {"weight": 5.0}, {"weight": 5.0}, {"weight": 5.0, "perturb": "both"}, {"bregman": 5.0}):
         bound = bind(small_model(SINGLE, DUAL, dropout=0.1, dtype=torch.float32))
         options = make_settings(SINGLE, DUAL, smart=smart, local_epochs=2)
-        train(bound, shards, options, round_number=1, seed=0, device=CPU)
+        train(bound, shards, options, round_number=1, seed=0, device=CPU, methods=make_methods(options))
         values.append(copied(bound.values()))
         assert bind(bound.model).model.writes_gradients
     assert furthest(values[1], values[2]) == 0.0
@@ -285,7 +307,7 @@ def test_a_weight_of_zero_is_training_without_smart_up_to_rounding(tmp_path):
     for smart in (None, {"weight": 0.0}):
         bound = bind(small_model(SINGLE))
         options = make_settings(SINGLE, smart=smart, optimizer="sgd")
-        train(bound, shards, options, round_number=1, seed=0, device=CPU)
+        train(bound, shards, options, round_number=1, seed=0, device=CPU, methods=make_methods(options))
         values.append(copied(bound.values()))
     assert furthest(*values) < 1e-9
 
@@ -311,5 +333,5 @@ def test_without_noise_nothing_is_added_on_a_gpu(is_plain, tmp_path):
     bound = BoundModel(model, PLAN, ["single"], "c1", weights, device=device)
     inputs = first_batch(SINGLE, tmp_path)[0].to(device)
     for noise, is_zero in ((0.0, True), (None, False)):
-        smart = Smart(bound, SmartConfig(noise=noise, weight=1.0, bregman=1.0), 0, device)
+        smart = begun(bound, SmartConfig(noise=noise, weight=1.0, bregman=1.0), device)
         assert (smart.outputs("single", inputs)[1].item() == 0.0) == is_zero

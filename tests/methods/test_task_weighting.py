@@ -4,12 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from federation.fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
 from fedmtl.config import TaskWeightingConfig
 from fedmtl.federation.messages import Progress
 from fedmtl.federation.server import rounds
-from fedmtl.methods.task_weighting import progress_factors, weighted
-
-from federation.fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
+from fedmtl.methods.task_weighting import TaskWeighting, progress_factors
 
 PROGRESS = TaskWeightingConfig(kind="progress", temperature=2.0, floor=0.05)
 
@@ -19,11 +18,18 @@ def scored(*values: float | None) -> Progress:
 
 
 def test_the_weights_are_those_of_dynamic_weight_averaging():
-    factors = progress_factors(PROGRESS, {"sst2": scored(0.1, 0.6, 0.8), "stsb": scored(None, 0.6, 0.6)})
+    progress = {"sst2": scored(0.1, 0.6, 0.8), "stsb": scored(None, 0.6, 0.6)}
+    factors = progress_factors(PROGRESS, progress)
     # errors .4 -> .2 and .4 -> .4: ratios .5 and 1, over a temperature of 2 exp(.25) = 1.2840 and exp(.5) = 1.6487;
     # 2 * 1.2840 / 2.9327 = .8757 and 2 * 1.6487 / 2.9327 = 1.1243
     assert factors == pytest.approx({"sst2": 0.8757, "stsb": 1.1243}, abs=1e-4)
-    assert weighted({"sst2": 2.0, "stsb": 1.0}, factors) == pytest.approx({"sst2": 1.7513, "stsb": 1.1243}, abs=1e-4)
+    given = TaskWeighting(PROGRESS, {"sst2": 2.0, "stsb": 1.0}).before_round(
+        replace(start(), progress=progress), {}, {}
+    )
+    assert given.task_factors == factors
+    [event] = given.events
+    assert (event["event"], event["round"]) == ("task_weights", 1)
+    assert event["weights"] == pytest.approx({"sst2": 1.7513, "stsb": 1.1243}, abs=1e-4)
 
 
 def test_a_task_scored_less_than_twice_counts_one_and_the_others_share_their_own_mean():
@@ -51,6 +57,12 @@ def test_the_largest_weight_is_bounded():
     assert factors["a"] / factors["b"] <= math.exp(1.0)
 
 
+def weights_of(turn) -> dict[str, float]:
+    """The task weights that a round tells of."""
+    [weights] = [event["weights"] for event in turn.events if event["event"] == "task_weights"]
+    return weights
+
+
 def followed(weight_in: str) -> tuple[FakeEngine, list]:
     """Three rounds in which sst2 gets better and stsb does not; only client c, of stsb, moves anything."""
     sst2 = (0.2, 0.6, 0.8, 0.8)
@@ -70,8 +82,8 @@ def test_in_averaging_the_encoder_follows_the_task_that_stands_still():
     first, second = 0.8757, 1.1243
     step = 3.0 * second / (4 * first + second)
     assert turns[2].state.weights[ENCODER].item() == pytest.approx(0.6 + step, abs=1e-4)
-    assert turns[2].task_weights == pytest.approx({"sst2": first, "stsb": second}, abs=1e-4)
-    assert turns[1].task_weights == {"sst2": 1.0, "stsb": 1.0}
+    assert weights_of(turns[2]) == pytest.approx({"sst2": first, "stsb": second}, abs=1e-4)
+    assert weights_of(turns[1]) == {"sst2": 1.0, "stsb": 1.0}
 
 
 def test_in_the_loss_the_jobs_carry_the_weights_and_the_mean_does_not():
@@ -80,10 +92,10 @@ def test_in_the_loss_the_jobs_carry_the_weights_and_the_mean_does_not():
     assert told[0] == {"sst2": 1.0, "stsb": 1.0}
     assert told[1] == pytest.approx({"sst2": 0.8757, "stsb": 1.1243}, abs=1e-4)
     assert turns[2].state.weights[ENCODER].item() == pytest.approx(1.2)
-    assert turns[2].task_weights == told[1]
+    assert weights_of(turns[2]) == told[1]
 
 
 def test_fixed_weights_are_told_nowhere():
     turns = list(rounds(start(), make_strategy(), FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
-    assert all(turn.task_weights == {} for turn in turns)
+    assert all(turn.events == () for turn in turns)
     assert torch.equal(turns[-1].state.weights[ENCODER], torch.tensor([3.0]))

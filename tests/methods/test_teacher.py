@@ -14,8 +14,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment import run as driver
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.methods.distillation import in_form_of, open_teacher
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.methods.distillation import in_form_of, open_teacher
 from fedmtl.predict.run import load_run, predict_texts
 from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.runs.summary import summarize

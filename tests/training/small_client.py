@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from fedmtl.config import TrainingConfig
+from fedmtl.capabilities import client_methods, local_methods
+from fedmtl.config import Config, TaskConfig, TrainingConfig
 from fedmtl.model.bert.layout import build_encoder, keep_heads
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.vocabulary import Rows, take_rows, used_rows
@@ -23,6 +25,7 @@ from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
+from fedmtl.training.local_method import LocalClient, LocalMethods
 from fedmtl.training.settings import LocalSettings, local_settings
 
 CPU = torch.device("cpu")
@@ -105,21 +108,36 @@ def make_settings(
     rates: dict[str, float] | None = None,
     loss_weights: dict[str, float] | None = None,
     batch_sizes: dict[str, int] | None = None,
-    label_counts: dict[str, list[int]] | None = None,
     keep_optimizer: bool = True,
     **training: Any,
 ) -> LocalSettings:
+    """What a config with this training section gives to clients, its methods among it."""
     config = TrainingConfig.model_validate(
         {"batch_size": 5, "learning_rate": 1e-3, "num_rounds": 2, "task_weight_in": "loss", **training}
     )
-    settings = local_settings(
+    whole = Config(tasks={task.name: TaskConfig() for task in tasks} or {"none": TaskConfig()}, training=config)
+    return local_settings(
         config,
         {task.name: (rates or {}).get(task.name) for task in tasks},
         {task.name: (loss_weights or {}).get(task.name, 1.0) for task in tasks},
         keep_optimizer=keep_optimizer,
         batch_sizes=batch_sizes,
+        methods=client_methods(whole, PLAN, ()),
     )
-    return replace(settings, label_counts=label_counts or {})
+
+
+def make_methods(settings: LocalSettings, received: Mapping[str, Extra] | None = None) -> LocalMethods:
+    """The methods that the settings name, as a client makes them of a job."""
+    return LocalMethods(local_methods(settings.methods), received or {})
+
+
+def start_methods(
+    settings: LocalSettings, bound: BoundModel, shards: Mapping[str, Shard], received: Mapping[str, Extra] | None = None
+) -> LocalMethods:
+    """The same, with the client's round begun."""
+    methods = make_methods(settings, received)
+    methods.start(LocalClient(bound, shards, CPU, seed=0, round=1))
+    return methods
 
 
 def furthest(first: Weights, second: Weights) -> float:

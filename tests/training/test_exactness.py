@@ -34,6 +34,7 @@ from .small_client import (
     copied,
     furthest,
     labels_of,
+    make_methods,
     make_settings,
     make_shard,
     make_task,
@@ -177,8 +178,8 @@ def plain_rounds(
             optimizer.zero_grad()
             loss.backward()
             moving = [(p, before) for p, before in zip(model.parameters(), received, strict=True) if p.grad is not None]
-            if options.proximal:
-                term = sum(((p - before) ** 2).sum() for p, before in moving) * options.proximal / 2
+            if "fedprox" in options.methods:
+                term = sum(((p - before) ** 2).sum() for p, before in moving) * options.methods["fedprox"]["mu"] / 2
                 term.backward()
             norm = torch.cat([p.grad.flatten() for p, _ in moving]).norm().item()
             if options.max_grad_norm and norm > options.max_grad_norm:
@@ -227,7 +228,9 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     kept: Any = None
     for number in (1, 2):
         seed = derive_seed(SEED, number)
-        kept = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept).optimizer
+        methods = make_methods(settings)
+        trained = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept, methods=methods)
+        kept = trained.optimizer
     rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number), number)) for number in (1, 2)]
     plain.masks = getattr(model.draw_masks, "passes", []).copy()
     plain_rounds(plain, {task.name: task for task in tasks}, rounds, settings)
@@ -257,10 +260,10 @@ def test_vocabulary_slices_change_nothing(optimizer, dropout, tmp_path):
     table = Key("all", model.table)
     full = bind(model)
     start = full.values()[table].clone()
-    train(full, shards, settings, round_number=1, seed=SEED, device=CPU)
+    train(full, shards, settings, round_number=1, seed=SEED, device=CPU, methods=make_methods(settings))
     sliced, rows = bind_rows(small_model(*tasks, dropout=dropout), shards)
     assert len(rows) < 0.3 * len(start)
-    train(sliced, shards, settings, round_number=1, seed=SEED, device=CPU)
+    train(sliced, shards, settings, round_number=1, seed=SEED, device=CPU, methods=make_methods(settings))
     whole = {**sliced.values(), table: start.index_copy(0, torch.from_numpy(rows), sliced.values()[table])}
     assert furthest(whole, full.values()) < 1e-12
     # Neither decay nor momentum touches a row that no text uses.

@@ -1,4 +1,4 @@
-"""Steps that several tasks make together: their gradients joined, their losses weighed."""
+"""Steps that several tasks make together: their gradients joined."""
 
 import math
 from typing import Any
@@ -10,9 +10,8 @@ import torch
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.training.local import Trained, TrainingFailed, train
-from fedmtl.training.objective import Objective, weigh
+from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer
-from fedmtl.training.predict import predict
 
 from .small_client import (
     CLASSES,
@@ -25,10 +24,12 @@ from .small_client import (
     bind,
     copied,
     furthest,
+    make_methods,
     make_settings,
     make_shard,
     make_task,
     small_model,
+    start_methods,
 )
 
 PLAIN = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 12, "max_grad_norm": 0, "weight_decay": 0}
@@ -36,16 +37,19 @@ JOINT = {"task_schedule": "joint"}
 TASKS = (SINGLE, CROSS, DUAL)
 
 
-def trained(
-    tmp_path, *tasks, plan: SharingPlan = PLAN, uncertain: bool = False, **options: Any
-) -> tuple[Weights, Weights, Trained]:
+def trained(tmp_path, *tasks, plan: SharingPlan = PLAN, **options: Any) -> tuple[Weights, Weights, Trained]:
     """The values before and after a round, and what it says of itself."""
-    bound = bind(small_model(*tasks, log_variances=uncertain), plan=plan)
+    bound = bind(small_model(*tasks), plan=plan)
     before = copied(bound.values())
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
-    settings = make_settings(*tasks, loss_weighting="uncertainty" if uncertain else "fixed", **options)
-    told = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
+    settings = make_settings(*tasks, **options)
+    told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=make_methods(settings))
     return before, copied(bound.values()), told
+
+
+def conflicts(told: Trained) -> float | None:
+    """The share of pairs that pulled apart, where it is sent."""
+    return told.sent["pcgrad"].values["conflicts"] if told.sent else None
 
 
 def test_a_joint_step_is_one_step_down_the_sum_of_the_weighted_losses(tmp_path):
@@ -76,7 +80,8 @@ def test_every_step_is_as_the_first_whoever_writes_the_gradients(gradients, tmp_
         bound = bind(model)
         for steps in rounds:
             settings = make_settings(*TASKS, **options, local_steps=steps)
-            told = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
+            methods = make_methods(settings)
+            told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
             assert told.steps == steps
         found.append(copied(bound.values()))
     assert furthest(found[0], found[1]) < 1e-9
@@ -96,8 +101,9 @@ def test_gradients_that_agree_give_the_very_weights_of_a_sum(tmp_path):
             heads[Key("fixed", "heads.twin.weight")].copy_(heads[Key("fixed", "heads.single.weight")])
         shards = {task.name: make_shard(task, tmp_path) for task in (SINGLE, twin)}
         settings = make_settings(SINGLE, twin, **JOINT, gradients=gradients, batch_size=12, local_steps=4)
-        told = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
-        found.append((copied(bound.values()), told.conflicts))
+        methods = make_methods(settings)
+        told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
+        found.append((copied(bound.values()), conflicts(told)))
     assert [share for _, share in found] == [None, 0.0]
     assert all(torch.equal(found[0][0][key], found[1][0][key]) for key in found[0][0])
 
@@ -116,16 +122,19 @@ def test_opposed_tasks_are_all_apart_and_move_less(tmp_path):
         before = copied(bound.values())
         shards = {"single": make_shard(SINGLE, tmp_path), "rival": make_shard(rival, tmp_path, labels=1 - CLASSES)}
         settings = make_settings(SINGLE, rival, **PLAIN, **JOINT, gradients=gradients, local_steps=3)
-        told = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
+        methods = make_methods(settings)
+        told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
         moved[gradients] = furthest(before, bound.values())
-        assert told.conflicts == (1.0 if gradients == "pcgrad" else None)
+        assert conflicts(told) == (1.0 if gradients == "pcgrad" else None)
     assert moved["sum"] != moved["pcgrad"]
 
 
 def test_hand_made_gradients_are_projected_in_the_buffer(tmp_path):
     # Over the one shared value: (1, 0) and (-1, 1) become (.5, .5) and (0, 1). What one task has alone stays.
     bound = bind(small_model(SINGLE, DUAL))
-    optimizer = FlatOptimizer(bound, make_settings(SINGLE, DUAL, **PLAIN))
+    settings = make_settings(SINGLE, DUAL, **PLAIN, **JOINT, gradients="pcgrad")
+    methods = start_methods(settings, bound, {})
+    optimizer = FlatOptimizer(bound, settings, methods)
     shared = Key("all", "embeddings.LayerNorm.bias")
     heads = {task: Key(f"task:{task}", f"heads.{task}.bias") for task in ("single", "dual")}
     before = copied(bound.values())
@@ -134,7 +143,8 @@ def test_hand_made_gradients_are_projected_in_the_buffer(tmp_path):
         gradient[:2] = torch.tensor(wanted)
         optimizer.backward(task, bound.parameters[shared] @ gradient - 5 * bound.parameters[heads[task]].sum())
         optimizer.keep(task)
-    assert optimizer.join(["single", "dual"], np.random.Generator(np.random.PCG64(0))) == 1
+    optimizer.join(["single", "dual"])
+    assert methods.finish(["single", "dual"])[0]["pcgrad"].values == {"conflicts": 1.0}
     optimizer.step(["single", "dual"], 0.1)
     step = {key: (before[key] - value) / 0.1 for key, value in bound.values().items()}
     assert step[shared][:3].tolist() == pytest.approx([0.5, 1.5, 0.0])
@@ -147,7 +157,7 @@ def test_tasks_that_share_nothing_are_never_apart(tmp_path):
     every = SharingPlan((("*", "task"),))
     _, one, told = trained(tmp_path, *TASKS, plan=every, **PLAIN, **JOINT, gradients="pcgrad")
     _, other, _ = trained(tmp_path, *TASKS, plan=every, **PLAIN, **JOINT)
-    assert told.conflicts == 0.0
+    assert conflicts(told) == 0.0
     assert furthest(one, other) == 0.0
 
 
@@ -157,7 +167,7 @@ def test_a_task_with_nothing_to_move_is_scored_and_the_others_step(tmp_path):
     moved = {key.name for key in before if not torch.equal(before[key], after[key])}
     assert moved == {"heads.dual.weight", "heads.dual.bias"}
     assert set(told.losses) == {"single", "dual"}
-    assert told.conflicts is None
+    assert conflicts(told) is None
 
 
 def test_a_loss_that_breaks_in_a_joint_step_is_named_with_its_task_and_step(tmp_path):
@@ -167,46 +177,3 @@ def test_a_loss_that_breaks_in_a_joint_step_is_named_with_its_task_and_step(tmp_
     settings = make_settings(SINGLE, DUAL, **JOINT)
     with pytest.raises(TrainingFailed, match="the loss of dual became nan at step 1;"):
         train(bind(small_model(SINGLE, DUAL)), shards, settings, round_number=1, seed=0, device=CPU)
-
-
-def log_variance(weights: Weights, task: str) -> float:
-    return float(weights[Key(f"task:{task}", f"heads.{task}.log_variance")])
-
-
-@pytest.mark.parametrize("schedule", ["joint", "round_robin"])
-def test_a_variance_moves_by_its_gradient(schedule, tmp_path):
-    # d/ds of exp(-s) L + s/2 is 1/2 - L at s = 0; of a regression, exp(-s) L/2 + s/2, it is 1/2 - L/2.
-    heads_only = SharingPlan((("heads.*.log_variance", "task"), ("heads.single.*", "task"), ("*", "fixed")))
-    bound = bind(small_model(SINGLE, DUAL))
-    losses = {
-        task.name: predict(bound, task.name, make_shard(task, tmp_path), 12, CPU)[1] / 12 for task in (SINGLE, DUAL)
-    }
-    options = {**PLAIN, "task_schedule": schedule, "local_steps": 1 if schedule == "joint" else 2}
-    _, after, _ = trained(tmp_path, SINGLE, DUAL, plan=PLAN, uncertain=True, **options)
-    assert log_variance(after, "single") == pytest.approx(-0.1 * (0.5 - losses["single"]), abs=1e-9)
-    if schedule == "joint":  # else the encoder has moved before its step
-        assert log_variance(after, "dual") == pytest.approx(-0.1 * (0.5 - losses["dual"] / 2), abs=1e-9)
-    _, alone, _ = trained(tmp_path, SINGLE, DUAL, plan=heads_only, uncertain=True, **options)
-    assert log_variance(alone, "single") == pytest.approx(-0.1 * (0.5 - losses["single"]), abs=1e-9)
-
-
-def test_a_loss_counts_by_its_variance():
-    model = small_model(SINGLE, DUAL, log_variances=True)
-    settings = make_settings(SINGLE, DUAL, loss_weighting="uncertainty")
-    for task in ("single", "dual"):
-        with torch.no_grad():
-            model.heads[task].log_variance.fill_(math.log(4))
-    loss = torch.tensor(3.0, dtype=torch.float64)
-    # 3/4 + log(4)/2 and 3/2/4 + log(4)/2
-    assert weigh(model, "single", loss, settings).item() == pytest.approx(0.75 + math.log(2))
-    assert weigh(model, "dual", loss, settings).item() == pytest.approx(0.375 + math.log(2))
-    fixed = make_settings(SINGLE, DUAL, loss_weights={"single": 2.0})
-    assert float(weigh(model, "single", loss, fixed)) == 6.0
-
-
-def test_a_variance_is_never_decayed(tmp_path):
-    found = [
-        log_variance(trained(tmp_path, SINGLE, uncertain=True, **{**PLAIN, "weight_decay": decay})[1], "single")
-        for decay in (0.0, 0.5)
-    ]
-    assert found[0] == found[1] != 0.0

@@ -25,6 +25,7 @@ from .small_client import (
     bind,
     copied,
     furthest,
+    make_methods,
     make_settings,
     make_shard,
     make_task,
@@ -233,7 +234,8 @@ def test_a_client_with_nothing_to_move_reports_its_loss(optimizer, tmp_path):
     before = copied(bound.values())
     settings = make_settings(SINGLE, optimizer=optimizer, proximal=0.1)
     shards = {"single": make_shard(SINGLE, tmp_path)}
-    trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
+    methods = make_methods(settings)
+    trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
     assert (trained.steps, furthest(bound.values(), before)) == (3, 0.0)
     assert trained.losses["single"] == pytest.approx(math.log(2), abs=0.2)
 

@@ -78,19 +78,6 @@ def test_fixed_values_are_not_given_to_the_optimizer():
     assert {key.name for key in bound.flat.places} == {"heads.single.weight", "heads.single.bias"}
 
 
-def test_the_proximal_gradient_pulls_what_moved():
-    bound = bind(small_model(SINGLE))
-    settings = make_settings(SINGLE, proximal=0.5, optimizer="sgd", max_grad_norm=0, weight_decay=0)
-    optimizer = FlatOptimizer(bound, settings)
-    bias = bound.parameters[Key("task:single", "heads.single.bias")]
-    with torch.no_grad():
-        bias += 2.0
-    optimizer.backward("single", bias.sum())
-    optimizer.step("single", 1.0)
-    # It started at 0. d/dw of 0.5 / 2 * w^2 at w = 2 is 1, on top of the loss's 1: 2 - 1 * 2 = 0.
-    assert bias.tolist() == [0.0, 0.0]
-
-
 def test_clipping_scales_all_gradients_to_the_norm_and_leaves_short_ones():
     first, second = torch.tensor([3.0]).double(), torch.tensor([4.0]).double()
     clip([first, second], 10.0)

@@ -35,7 +35,7 @@ HEADER = {
     "losses": {},
     "sums": {},
     "seen": {"t": 1},
-    "conflicts": None,
+    "extra": {},
 }
 SECONDS = ["", "seconds", "raw", "f8", [1], 8]
 LIMIT = 1 << 20
@@ -58,6 +58,13 @@ def forged(*entries: list, payload: bytes = b"", **changes: object) -> bytes:
 
 def entry(codec: str, data: bytes, shape: list, dtype: str = "f4") -> bytes:
     return forged(["all", "w", codec, dtype, shape, len(data)], payload=data)
+
+
+def extra_tensor(scope: str, dtype: str, count: int, name: str = "w") -> bytes:
+    """An update of eight values with something of the capability `one`, and a tensor of so many zeros in this scope."""
+    size = count * {"f4": 4, "u1": 1}[dtype]
+    weight, more = ["all", "w", "raw", "f4", [8], 32], [scope, name, "raw", dtype, [count], size]
+    return forged(weight, more, payload=b"\0" * (32 + size), extra={"one": {}})
 
 
 def good(codec: str) -> np.ndarray:
@@ -192,8 +199,24 @@ INT8_ONE = INT8_HEAD.pack(4)
         (forged(num_examples={"t": 1.5}), "examples"),
         (forged(seen={"t": -1}), "examples"),
         (forged(seen={"u": 1}), "seen without examples"),
-        (forged(conflicts=1.5), "not a share"),
-        (forged(conflicts="half"), "not a share"),
+        (forged(extra=[]), "not values by capability"),
+        (forged(extra={"a/b": {}}), "not values by capability"),
+        (forged(extra={"<b>": {}}), "not values by capability"),
+        (forged(extra={"\x1b[2J": {}}), "not values by capability"),
+        (forged(extra={"c" * 1000: {}}), "not values by capability"),
+        (forged(extra={f"c{number}": {} for number in range(101)}), "not values by capability"),
+        (forged(extra={"one": 5}), "values have no names"),
+        (forged(extra={"one": [["conflicts", 1]]}), "values have no names"),
+        (extra_tensor("extra/two/slot/all", "f4", 8), "not whole"),
+        (extra_tensor("extra/one", "f4", 8), "not whole"),
+        (extra_tensor("extra/one/slot", "f4", 8), "not whole"),
+        (extra_tensor("extra//slot/all", "f4", 8), "not whole"),
+        (extra_tensor("extra/one/<b>/all", "f4", 8), "no slot of their own"),
+        (extra_tensor("extra/one//all", "f4", 8), "no slot of their own"),
+        (extra_tensor("extra/one/\x1b[2J/all", "f4", 8), "no slot of their own"),
+        # No client sends masks, whatever their size.
+        (extra_tensor("bits/one/slot/all", "u1", 1), "not whole"),
+        (extra_tensor("bits/one/slot/all", "u1", 2), "not whole"),
         (forged(round=float("inf")), "not whole"),
         (forged(["", "rows", "raw", "i8", [1], 8], payload=b"0" * 8), "not a list of rows"),
     ],
@@ -220,6 +243,7 @@ JOB_HEADER = {
     "settings": {},
     "fixed": {},
     "codecs": {"down": "fp32", "up": "fp32", "topk_share": 1.0, "error_feedback": True},
+    "extra": {},
 }
 
 
@@ -246,6 +270,10 @@ JOB_HEADER = {
         ({"codecs": {"down": "fp32", "up": "pickle", "topk_share": 1.0, "error_feedback": True}}, "not codecs"),
         ({"codecs": {"down": "fp32", "up": "topk", "topk_share": float("nan"), "error_feedback": True}}, "not codecs"),
         ({"codecs": {"down": "fp32", "up": "fp32", "topk_share": 1.0, "error_feedback": 1}}, "not codecs"),
+        ({"extra": [["one", {}]]}, "not values by capability"),
+        ({"extra": {"../x": {}}}, "not values by capability"),
+        ({"extra": {f"c{number}": {} for number in range(101)}}, "not values by capability"),
+        ({"extra": {"one": 1}}, "values have no names"),
     ],
 )
 def test_a_job_is_refused_for_what_no_server_of_ours_sends(changes, reason):
@@ -254,6 +282,52 @@ def test_a_job_is_refused_for_what_no_server_of_ours_sends(changes, reason):
     bad = frame_of(json.dumps({**JOB_HEADER, "tensors": [], **changes}).encode())
     with pytest.raises(WireError, match=reason):
         decode_job(bad)
+
+
+def test_a_tensor_of_a_capability_is_read_where_others_are_refused():
+    update, _ = decode_update(extra_tensor("extra/one/slot/all", "f4", 8), LIMIT, LIMIT)
+    assert update.extra["one"].slot("slot")[KEY].tolist() == [0.0] * 8
+
+
+def masked_job(*entries: tuple[str, str, int], name: str = "w") -> bytes:
+    """A job of eight values, with tensors of so many zeros in these scopes."""
+    sizes = [count * {"f4": 4, "u1": 1}[dtype] for _, dtype, count in entries]
+    tensors = [["all", "w", "raw", "f4", [8], 32]]
+    tensors += [
+        [scope, name, "raw", dtype, [count], size] for (scope, dtype, count), size in zip(entries, sizes, strict=True)
+    ]
+    header = {**JOB_HEADER, "extra": {"one": {}}, "tensors": tensors}
+    payload = b"\0" * 32 + b"".join(b"\0" * (size + -size % 8) for size in sizes)
+    return frame_of(json.dumps(header).encode(), payload)
+
+
+def test_as_many_masks_as_a_capability_may_have_are_read():
+    masks = [(f"bits/one/m{number}/all", "u1", 1) for number in range(8)]
+    found = decode_job(masked_job(*masks)).extra["one"]
+    assert [found.slot(f"m{number}")[KEY].tolist() for number in range(8)] == [[False] * 8] * 8
+    with pytest.raises(WireError, match="more masks than any capability sends"):
+        decode_job(masked_job(*masks, ("bits/one/m8/all", "u1", 1)))
+
+
+@pytest.mark.parametrize(
+    ("entries", "name", "reason"),
+    [
+        ([("extra/two/slot/all", "f4", 8)], "w", "not whole"),
+        ([("bits/two/slot/all", "u1", 1)], "w", "not whole"),
+        ([("bits/one/slot", "u1", 1)], "w", "not whole"),
+        ([("bits/one/slot/all", "u1", 1)], "v", "not whole"),
+        ([("bits/one/slot/task:t", "u1", 1)], "w", "not whole"),
+        ([("bits/one/<b>/all", "u1", 1)], "w", "no slot of their own"),
+        ([("bits/one/slot/all", "u1", 2)], "w", "does not fit its weight"),
+        ([("bits/one/slot/all", "u1", 0)], "w", "does not fit its weight"),
+        ([("bits/one/slot/all", "f4", 1)], "w", "does not fit its weight"),
+        ([("bits/one/slot/all", "u1", 1), ("extra/one/slot/all", "f4", 8)], "w", "no slot of their own"),
+        ([("extra/one/slot/all", "f4", 8), ("bits/one/slot/all", "u1", 1)], "w", "no slot of their own"),
+    ],
+)
+def test_a_job_with_tensors_of_no_capability_or_masks_of_no_weight_is_refused(entries, name, reason):
+    with pytest.raises(WireError, match=reason):
+        decode_job(masked_job(*entries, name=name))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +339,7 @@ def test_a_job_is_refused_for_what_no_server_of_ours_sends(changes, reason):
         {"sums": [["t", {}]]},
         {"sums": {"t": 5}},
         {"losses": {"t": "0.5"}},
-        {"inner_products": {"layer": [["1"]]}},
+        {"extra": {"one": ["1"]}},
     ],
 )
 def test_an_updates_values_are_of_their_own_type(changes):

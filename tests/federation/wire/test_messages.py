@@ -9,6 +9,7 @@ from fedmtl.federation.messages import Codecs, Job, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
 from fedmtl.federation.wire.codecs import CodedTensors, encode_tensors
 from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 
@@ -45,7 +46,7 @@ def test_a_job_comes_back_bit_for_bit(carry):
 def test_an_update_comes_back_bit_for_bit():
     update = Update(
         1, "c", ("sst2",), WEIGHTS, None, {"sst2": 3}, {"sst2": 0.5}, {"sst2": {"loss": 1.0}}, Traffic(seconds=2.0),
-        {"sst2": 6}, 0.25,
+        {"sst2": 6}, {"pcgrad": Extra({"conflicts": 0.25})},
     )  # fmt: skip
     back, seconds = decode_update(encode_update(update))
     assert same(dict(back.delta), WEIGHTS)
@@ -56,22 +57,70 @@ def test_an_update_comes_back_bit_for_bit():
         {"sst2": {"loss": 1.0}},
         2.0,
     )
-    assert (back.seen, back.conflicts) == ({"sst2": 6}, 0.25)
+    assert (back.seen, back.extra) == ({"sst2": 6}, {"pcgrad": Extra({"conflicts": 0.25})})
 
 
-def test_inner_products_come_back_and_cost_nothing_where_there_are_none():
-    update = Update(1, "c", ("sst2", "qqp"), WEIGHTS, None, {"sst2": 3, "qqp": 1}, {})
-    products = {"encoder.layer.1": [[2.5, -1.0], [-1.0, 0.5]]}
-    back, _ = decode_update(encode_update(replace(update, inner_products=products)))
-    assert back.inner_products == products
-    assert b"inner" not in bytes(encode_update(update))
+VALUES = {"list": [[2.5, -1.0], [-1.0, 0.5]], "text": "x", "nothing": None, "inner": {"a": [1, 2]}}
+EMBEDDINGS, HEAD = Key("all", "embeddings.weight"), Key("task:sst2", "heads.sst2.bias")
+MASKS = {
+    EMBEDDINGS: torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool),
+    HEAD: torch.tensor([False, True, False]),
+    Key("all", "empty"): torch.zeros(0, 4, dtype=torch.bool),
+}
+EXTRAS = {
+    "values": Extra(VALUES),
+    "nothing": Extra(),
+    "tensors": Extra({"step": 3}, {"first": WEIGHTS, "second": {HEAD: torch.tensor([1.5, -0.0, 1e-30])}}),
+    "masks": Extra(tensors={"mask": MASKS}),
+    "both": Extra(tensors={"mask": {HEAD: MASKS[HEAD]}, "slot": {EMBEDDINGS: WEIGHTS[EMBEDDINGS]}}),
+}
+JOB = Job("train", 4, "c", ("sst2", "qqp"), WEIGHTS, PLAN, None, 1, 3, {}, extra=EXTRAS)
+# No client sends masks.
+SENT = {name: EXTRAS[name] for name in ("values", "nothing", "tensors")}
+UPDATE = Update(1, "c", ("sst2", "qqp"), WEIGHTS, None, {"sst2": 3, "qqp": 1}, {}, extra=SENT)
 
 
-@pytest.mark.parametrize("rows", [[[1.0]], [[1.0, 0.0], [0.0]], [["nan", 0.0], [0.0, 1.0]], [["x", 0], [0, 1]]])
-def test_inner_products_that_are_not_a_number_for_every_two_tasks_are_refused(rows):
-    update = Update(1, "c", ("sst2", "qqp"), WEIGHTS, None, {"sst2": 3, "qqp": 1}, {})
-    with pytest.raises(WireError):
-        decode_update(encode_update(replace(update, inner_products={"layer": rows})))
+@pytest.mark.parametrize(
+    ("back", "extras"),
+    [
+        (lambda: decode_job(encode_job(JOB)), EXTRAS),
+        (lambda: decode_job(encode_job(replace(JOB, codecs=Codecs("int8")))), EXTRAS),
+        (lambda: decode_update(encode_update(UPDATE))[0], SENT),
+    ],
+    ids=["job", "coarse job", "update"],
+)
+def test_what_capabilities_send_comes_back_bit_for_bit(back, extras):
+    found = back()
+    assert list(found.extra) == list(extras)
+    for name, extra in extras.items():
+        assert found.extra[name].values == extra.values
+        assert set(found.extra[name].tensors) == set(extra.tensors)
+        for slot, tensors in extra.tensors.items():
+            assert same(dict(found.extra[name].tensors[slot]), dict(tensors)), (name, slot)
+    assert list(found.weights if isinstance(found, Job) else found.delta) == list(WEIGHTS)
+
+
+def test_a_mask_travels_eight_to_a_byte_and_no_capability_costs_nothing():
+    weights = {Key("all", "w"): torch.zeros(80_000)}
+    mask = {"pruning": Extra(tensors={"mask": {Key("all", "w"): torch.ones(80_000, dtype=torch.bool)}})}
+    plain = Job("train", 1, "c", ("t",), weights, PLAN, None, 0, 0, {})
+    added = len(encode_job(replace(plain, extra=mask))) - len(encode_job(plain))
+    assert 10_000 <= added < 10_000 + 100
+    assert b"bits" not in bytes(encode_job(plain))
+
+
+def test_each_method_of_a_job_may_send_as_much_as_the_weights_are():
+    weights = {Key("all", "w"): torch.zeros(4, 8)}
+    job = Job("train", 1, "c", ("t",), weights, PLAN, None, 0, 0, {"methods": {"one": {}}})
+    # The delta and the tensors of one method, 4 * 8 floats of four bytes each, and the seconds.
+    assert answer_bytes(job) == 2 * 128 + 8
+    one = {"one": Extra(tensors={"slot": weights})}
+    update = Update(1, "c", ("t",), weights, None, {"t": 1}, {}, extra=one)
+    back, _ = decode_update(encode_update(update), max_tensor_bytes=answer_bytes(job))
+    assert same(dict(back.extra["one"].slot("slot")), weights)
+    two = {"one": Extra(tensors={"slot": weights, "more": {Key("all", "w"): torch.zeros(1)}})}
+    with pytest.raises(WireError, match="more than 264 bytes"):
+        decode_update(encode_update(replace(update, extra=two)), max_tensor_bytes=answer_bytes(job))
 
 
 def test_a_fixed_value_stays_exact_under_every_codec():

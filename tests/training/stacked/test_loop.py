@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedmtl.model.binding import BoundModel
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.vocabulary import take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
@@ -25,6 +26,7 @@ from ..small_client import (
     SINGLE,
     copied,
     furthest,
+    make_methods,
     make_settings,
     make_shard,
     make_task,
@@ -36,6 +38,7 @@ THREE = make_task(
 )
 BALANCED = make_task("single", pool="mean", class_weights="balanced")
 SCORES = make_task("scores", kind="regression", pool="pooler")
+COUNTED = {"logit_adjustment": Extra({"label_counts": {"single": [40, 3], "cross": [3, 40]}})}
 ALONE = (range(12), [0, 1, 4, 7, 9], [2, 3, 5])
 CASES = {
     "single, pooler, cross-entropy": ((SINGLE,), {}),
@@ -48,8 +51,8 @@ CASES = {
         {"max_grad_norm": 0.05, "weight_decay": 0.3, "rates": {"scores": 3e-3}, "loss_weights": {"single": 0.4}},
     ),
     "two tasks, own batch sizes": ((SINGLE, SCORES), {"batch_sizes": {"single": 7, "scores": 2}, "local_epochs": 2}),
-    "labels that differ, two outputs": ((SINGLE,), {"logit_adjustment": 1, "label_counts": {"single": [40, 3]}}),
-    "labels that differ, one output": ((CROSS,), {"logit_adjustment": 0.5, "label_counts": {"cross": [3, 40]}}),
+    "labels that differ, two outputs": ((SINGLE,), {"logit_adjustment": 1}),
+    "labels that differ, one output": ((CROSS,), {"logit_adjustment": 0.5}),
     "heads with a rate of their own": ((SINGLE,), {"head_rate": 20, "weight_decay": 0.3}),
     "unclipped": ((SINGLE,), {"max_grad_norm": 0}),
     "proximal": ((SINGLE,), {"proximal": 0.7, "local_epochs": 2, "epsilon": 1e-2, "learning_rate": 0.01}),
@@ -76,7 +79,12 @@ def make_clients(model, tasks, folder):
             table = Key("all", model.table)
             weights[table] = take_rows(weights[table], rows)
             clients.append(
-                (Member(f"{task.name}{number}", (task,), {task.name: shard}, 100 + number, keys, rows), weights)
+                (
+                    Member(
+                        f"{task.name}{number}", (task,), {task.name: shard}, 100 + number, keys, rows, received=COUNTED
+                    ),
+                    weights,
+                )
             )
     return clients
 
@@ -87,7 +95,14 @@ def one_by_one(model, clients, settings, round_number=2, kept=()):
         tasks = [task.name for task in member.tasks]
         bound = BoundModel(model, PLAN, tasks, "", copied(weights), member.rows)
         trained = train(
-            bound, member.shards, settings, round_number=round_number, seed=member.seed, device=CPU, kept=own
+            bound,
+            member.shards,
+            settings,
+            round_number=round_number,
+            seed=member.seed,
+            device=CPU,
+            kept=own,
+            methods=make_methods(settings, member.received),
         )
         found.append((trained, copied(bound.values())))
     return found
@@ -136,6 +151,17 @@ def check_kept(expected, found):
     assert found.keys() == expected.keys()
     # A stack has the weights of classes in fp32: a gradient shows it, a step of AdamW does not.
     assert all(furthest(expected[slot], found[slot]) < 1e-8 for slot in expected)
+
+
+def test_a_stack_that_is_used_again_takes_the_labels_of_its_round(tmp_path):
+    model, settings = small_model(SINGLE), make_settings(SINGLE, logit_adjustment=1)
+    stacks = Stacks(model, CPU, torch.float64)
+    clients = make_clients(model, (SINGLE,), tmp_path)
+    check_same(clients, one_by_one(model, clients, settings), stacked(model, clients, settings, stacks))
+    others = {"logit_adjustment": Extra({"label_counts": {"single": [3, 40]}})}
+    later = [(replace(member, received=others), weights) for member, weights in clients]
+    check_same(later, one_by_one(model, later, settings), stacked(model, later, settings, stacks))
+    assert len(stacks.made) == 1
 
 
 # One encoder, pooled alike: single texts, pairs, and a score.
