@@ -6,6 +6,8 @@ same as with any other engine.
 
 from __future__ import annotations
 
+import json
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +29,13 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
 from fedmtl.tasks.tokens import open_tokens
+from fedmtl.timing import Stopwatch, measuring, part, timed
 from fedmtl.training.predict import predict
 
 # Examples per scoring call: fixed, so that what is computed together does not depend on the workers.
 CHUNK = 128
+# What workers of a profiled run spent, by process.
+PROFILES = "profile-*.jsonl"
 UNLIMITED = 1e9
 
 
@@ -77,7 +82,8 @@ class LocalEngine:
         def calls() -> Iterator[JobCall]:
             for job in jobs:
                 call = JobCall(self._spool.take(), self._spool.take())
-                encoded = encode_job(job, self._setup.max_bytes, self._memory)
+                with part("encoding"):
+                    encoded = encode_job(job, self._setup.max_bytes, self._memory)
                 write_message(call.job, encoded)
                 open_jobs.append((call, asked_for(job, len(encoded))))
                 yield call
@@ -112,6 +118,7 @@ class LocalEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
 
+    @timed("decoding")
     def _decode(self, answer: Answer, path: Path, asked: Asked) -> Update | Failure:
         if answer.error is not None:
             self._spool.give_back(path)
@@ -140,11 +147,29 @@ def start_worker(setup: SiteSetup) -> Handler:
             shard = replace(setup.shared_validation[call.task], indices=call.indices)
             return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
         bound.clear()
-        job = decode_job(map_message(call.job), setup.max_bytes)
-        write_message(call.answer, encode_update(run_job(job, site), memory=memory))
+        with part("decoding"):
+            job = decode_job(map_message(call.job), setup.max_bytes)
+        update = run_job(job, site)
+        with part("encoding"):
+            encoded = encode_update(update, memory=memory)
+        write_message(call.answer, encoded)
         return None
 
-    return handle
+    return _profiled(handle, setup.spool) if setup.profile else handle
+
+
+def _profiled(handle: Handler, spool: Path) -> Handler:
+    """The same work, and what each call spent in a file of the spool, where the server finds it."""
+    watch, path = Stopwatch(), spool / PROFILES.replace("*", str(os.getpid()))
+
+    def call(given: Any) -> Any:
+        with measuring(watch), watch.part("other work"):
+            answer = handle(given)
+        with path.open("a") as file:
+            file.write(json.dumps(watch.take()) + "\n")
+        return answer
+
+    return call
 
 
 def _bind(call: PredictCall, site: Site) -> BoundModel:

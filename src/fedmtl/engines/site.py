@@ -36,6 +36,7 @@ class SiteSetup:
     max_bytes: int = MAX_BYTES
     log_variances: bool = False
     plugins: tuple[str, ...] = ()
+    profile: bool = False
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:

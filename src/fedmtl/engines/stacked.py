@@ -23,6 +23,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_stack import run_stack, stack_label
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
 from fedmtl.federation.wire import decode_job, encode_job, encode_update
+from fedmtl.timing import part
 from fedmtl.training.stacked.loop import Stacks
 
 THREADS = 8
@@ -71,7 +72,8 @@ class StackedEngine:
         limit = self._setup.max_bytes
         encoded = list(self._threads.map(lambda job: encode_job(job, limit), jobs))
         received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))
-        answers = run_stack(received, self._site, self._stacks, self._threads)
+        with part("training at once", whole=True):
+            answers = run_stack(received, self._site, self._stacks, self._threads)
         for job, data, answer in zip(jobs, encoded, self._threads.map(_sent, answers), strict=True):
             if answer is None:
                 alone.append(job)

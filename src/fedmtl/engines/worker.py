@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.errors import CannotContinue, FedmtlError
+from fedmtl.timing import part, timed
 
 # Returned pages cost a little when they are needed again, so that it is done only when there are many.
 GROWTH = 64 << 20
@@ -136,7 +137,8 @@ class WorkerPool:
         pending.prepare()
         while busy := [worker for worker in self._workers if worker.ticket is not None]:
             left = deadline - time.monotonic()
-            ready = wait([worker.pipe for worker in busy], timeout=min(LONGEST_WAIT, max(0.0, left)))
+            with part("waiting for clients"):
+                ready = wait([worker.pipe for worker in busy], timeout=min(LONGEST_WAIT, max(0.0, left)))
             for worker in busy:
                 is_over = time.monotonic() >= deadline
                 if worker.pipe in ready:
@@ -174,6 +176,7 @@ class WorkerPool:
         for ticket, call in enumerate(calls):
             yield _call(self._handler, ticket, call)
 
+    @timed("sending")
     def _feed(self, worker: _Worker, pending: Iterator[tuple[int, Any]]) -> None:
         worker.ticket, worker.call = next(pending, (None, None))
         if worker.ticket is None:
@@ -190,6 +193,7 @@ class WorkerPool:
         with suppress(OSError):
             worker.pipe.send((worker.ticket, worker.call))
 
+    @timed("receiving")
     def _receive(self, worker: _Worker, *, may_repeat: bool) -> Answer | None:
         """The answer; None where the process died and another was given its call."""
         try:
@@ -326,6 +330,7 @@ def _how_it_ended(code: int | None) -> str:
     return "killed by SIGKILL (out of memory?)" if name == "SIGKILL" else f"killed by {name}"
 
 
+@timed("waiting for clients")
 def _call(handler: Handler, ticket: int, call: Any) -> Answer:
     try:
         return Answer(ticket, handler(call))

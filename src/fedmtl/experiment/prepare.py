@@ -100,6 +100,7 @@ class Prepared:
     state: State
     compute: Compute
     evaluates_at_clients: bool
+    profile: bool = False
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -205,6 +206,7 @@ def site_setup(prepared: Prepared, run: RunFolder) -> SiteSetup:
         max_bytes=prepared.config.wire.max_bytes,
         log_variances=prepared.config.training.loss_weighting == "uncertainty",
         plugins=_importable(prepared),
+        profile=prepared.profile,
     )
 
 

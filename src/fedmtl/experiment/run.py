@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ from fedmtl.runs.tracker import Trackers
 from fedmtl.sharing.keys import weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
+from fedmtl.timing import timed
 
 Observer = Callable[[dict[str, Any]], None]
 
@@ -106,14 +108,14 @@ def start_run(
     open_carrier: OpenEngine = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
-    prepared = prepare(config, observe)
+    prepared = replace(prepare(config, observe), profile=profile)
     run = create_run(Path(config.output), name)
     with locked(run.path):
         write_atomic(run.config, dump_config(config).encode())
         log = Log(run, observe, prepared.config)
         for event in opening_events(prepared):
             log(event)
-        return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run), profile=profile)
+        return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run))
 
 
 def resume_run(
@@ -133,12 +135,12 @@ def resume_run(
             raise FedmtlError(
                 f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`"
             )
-        prepared = prepare(load_config(run.config), observe)
+        prepared = replace(prepare(load_config(run.config), observe), profile=profile)
         state = take_up(run, prepared, observe, keeps_clients=True, repair=repair)
         for event in opened_events(run, prepared):
             observe(event)
         log = Log(run, observe, prepared.config)
-        return drive(prepared, state, run, log, lambda: open_carrier(prepared, run), profile=profile)
+        return drive(prepared, state, run, log, lambda: open_carrier(prepared, run))
 
 
 class Log:
@@ -191,7 +193,6 @@ def drive(
     log: Log,
     open_carrier: Callable[[], Engine],
     *,
-    profile: bool = False,
     command: str = "fedmtl run",
     farewell: Callable[[], None] = lambda: None,
 ) -> RunFolder:
@@ -203,7 +204,7 @@ def drive(
     error: Exception | None = None
     engine: Engine | None = None
     try:
-        with raised(_Stop), profiling(run.spool) if profile else nullcontext() as spent:
+        with raised(_Stop), profiling(run.spool) if prepared.profile else nullcontext() as spent:
             engine = open_carrier()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
@@ -253,6 +254,7 @@ def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluati
     return lambda state: evaluate_at_server(state, prepared.strategy, engine, shards)
 
 
+@timed("writing", whole=True)
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
     own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
     if turn.evaluation is not None:

@@ -14,6 +14,7 @@ from fedmtl.seeds import derive_seed
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.vocabulary import Rows, take_rows
+from fedmtl.timing import timed
 
 
 class Dispatch:
@@ -28,6 +29,7 @@ class Dispatch:
         self._held: dict[ClientId, set[str]] = {}
         self._digests: dict[Key, tuple[Tensor, str]] = {}
 
+    @timed("cutting slices")
     def job(
         self,
         kind: Literal["train", "evaluate"],

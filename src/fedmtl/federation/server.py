@@ -33,6 +33,7 @@ from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights
+from fedmtl.timing import timed
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
@@ -363,6 +364,7 @@ def _why_not(
         return f"its update cannot be checked: {type(error).__name__}"
 
 
+@timed("evaluating", whole=True)
 def _evaluated(done: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
     started = time.perf_counter()
     evaluation = evaluate(done.state)

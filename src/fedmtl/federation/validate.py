@@ -17,6 +17,7 @@ from fedmtl.sharing.plan import SharingPlan, scope_tasks
 from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.metrics import Sums, score, sums_from_dict
 from fedmtl.tasks.task import Task
+from fedmtl.timing import timed
 
 # No training moves a tensor this far, and the square of a longer delta is infinite in 32 bits: it would end the run
 # of everybody in the server optimizer.
@@ -62,6 +63,7 @@ def unwelcome(answer: Update | Failure, expected: Container[ClientId], answered:
     return "answered twice" if answer.client in answered else None
 
 
+@timed("checking")
 def refusal(update: Update, expected: Expected, max_norm: float | None = None) -> str | None:
     """Why the update must not count, or None if it may."""
     reason = _refused_header(update, expected)

@@ -32,6 +32,7 @@ from fedmtl.tasks.batches import Shard, save_outputs
 from fedmtl.tasks.sources import read_texts
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
+from fedmtl.timing import timed
 from fedmtl.training.distillation import outputs_loss
 from fedmtl.training.local import train
 from fedmtl.training.local_method import LocalClient, LocalMethod, LocalMethods, LocalStep
@@ -88,6 +89,7 @@ class ServerDistillation(ServerMethod):
         self._model, self._shards, self._settings, self._seed, self._device = model, shards, settings, seed, device
         self._buffers = Buffers()
 
+    @timed("teaching", whole=True)
     def after_aggregation(self, before: State, after: State) -> Step:
         started = time.perf_counter()
         state, losses, steps = self._train(after)

@@ -16,6 +16,7 @@ from fedmtl.federation.messages import State
 from fedmtl.federation.server_method import ServerMethod
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights
+from fedmtl.timing import timed
 
 NAME = "server_optimizer"
 SLOTS = {"none": (), "fedavgm": ("momentum",)}
@@ -42,6 +43,7 @@ class ServerOptimizer(ServerMethod):
             raise ValueError(f"{self._settings.kind} has other moments")
 
 
+@timed("server optimizer")
 def server_step(
     settings: ServerOptimizerConfig, weights: Weights, mean_delta: Weights, slots: Mapping[str, Mapping[Key, Tensor]]
 ) -> tuple[Weights, Slots]:

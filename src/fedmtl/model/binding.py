@@ -17,6 +17,7 @@ from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.sharing.keys import HEADS, Key, Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.vocabulary import Rows, compact_ids
+from fedmtl.timing import timed
 
 
 @dataclass
@@ -86,6 +87,7 @@ class BoundModel:
     memory of the weights it was given.
     """
 
+    @timed("binding")
     def __init__(
         self,
         model: MultiTaskModel,

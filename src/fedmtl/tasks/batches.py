@@ -15,6 +15,7 @@ import numpy as np
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
 from fedmtl.tasks.tokens import TokenPart, open_tokens
+from fedmtl.timing import timed
 
 WINDOW = 8
 
@@ -86,6 +87,7 @@ class Arrays:
     labels: np.ndarray
 
 
+@timed("batches")
 def training_batches(shard: Shard, batch_size: int, seed: int, turn: int = 0) -> list[np.ndarray]:
     """One epoch as positions in the token folder: every example once, neighbours in length together.
 
@@ -113,6 +115,7 @@ def sorted_batches(shard: Shard, batch_size: int) -> list[np.ndarray]:
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
+@timed("batches")
 def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
     """Pad a batch; `index` maps token ids into a compacted table."""
     parts = open_tokens(shard.tokens).parts

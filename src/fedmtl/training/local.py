@@ -16,6 +16,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.extra import Extra
 from fedmtl.tasks.batches import Shard, training_batches
+from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalClient, LocalMethods
 from fedmtl.training.objective import Objective
 from fedmtl.training.optimizer import FlatOptimizer, Slots
@@ -49,6 +50,7 @@ class Trained:
     stored: Mapping[str, Extra] = field(default_factory=dict)
 
 
+@timed("forward and backward")
 def train(
     bound: BoundModel,
     shards: Mapping[str, Shard],

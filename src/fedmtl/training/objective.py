@@ -13,6 +13,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
 from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
+from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalMethods, LocalStep
 
 
@@ -52,6 +53,7 @@ class Objective:
         return task_loss(self._bound.model.tasks[step.task], adjusted, step.labels, self._class_weights[step.task])
 
 
+@timed("batches")
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
     """A batch on the device, with its labels."""
     inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))

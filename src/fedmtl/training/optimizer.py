@@ -13,6 +13,7 @@ from torch.optim.sgd import sgd
 
 from fedmtl.model.binding import BoundModel, undecayed
 from fedmtl.sharing.keys import HEADS, Key
+from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalMethods, Part
 from fedmtl.training.settings import LocalSettings
 
@@ -113,12 +114,14 @@ class FlatOptimizer:
         """The keys that the task's loss reaches, once `backward` has seen it; other gradients are left from before."""
         return self._used[task]
 
+    @timed("optimizer")
     def keep(self, task: str) -> None:
         """Put by what `backward` left of the task, for `join`."""
         kept = self._kept[task] = self._buffer(f"gradients of {task}")
         for place in self._places(task):
             kept[place].copy_(self._gradients[place])
 
+    @timed("optimizer")
     def join(self, tasks: Sequence[str], step: int = 0) -> None:
         """Put the sum of what `keep` put by into the buffer, or of what a method makes of it."""
         joined = self._methods.join(step, {task: self._kept[task] for task in tasks}, self._places)
@@ -128,6 +131,7 @@ class FlatOptimizer:
             for place in self._places(task):
                 self._gradients[place].add_(gradients[place])
 
+    @timed("optimizer")
     def step(self, tasks: str | Sequence[str], rate: float) -> None:
         """Clip the gradients that `backward` or `join` left, and move the values they belong to."""
         own = self._of(*((tasks,) if isinstance(tasks, str) else tasks))

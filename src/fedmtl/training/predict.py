@@ -8,10 +8,12 @@ import torch
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import num_outputs
 from fedmtl.tasks.batches import Shard, collate, sorted_batches
+from fedmtl.timing import timed
 from fedmtl.training.objective import example_losses, to_tensors
 
 
 @torch.inference_mode()
+@timed("scoring", whole=True)
 def predict(
     bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
 ) -> tuple[np.ndarray, float]:

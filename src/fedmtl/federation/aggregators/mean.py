@@ -19,6 +19,7 @@ from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan, scope_tasks
 from fedmtl.sharing.vocabulary import Rows
+from fedmtl.timing import timed
 
 
 def client_weight(
@@ -77,6 +78,7 @@ class Mean:
         self._sums: Weights = {}
         self._totals: dict[Key, float] = {}
 
+    @timed("averaging")
     def add(self, update: Update, weights: Mapping[str, float], factors: Mapping[str, float] | None = None) -> None:
         """Add an update with its weight in each scope, and where there are factors its delta times the scope's."""
         for key, delta in update.delta.items():
@@ -87,6 +89,7 @@ class Mean:
             add_delta(self._sums[key], delta, weight * factor, update.rows)
             self._totals[key] = self._totals.get(key, 0.0) + weight
 
+    @timed("averaging")
     def result(self) -> Weights:
         """The mean, which may be called once."""
         return {key: total.div_(self._totals[key]) for key, total in self._sums.items() if self._totals[key] > 0}
