@@ -6,12 +6,12 @@ The processes of cells are forked from one that has imported this module.
 from __future__ import annotations
 
 from fedmtl.compress.distill.run import distill
-from fedmtl.compress.onnx_export import export_onnx
-from fedmtl.compress.onnx_file import OnnxModel, compute, feeds, open_onnx
+from fedmtl.compress.measure.variants import measure
 from fedmtl.compress.prune import prune_run
 from fedmtl.compress.quantize import Quantization, needs_reduced_range, quantize
-from fedmtl.experiment.inference import load_run
-from fedmtl.experiment.measure import measure
 from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.export.onnx import export_onnx
+from fedmtl.predict.onnx import OnnxModel, compute, feeds, open_onnx
+from fedmtl.predict.run import load_run
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions

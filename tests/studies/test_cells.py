@@ -3,7 +3,7 @@ import signal
 import time
 
 from fedmtl.config.file import config_from
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 from fedmtl_studies.cells import CellProcess, CellWork, end_cells, last_line, load_once, start_cell
 from studies.small_cells import settings
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
+from fedmtl.compress.measure.variants import Measured, Timing
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.measure import Measured, Timing
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl_studies.compression import CompressionOptions, open_base, plan, read_shape
 from fedmtl_studies.compression_setups import Shape
 from fedmtl_studies.folder import open_study

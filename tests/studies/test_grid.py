@@ -8,8 +8,8 @@ import pytest
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
-from fedmtl.run_summary import summarize
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
+from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import open_study, read_record
 from fedmtl_studies.grid import GridInterrupted, Paced, run_grid, seconds_left, suitable_at_once

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl_studies.multitask import rows
 
 SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--set", "compute.device=cpu")

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedmtl.errors import CannotContinue, ConfigError
-from fedmtl.run_summary import summarize
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
+from fedmtl.runs.summary import summarize
 from fedmtl_studies import compression, federated, multitask
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import open_study
