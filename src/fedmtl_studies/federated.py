@@ -230,7 +230,7 @@ def plan(options: FederatedOptions, folder: StudyFolder) -> Plan[Result]:
     opening = f"Encoder {options.encoder} on {data}; seeds {', '.join(map(str, options.seeds))}."
     points = {} if options.choose else lines(options)
     return Plan(
-        cells=make_cells(options, base, every, runs, wanted),
+        cells=make_cells(options, base, every, wanted),
         runs=runs,
         page=lambda results: show(
             opening, CHOOSING if options.choose else GUIDE, points, Known(wanted, metrics, results)
@@ -382,31 +382,34 @@ def _copied(files: Mapping[str, Path], root: Path) -> Path:
     return root
 
 
+def sharing(wanted: Sequence[Setup], cell: str) -> list[str]:
+    """Return the names of the wanted setups that show this cell."""
+    return [setup.name for setup in wanted if setup.cell == cell]
+
+
 def make_runs(options: FederatedOptions, folder: StudyFolder, wanted: Sequence[Setup]) -> Runs:
     """Return the runs of each setup by seed; all seeds where one of the setups that share its cell fits."""
-    sharing = {setup.cell: [one.name for one in wanted if one.cell == setup.cell] for setup in wanted}
     return {
         setup.name: {
-            seed: folder.cell(cell_name(setup.cell, seed))
-            for seed in seeds_of(options, setup.cell, *sharing[setup.cell])
+            seed: folder.cell(cell_name(setup.cell, seed)) for seed in seeds_of(options, *sharing(wanted, setup.cell))
         }
         for setup in wanted
     }
 
 
 def make_cells(
-    options: FederatedOptions, base: Base, every: Mapping[str, Setup], runs: Runs, wanted: Sequence[Setup]
+    options: FederatedOptions, base: Base, every: Mapping[str, Setup], wanted: Sequence[Setup]
 ) -> list[Cell]:
     """Return the cells of the wanted setups, each once; those of the first points come first with all their seeds.
 
     Among these the longest begin, so that none is left to run alone at the end.
     """
-    used = {setup.cell: runs[setup.name] for setup in wanted}
+    used = list(dict.fromkeys(setup.cell for setup in wanted))
     order = [
         (_stage(every[name]), -every[name].point.rounds, number, at, name, seed)
         for number, seed in enumerate(options.seeds)
-        for at, (name, by_seed) in enumerate(used.items())
-        if seed in by_seed
+        for at, name in enumerate(used)
+        if seed in seeds_of(options, name, *sharing(wanted, name))
     ]
     return [_cell(options, base, every[name], seed) for *_, name, seed in sorted(order)]
 
