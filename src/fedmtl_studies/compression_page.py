@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
 
@@ -39,7 +40,7 @@ from fedmtl_studies.library import (
     tag,
     variants_plot,
 )
-from fedmtl_studies.page import Column, Page, Table, Value, cells_csv
+from fedmtl_studies.page import Column, Page, Table, Value, cells_csv, metric_columns
 from fedmtl_studies.results import Results as ResultsOf
 from fedmtl_studies.results import Spread, beside, finished, over_seeds, seconds_notes, single
 
@@ -108,20 +109,12 @@ def show(shown: Shown, has_augmentation: bool, results: Results, sizes: Sizes) -
 
 def _cell_columns(cells: Sequence[Result], tasks: Sequence[str]) -> dict[str, Callable[[Result], object]]:
     """Return the columns of the table of cells, with all metrics of its tasks."""
-
-    def metric_of(task: str, metric: str) -> Callable[[Result], object]:
-        return lambda cell: cell.metrics.get(task, {}).get(metric)
-
-    def cost(name: str) -> Callable[[Result], object]:
-        return lambda cell: getattr(cell, name)
-
-    metrics = {task: dict.fromkeys(name for cell in cells for name in cell.metrics.get(task, {})) for task in tasks}
     costs = ("parameters", "model_bytes", "examples", "copies", "seconds", "device", "cells_at_once")
     return {
         "cell": lambda cell: cell.cell,
-        **{f"{task}_{metric}": metric_of(task, metric) for task, listed in metrics.items() for metric in listed},
+        **metric_columns(cells, tasks),
         "marked": lambda cell: " ".join(cell.marked),
-        **{name: cost(name) for name in costs},
+        **{name: attrgetter(name) for name in costs},
     }
 
 

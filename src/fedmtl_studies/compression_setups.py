@@ -54,7 +54,7 @@ class Shapes:
 
     @property
     def layers_off(self) -> tuple[int, ...]:
-        """How many layers pruning takes off."""
+        """The numbers of layers that pruning takes off, one setup each."""
         return tuple(number for number in (2, 3) if number < self.teacher.layers) or (1,)
 
 

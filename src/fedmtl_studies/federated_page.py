@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from statistics import mean
 
 from fedmtl_studies.federated_results import (
@@ -29,7 +30,7 @@ from fedmtl_studies.federated_results import (
 )
 from fedmtl_studies.figures import Figures, colour, curves
 from fedmtl_studies.library import Frame, Html, padded, score, svg, tag, y_axis
-from fedmtl_studies.page import Column, Page, Table, Value, cells_csv, csv_text
+from fedmtl_studies.page import Column, Page, Table, Value, cells_csv, csv_text, metric_columns
 from fedmtl_studies.results import Spread, finished, over_seeds, seconds_notes, single
 
 GUIDE = (
@@ -108,14 +109,11 @@ def _cells(known: Known) -> str:
     # Several setups may show one cell.
     cells = list({cell.cell: cell for cell in finished(known.results)}.values())
     costs = ("learning_rate", "examples", "steps", "steps_in_a_row", "seconds", "computed", "cells_at_once")
-    metrics = {
-        task: dict.fromkeys(name for cell in cells for name in cell.metrics.get(task, {})) for task in known.tasks
-    }
     columns: dict[str, Callable[[Result], object]] = {"cell": lambda cell: cell.cell}
     for task in known.tasks:
         columns |= _end_columns(task)
-    columns |= {f"{task}_{metric}": _metric(task, metric) for task, listed in metrics.items() for metric in listed}
-    return cells_csv(cells, columns | {name: _cost(name) for name in costs})
+    columns |= metric_columns(cells, known.tasks)
+    return cells_csv(cells, columns | {name: attrgetter(f"budget.{name}") for name in costs})
 
 
 def _end_columns(task: str) -> dict[str, Callable[[Result], object]]:
@@ -124,14 +122,6 @@ def _end_columns(task: str) -> dict[str, Callable[[Result], object]]:
         f"{task}_best": lambda cell: best[1] if (best := cell.best(task)) else None,
         f"{task}_best_round": lambda cell: best[0] if (best := cell.best(task)) else None,
     }
-
-
-def _metric(task: str, metric: str) -> Callable[[Result], object]:
-    return lambda cell: cell.metrics.get(task, {}).get(metric)
-
-
-def _cost(name: str) -> Callable[[Result], object]:
-    return lambda cell: getattr(cell.budget, name)
 
 
 def compared_table(number: int, points: Sequence[str], known: Known) -> Table | None:

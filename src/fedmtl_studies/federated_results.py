@@ -50,7 +50,7 @@ class Point:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it changes in the base; how many samples a task has stands with its task."""
+        """The settings that it changes in the base, but for the samples, which stand with each task."""
         partition = {} if self.alpha is None else {"partition": {"kind": "dirichlet", "alpha": self.alpha}}
         rounds = {"training": {"num_rounds": self.rounds}}
         return {"federation": {"clients_per_task": self.clients}, **rounds, **partition}

@@ -7,7 +7,7 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from fedmtl_studies.figures import FIGURE_STYLE, Figures, write_svg
 from fedmtl_studies.folder import StudyFolder
@@ -86,6 +86,24 @@ def csv_text(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(head)
     writer.writerows(rows)
     return text.getvalue()
+
+
+class Scored(Protocol):
+    """A result that has every metric of each task."""
+
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, float | None]]: ...
+
+
+def metric_columns(cells: Iterable[Scored], tasks: Sequence[str]) -> dict[str, Callable[[Scored], object]]:
+    """Return a column for every metric of every task that one of the cells has."""
+
+    def take(task: str, metric: str) -> Callable[[Scored], object]:
+        return lambda cell: cell.metrics.get(task, {}).get(metric)
+
+    named = dict.fromkeys((task, metric) for cell in cells for task in tasks for metric in cell.metrics.get(task, {}))
+    in_order = sorted(named, key=lambda one: tasks.index(one[0]))
+    return {f"{task}_{metric}": take(task, metric) for task, metric in in_order}
 
 
 def cells_csv(cells: Iterable[ResultT], columns: Mapping[str, Callable[[ResultT], object]]) -> str:

@@ -38,7 +38,7 @@ class _Panel:
         return Frame((-0.25, len(self.clients) - 0.75), y, **SIZE)
 
     def axis(self, frame: Frame) -> Html:
-        """Each number of clients is twice the one before, or so: equal steps show them as well as they can be."""
+        """Draw the numbers of clients at equal distances, as each is about twice the one before."""
         marks = (
             tag("text", clients, class_="x", x=frame.across(at), y=frame.floor + 13)
             for at, clients in enumerate(self.clients)

@@ -43,7 +43,7 @@ class Setup:
 
     @property
     def baseline(self) -> Setup:
-        """The same with one client."""
+        """The setup with the same encoder and task and one client."""
         return Setup(self.encoder, self.task, 1)
 
     def cell(self, seed: int) -> str:

@@ -201,7 +201,7 @@ def _words(point: Point, value: float) -> str:
 
 
 def _byte_axis(frame: Frame) -> Html:
-    """Bytes on a scale of powers, so that a codec four times smaller lies as far away anywhere."""
+    """Draw bytes on a logarithmic scale, so that a codec four times smaller lies as far away anywhere."""
     low, high = frame.x
     shown: list[float] = []
     for at in (factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)):
