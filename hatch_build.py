@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SCRIPT = "src/fedmtl/model/cpu/compile_kernels.py"
+SCRIPT = "src/fedmtl/model/bert/cpu/compile_kernels.py"
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]

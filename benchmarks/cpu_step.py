@@ -33,12 +33,12 @@ from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import Job
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
-from fedmtl.model.keys import Key
 from fedmtl.model.multitask import build_model
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
-from fedmtl.model.vocabulary import take_rows, used_rows
 from fedmtl.model.wordpiece import SPECIAL, wrap_tokenizer
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens, tokenize

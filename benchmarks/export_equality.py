@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from fedmtl.experiment.inference import LoadedRun, Prediction, load_run, predict_texts
-from fedmtl.runs import find_run
+from fedmtl.predict.run import LoadedRun, Prediction, load_run, predict_texts
+from fedmtl.runs.folder import find_run
 from fedmtl.tasks.sources import read_table
 
 

@@ -48,3 +48,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """A saved model and its ONNX file, which several tests share: tracing one takes seconds."""
+    from compress.onnx_models import make_saved
+    from fedmtl.export.onnx import export_onnx
+    from model.tiny import write_encoder
+
+    folder = tmp_path_factory.mktemp("bert")
+    saved = make_saved(write_encoder("bert", folder / "encoder"))
+    return saved, export_onnx(saved, saved.bind(), folder / "made" / "model.onnx")

@@ -128,6 +128,19 @@ def test_architecture_names_files_that_exist():
     assert [name for name in sorted(named) if not any((base / name).is_file() for base in (ROOT, SOURCE))] == []
 
 
+def test_architecture_is_a_map_and_no_wall():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 160
+    part = text.partition("## I want to change")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 20
+    for what, paths, test in rows:
+        named = re.findall(r"`([\w./-]+)`", paths)
+        assert 1 <= len(named) <= 3, f"{what.strip()}: a change to one thing is in three files at most"
+        assert all((SOURCE / name).is_file() for name in named), what
+        assert (ROOT / test.strip().strip("`")).is_file(), what
+
+
 def test_architecture_names_every_layer():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     layers = [path.parent.name for path in SOURCE.glob("*/__init__.py")]

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from fedmtl.federation.wire.checksum import checksum
-from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION
+from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION, checksum
 from fuzz.mutate import BORDERS, MOST_BYTES, WORDS, mutate_bytes, mutate_json, mutate_text
 
 YAML_WORDS = (

@@ -66,9 +66,8 @@ def open_saved_model(folder: Path) -> Run:
 
 
 def open_events(folder: Path) -> Run:
-    from fedmtl.run_status import run_status
-    from fedmtl.run_summary import summarize
-    from fedmtl.runs import RunFolder, cut_back, read_events
+    from fedmtl.runs.folder import RunFolder, cut_back, read_events
+    from fedmtl.runs.summary import run_status, summarize
 
     run_folder = RunFolder(folder)
 

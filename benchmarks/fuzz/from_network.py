@@ -141,8 +141,8 @@ def open_hello(folder: Path) -> Run:
 
 
 def open_welcome(folder: Path) -> Run:
-    from fedmtl.experiment import joined_site
-    from fedmtl.experiment.site_worker import SiteSettings
+    from fedmtl.deploy import site_client as joined_site
+    from fedmtl.deploy.site_worker import SiteSettings
 
     def reached(*given: Any, **options: Any) -> Any:
         raise Reached("data")

@@ -19,9 +19,9 @@ from fedmtl.federation import handshake
 from fedmtl.federation.messages import Codecs, Job, LayerTrack, Progress, State, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.federation.wire import encode_job, encode_update
-from fedmtl.federation.wire.tensors import encode_tensors
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.federation.wire.codecs import encode_tensors
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import local_settings

@@ -14,7 +14,7 @@ _PUBLIC = {
     "MTLAggregator": "fedmtl.federation.aggregator",
     "MTLServerModel": "fedmtl.model.server_model",
     "load_config": "fedmtl.config.file",
-    "load_run": "fedmtl.experiment.inference",
+    "load_run": "fedmtl.predict.run",
     "resume_run": "fedmtl.experiment.run",
     "start_run": "fedmtl.experiment.run",
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 
 OWN = """\
 model: {server_model: random-1x32}

@@ -26,7 +26,7 @@ def test_the_guides_options_become_ours(guide, ours):
 
 
 def test_the_guides_config_makes_the_clients_its_commands_name():
-    from fedmtl.experiment.deployed_tasks import configured_tasks
+    from fedmtl.deploy.tasks import configured_tasks
 
     held = configured_tasks(load_config(ROOT / "federated_config.yaml"))
     assert held == {"sst2_client": ("sst2",), "qqp_client": ("qqp",), "stsb_client": ("stsb",)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl.experiment.measure import Load, Variant, measure, variants_of
+from fedmtl.compress.measure.variants import Load, Variant, measure, variants_of
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fedmtl.cli.pace import Pace
+from fedmtl.cli.progress import Pace
 
 
 class Clock:

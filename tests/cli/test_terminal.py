@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from fedmtl.cli import app as cli_app
 from fedmtl.cli.app import app
 from fedmtl.cli.progress import LiveDisplay, PlainDisplay
-from fedmtl.cli.stages import StageBars
-from fedmtl.cli.terminal import Terminal
-from fedmtl.runs import append_event, create_run
+from fedmtl.cli.terminal import StageBars, Terminal
+from fedmtl.runs.folder import append_event, create_run
 
 # Clears the screen and forges a line; a C1 introducer; a right-to-left override; rich's markup that closes nothing.
 HOSTILE = "\x1b[2J\x1b[1;31mx\n  after round 9: sst2 accuracy 1.000\r\x9b31m\u202eevil[/b]"

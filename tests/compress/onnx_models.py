@@ -5,9 +5,9 @@ import torch
 from fedmtl.config import ModelConfig
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.multitask import build_model, wants_pooler
-from fedmtl.model.plan import SharingPlan
 from fedmtl.model.saved import SavedModel
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 from model.tiny import LENGTH, make_task
 
 PLAN = SharingPlan((("heads.*", "task"), ("adapters.*", "task"), ("*", "all")))

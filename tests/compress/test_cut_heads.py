@@ -7,16 +7,15 @@ import torch
 from transformers import AutoModel, BertConfig
 
 from compress.test_structured import PLAN, TASKS, answers, equal
-from fedmtl.compress.cut_heads import kept_columns
-from fedmtl.compress.export_hf import export_hf
-from fedmtl.compress.onnx_export import export_onnx
-from fedmtl.compress.onnx_file import compute, open_onnx
-from fedmtl.compress.structured import cut, write_cut
+from fedmtl.compress.prune import cut, kept_columns, write_cut
 from fedmtl.errors import ModelError
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan, move
+from fedmtl.export.hf import export_hf
+from fedmtl.export.onnx import export_onnx
 from fedmtl.model.saved import SavedModel, load_model
-from fedmtl.model.values import count_parameters, initial_weights
+from fedmtl.predict.onnx import compute, open_onnx
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan, move
+from fedmtl.sharing.weights import count_parameters, initial_weights
 from model.tiny import LENGTH, PAIRS, SINGLES, load, make_tokenizer
 
 # Four heads of 8 columns, in two layers 32 wide.

@@ -9,11 +9,11 @@ from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.prune import prune_run
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.inference import load_run
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.model.keys import Key, weights_sha256
 from fedmtl.model.saved import load_model
-from fedmtl.runs import read_events
+from fedmtl.predict.run import load_run
+from fedmtl.runs.folder import read_events
+from fedmtl.sharing.keys import Key, weights_sha256
 from small_config import SMALL
 
 

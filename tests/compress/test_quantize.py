@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedmtl.compress.onnx_file import compute, feeds, open_onnx, open_session
 from fedmtl.compress.onnx_rewrites import damp_outliers, damping, largest_inputs, linear_layers
 from fedmtl.compress.quantize import QUANTIZED_KEY, Quantization, needs_reduced_range, quantize, quantize_measured
 from fedmtl.errors import ModelError
+from fedmtl.predict.onnx import compute, feeds, open_onnx, open_session
 from model.tiny import SINGLES, WORDS
 
 pytest.importorskip("onnxruntime")

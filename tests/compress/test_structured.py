@@ -4,15 +4,15 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from fedmtl.compress.export_hf import export_hf
-from fedmtl.compress.structured import cut, kept_neurons, rules_left, write_cut
+from fedmtl.compress.prune import cut, kept_neurons, rules_left, write_cut
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
+from fedmtl.export.hf import export_hf
 from fedmtl.model.encoder import load_encoder
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan, move
 from fedmtl.model.saved import SavedModel, load_model
-from fedmtl.model.values import count_parameters, initial_weights
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan, move
+from fedmtl.sharing.weights import count_parameters, initial_weights
 from model.tiny import LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))

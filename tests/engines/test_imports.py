@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fedmtl.config import ComputeConfig, Config, ModelConfig
-from fedmtl.engines.imports import ENCODER_CODE, ENGINE, worker_imports
+from fedmtl.engines.start_up import ENCODER_CODE, ENGINE, worker_imports
 
 
 def imports(encoder="auto", **model):

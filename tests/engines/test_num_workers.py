@@ -1,8 +1,8 @@
 import pytest
 
 from fedmtl.config import ComputeConfig
-from fedmtl.engines import num_workers as asked
-from fedmtl.engines.num_workers import expects_workers, num_workers
+from fedmtl.engines import start_up as asked
+from fedmtl.engines.start_up import expects_workers, num_workers
 
 
 def test_one_worker_per_core_and_no_more_than_clients(monkeypatch):

@@ -14,7 +14,7 @@ from fedmtl.experiment.run import start_run
 from fedmtl.federation import client_stack
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
-from fedmtl.runs import create_run
+from fedmtl.runs.folder import create_run
 from fedmtl.training.local import TrainingFailed
 
 # A random encoder's cosine hardly moves: a small epsilon would make steps of rounding.

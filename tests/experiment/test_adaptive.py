@@ -10,12 +10,12 @@ import pytest
 
 from fedmtl.config.file import load_config
 from fedmtl.experiment import run as run_module
-from fedmtl.experiment.inference import evaluate_validation, load_run, predict_texts
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.model.keys import weights_sha256
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.summary import summarize
+from fedmtl.sharing.keys import weights_sha256
 from fedmtl.tasks.embedded import embedded_columns
 
 DEEP = "model.server_model=random-2x32"

@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.compute import Compute
-from fedmtl.experiment.prepare import prepare
-from fedmtl.training.stacked.room import MOST, client_bytes, clients_at_once
+from fedmtl.experiment.prepare import Compute, prepare
+from fedmtl.training.stacked.shape import MOST, client_bytes, clients_at_once
 
 
 def test_a_cpu_trains_one_by_one_unless_told(make_config):

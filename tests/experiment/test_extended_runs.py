@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from fedmtl.compress.export_hf import export_hf
-from fedmtl.experiment.inference import evaluate_validation, load_run, predict_texts
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.model.keys import Key
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.sharing.keys import Key
 
 CROSS = ["model.pair=cross", "model.pool=cls"]
 LORA = ["model.lora.rank=2", "model.lora.dropout=0.1"]

@@ -18,7 +18,6 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines import local
 from fedmtl.errors import WireError
-from fedmtl.experiment.inference import evaluate_validation, load_run
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
@@ -27,9 +26,10 @@ from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Update
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.wire import decode_job, encode_job
-from fedmtl.model.keys import weights_sha256
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.predict.run import evaluate_validation, load_run
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.summary import summarize
+from fedmtl.sharing.keys import weights_sha256
 
 PERSONAL = 'sharing.rules=[{"heads.similarity.*": client}, {"heads.*": task}, {"*": all}]'
 GROUPS = [

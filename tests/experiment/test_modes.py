@@ -5,8 +5,8 @@ import pytest
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, append_results, read_events
+from fedmtl.runs.folder import RunFolder, append_results, read_events
+from fedmtl.runs.summary import summarize
 
 
 def run(config, name):

@@ -9,10 +9,10 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.model.keys import Key, weights_sha256
 from fedmtl.model.saved import load_model
-from fedmtl.model.values import linear_weights
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.sharing.keys import Key, weights_sha256
+from fedmtl.sharing.weights import linear_weights
 
 PRUNING = "training.pruning={amount: 0.5, rounds: 2, start_round: 0}"
 ONE_TASK = ("tasks={sentiment: {train_samples: 40, val_samples: 24}}", "federation.clients_per_task=3")

@@ -14,8 +14,8 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, locked, read_events
+from fedmtl.runs.folder import RunFolder, locked, read_events
+from fedmtl.runs.summary import summarize
 from small_config import SMALL
 
 KEPT = [
@@ -215,7 +215,7 @@ class TestEvents:
 )
 def test_a_place_that_is_not_ours_is_one_line(tmp_path, text):
     pytest.importorskip("flwr")
-    from fedmtl.experiment.serve import remembered_place
+    from fedmtl.deploy.server import remembered_place
 
     (tmp_path / "place.json").write_text(text)
     with pytest.raises(FedmtlError, match=r"place\.json: is not one of our files .*start a new run with"):

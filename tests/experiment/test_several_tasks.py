@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl.compress.export_hf import export_hf
-from fedmtl.experiment.inference import evaluate_validation, load_run
 from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.model.keys import Key
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.predict.run import evaluate_validation, load_run
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.summary import summarize
+from fedmtl.sharing.keys import Key
 
 TWO_TASKS = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}}"
 UNCERTAIN = ["training.loss_weighting=uncertainty", "training.head_rate=10"]

@@ -11,9 +11,9 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import start_run
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.model.keys import Key
 from fedmtl.model.saved import load_model
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
+from fedmtl.sharing.keys import Key
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import torch
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment import run as driver
-from fedmtl.experiment.inference import load_run, predict_texts
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.experiment.teacher import in_form_of, open_teacher
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.predict.run import load_run, predict_texts
+from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task
 from small_config import SMALL

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedmtl.config.file import load_config
+from fedmtl.deploy.server import _for_sites, _prepare
+from fedmtl.deploy.site_client import JoinedSite
+from fedmtl.deploy.site_worker import SiteSettings
+from fedmtl.deploy.terms import own_terms
 from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
-from fedmtl.experiment.agreement import own_terms
-from fedmtl.experiment.joined_site import JoinedSite
-from fedmtl.experiment.serve import _for_sites, _prepare
-from fedmtl.experiment.site_worker import SiteSettings
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.handshake import Hello, Welcome, read_hello
 from fedmtl.federation.messages import Job, Update

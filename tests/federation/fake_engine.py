@@ -9,8 +9,8 @@ import torch
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.metrics import Scores
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import local_settings

@@ -9,8 +9,8 @@ from fedmtl.config import AdaptiveSharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.adaptive_sharing import adapt, movable_layers
 from fedmtl.federation.messages import LayerTrack, State
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 NAMES = ["embeddings.w", *(f"layer.{n}.{leaf}" for n in range(3) for leaf in "wb"), "pooler.w", "heads.a.w"]
 RULES = (("heads.*", "task"), ("*", "all"))

@@ -3,7 +3,7 @@ import torch
 from fedmtl import MTLAggregator, MTLServerModel
 from fedmtl.experiment.prepare import prepare
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 
 ENCODER, HEAD = Key("all", "embeddings.LayerNorm.bias"), Key("task:sentiment", "heads.sentiment.bias")
 

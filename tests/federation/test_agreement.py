@@ -3,8 +3,8 @@ import torch
 
 from fedmtl.federation.agreement import TaskUpdates
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 SHARED = SharingPlan((("heads.*", "task"), ("*", "all")))
 SPLIT = SHARED.with_rule("enc.0.*", "task")

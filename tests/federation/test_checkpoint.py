@@ -9,9 +9,9 @@ import torch
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.checkpoint import check_state, last_whole_checkpoint, load_checkpoint, save_checkpoint
 from fedmtl.federation.messages import LayerTrack, Progress, State
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
 from fedmtl.model.tensor_files import load_tensors
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 ENCODER, HEAD = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))

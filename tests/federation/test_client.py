@@ -18,7 +18,7 @@ from fedmtl.federation.client_state import load_state
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.wire import encode_update
 from fedmtl.federation.wire.frame import read_frame
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 from fedmtl.tasks.embedded import embedded_columns
 
 CLIENT = "sentiment_client_1"

@@ -3,7 +3,7 @@ import torch
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import InitialValues, fixed_digest, load_state, remember_fixed, save_state
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 
 OWN = Key("client:c1", "heads.sst2.weight")
 FROZEN = Key("fixed", "layer")

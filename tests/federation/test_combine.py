@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from fedmtl.federation.combine import combine, most_weights, per_example
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 PLAN = SharingPlan((("heads.*", "task"), ("top", "group"), ("*", "all")), ({"qqp": "pair", "stsb": "pair"},))
 ENCODER = Key("all", "bottom")

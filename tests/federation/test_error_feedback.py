@@ -5,7 +5,7 @@ import torch
 from fedmtl.errors import WireError
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Codecs
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 
 W, TABLE = Key("all", "w"), Key("all", "table")
 

@@ -1,10 +1,10 @@
 import torch
 
+from fedmtl.federation.client_state import follow_plan
 from fedmtl.federation.error_feedback import RESIDUAL, RESIDUAL_ROWS, encode_delta
 from fedmtl.federation.messages import Codecs
-from fedmtl.federation.moved_state import follow_plan
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 SHARED = SharingPlan((("heads.*", "task"), ("*", "all")), ({"a": "left", "b": "left", "c": "right"},))
 SPLIT, GROUPED = SHARED.with_rule("top.*", "task"), SHARED.with_rule("top.*", "group")

@@ -12,8 +12,8 @@ from fedmtl.federation.messages import Codecs, State
 from fedmtl.federation.pruning import prunable_names, prune, share_after, sparsity
 from fedmtl.federation.server import rounds
 from fedmtl.federation.wire import decode_job, encode_job
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 from .fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores
 

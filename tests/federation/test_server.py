@@ -7,7 +7,7 @@ import torch
 from fedmtl.federation.messages import ClientInfo, Failure, Job, Refinement, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.strategy import sample_clients
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 
 from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
 

@@ -5,7 +5,7 @@ import torch
 
 from fedmtl.config import ServerOptimizerConfig
 from fedmtl.federation.server_optimizer import server_step
-from fedmtl.model.keys import Key
+from fedmtl.sharing.keys import Key
 
 W, OTHER = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
 

@@ -6,8 +6,8 @@ import torch
 
 from fedmtl.federation.messages import ClientInfo, Job, Update
 from fedmtl.federation.validate import counted_examples, expect, refusal
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 ENCODER, HEAD = Key("all", "layer"), Key("task:sst2", "heads.sst2.weight")
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))

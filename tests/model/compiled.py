@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmtl.model.cpu.compile_kernels import compile_kernels
-from fedmtl.model.cpu.native import Kernels, load
+from fedmtl.model.bert.cpu.compile_kernels import compile_kernels
+from fedmtl.model.bert.cpu.native import Kernels, load
 
 
 @cache
@@ -26,4 +26,4 @@ def compute_by(means: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`kernels` or `torch`; skips the test where nothing can be compiled."""
     if means == "kernels" and compiled(torch.float64) is None:
         pytest.skip("no compiler, or a CPU without AVX-512")
-    monkeypatch.setattr("fedmtl.model.cpu.bert.kernels", compiled if means == "kernels" else lambda dtype: None)
+    monkeypatch.setattr("fedmtl.model.bert.cpu.encoder.kernels", compiled if means == "kernels" else lambda dtype: None)

@@ -7,10 +7,10 @@ import torch
 from fedmtl.config import AdaptersConfig, ModelConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.adapters import layer_kinds
-from fedmtl.model.extended_plan import extended_plan
-from fedmtl.model.keys import layer_of, owner_task
+from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import Inputs
-from fedmtl.model.plan import SharingPlan, check_plan
+from fedmtl.sharing.keys import layer_of, owner_task
+from fedmtl.sharing.plan import SharingPlan, check_plan
 
 from .tiny import PAIRS, SINGLES, encode, load, make_task
 

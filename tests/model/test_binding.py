@@ -6,11 +6,11 @@ import torch
 
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key
 from fedmtl.model.multitask import Inputs
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
-from fedmtl.model.vocabulary import take_rows, used_rows
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.sharing.weights import initial_weights
 
 from .tiny import KINDS, PAIRS, SINGLES, encode, load, make_task, make_tokenizer, write_encoder
 

@@ -6,12 +6,12 @@ from transformers import BertConfig, BertModel
 
 from fedmtl.config import ModelConfig
 from fedmtl.model.encoder import describe_encoder
-from fedmtl.model.extended_plan import extended_plan
-from fedmtl.model.keys import Key
+from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import build_model
-from fedmtl.model.plan import SharingPlan, check_plan
-from fedmtl.model.values import count_parameters, count_trainable
 from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan, check_plan
+from fedmtl.sharing.weights import count_parameters, count_trainable
 
 from .tiny import make_task
 

@@ -11,12 +11,12 @@ import torch
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import FedmtlError, ModelError
-from fedmtl.experiment.inference import load_run
 from fedmtl.model.encoder import load_encoder, load_tokenizer
-from fedmtl.model.plan import SharingPlan
 from fedmtl.model.saved import load_model, save_model
-from fedmtl.model.values import initial_weights
-from fedmtl.runs import RunFolder
+from fedmtl.predict.run import load_run
+from fedmtl.runs.folder import RunFolder
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 
 from .tiny import LENGTH, load, make_task
 

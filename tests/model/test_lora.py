@@ -5,9 +5,8 @@ import torch
 
 from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
-from fedmtl.model.extended_plan import extended_plan
-from fedmtl.model.lora import A, B, fixed_patterns, merge, target_paths
-from fedmtl.model.plan import SharingPlan, check_plan
+from fedmtl.model.lora import A, B, extended_plan, fixed_patterns, merge, target_paths
+from fedmtl.sharing.plan import SharingPlan, check_plan
 from fedmtl.training.stacked.shape import stacks_with
 
 from .tiny import PAIRS, SINGLES, encode, load, make_task

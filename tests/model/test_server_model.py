@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from fedmtl.errors import ModelError
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
 from fedmtl.model.server_model import MTLServerModel
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 
 from .tiny import load, make_task
 

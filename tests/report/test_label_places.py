@@ -2,7 +2,7 @@
 
 import itertools
 
-from fedmtl.report.label_places import Box, Dot, place_labels
+from fedmtl.report.variants_plot import Box, Dot, place_labels
 
 INSIDE = Box(40, 10, 700, 360)
 

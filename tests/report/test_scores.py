@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.report.scores import summarize, trend
+from fedmtl.report.record import summarize, trend
 
 
 def test_best_is_the_earliest_of_equals_and_final_the_last():

@@ -3,7 +3,7 @@ import signal
 import time
 
 from fedmtl.config.file import config_from
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 from fedmtl.study.cell_process import CellProcess, CellWork, end_cells, last_word, load_once, start_cell
 from study.small_cells import settings
 

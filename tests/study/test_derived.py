@@ -8,8 +8,8 @@ from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.run_summary import summarize
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
+from fedmtl.runs.summary import summarize
 from fedmtl.study.derived import Distillation, Pruning
 from fedmtl.study.folder import open_study
 from fedmtl.study.grid import Cell, run_grid

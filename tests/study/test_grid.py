@@ -8,8 +8,8 @@ import pytest
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
-from fedmtl.run_summary import summarize
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
+from fedmtl.runs.summary import summarize
 from fedmtl.study.folder import open_study
 from fedmtl.study.grid import Cell, GridInterrupted, run_grid, suitable_at_once
 from fedmtl.study.record import read_record

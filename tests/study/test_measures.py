@@ -6,7 +6,7 @@ import pytest
 
 from fedmtl.config.file import config_from
 from fedmtl.experiment.run import start_run
-from fedmtl.runs import read_events
+from fedmtl.runs.folder import read_events
 from fedmtl.study.measures import read_cell
 from fedmtl.study.record import settle
 

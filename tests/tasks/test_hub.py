@@ -8,8 +8,8 @@ import pytest
 
 from fedmtl.config import SourceConfig
 from fedmtl.errors import DataError
-from fedmtl.tasks import hub
-from fedmtl.tasks.hub import read_hub
+from fedmtl.tasks import load as hub
+from fedmtl.tasks.load import read_hub
 
 SST2 = SourceConfig.model_validate({"hub": "nyu-mll/glue", "subset": "sst2"})
 
@@ -85,7 +85,7 @@ def test_missing_package_is_named(monkeypatch):
 def test_offline_fails_fast_in_the_real_library(tmp_path):
     pytest.importorskip("datasets")
     script = (
-        "from fedmtl.tasks.hub import SourceConfig, read_hub\n"
+        "from fedmtl.tasks.load import SourceConfig, read_hub\n"
         "read_hub(SourceConfig.model_validate({'hub': 'nyu-mll/glue', 'subset': 'sst2'}), 'train')\n"
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

@@ -11,15 +11,15 @@ import torch
 from transformers import BertConfig
 
 from fedmtl.config import TrainingConfig
+from fedmtl.model.bert.layout import build_encoder, keep_heads
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
-from fedmtl.model.kept_heads import build_encoder, keep_heads
-from fedmtl.model.keys import Key, Weights
 from fedmtl.model.multitask import MultiTaskModel, build_model
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
-from fedmtl.model.vocabulary import Rows, take_rows, used_rows
 from fedmtl.model.wordpiece import basic_tokenizer
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.vocabulary import Rows, take_rows, used_rows
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize

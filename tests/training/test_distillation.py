@@ -3,13 +3,7 @@ import math
 import pytest
 import torch
 
-from fedmtl.training.distillation import (
-    attention_loss,
-    hidden_loss,
-    outputs_loss,
-    relation_loss,
-    similarity_loss,
-)
+from fedmtl.training.distillation import attention_loss, hidden_loss, outputs_loss, relation_loss, similarity_loss
 
 from .small_client import make_task
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from fedmtl.model.keys import Key
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import Key
 from fedmtl.tasks.task import Task
 from fedmtl.training import optimizer
 from fedmtl.training.local import planned_steps, train

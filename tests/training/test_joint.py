@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.training.local import Trained, TrainingFailed, train
-from fedmtl.training.loss_weights import weigh
-from fedmtl.training.objective import Objective
+from fedmtl.training.objective import Objective, weigh
 from fedmtl.training.optimizer import FlatOptimizer
 from fedmtl.training.predict import predict
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.training import local
 from fedmtl.training.local import TrainingFailed, num_steps, planned_steps, train
 from fedmtl.training.predict import predict

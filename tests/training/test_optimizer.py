@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.flat import Buffers, undecayed
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
+from fedmtl.model.binding import BoundModel, Buffers, undecayed
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import train
 from fedmtl.training.optimizer import FlatOptimizer, clip

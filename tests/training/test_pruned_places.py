@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmtl.model.values import initial_weights, linear_weights
+from fedmtl.sharing.weights import initial_weights, linear_weights
 from fedmtl.training.local import train
 
 from .small_client import CPU, CROSS, DUAL, PLAN, SINGLE, bind, make_settings, make_shard, small_model

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedmtl.config import SmartConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import Inputs
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import collate
 from fedmtl.training.local import train
 from fedmtl.training.objective import Objective, task_loss, to_tensors

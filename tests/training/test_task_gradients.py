@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmtl.model.keys import layer_of
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import layer_of
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.training.local import train
 from fedmtl.training.objective import Objective
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmtl.config.schema import TaskSchedule
-from fedmtl.training.settings import LocalSettings
-from fedmtl.training.task_order import (
+from fedmtl.training.schedules import (
     Holding,
     Step,
     alternate,
@@ -18,6 +17,7 @@ from fedmtl.training.task_order import (
     chances,
     ordered_batches,
 )
+from fedmtl.training.settings import LocalSettings
 
 from .small_client import make_settings
 

@@ -12,24 +12,16 @@ import typer
 
 from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
-from fedmtl.cli.client import client
-from fedmtl.cli.compare import compare
-from fedmtl.cli.config import config
-from fedmtl.cli.distill import distill
-from fedmtl.cli.evaluate import evaluate
+from fedmtl.cli.compress import distill, prune, quantize
+from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
+from fedmtl.cli.inspect import compare, config, report, status, tasks
 from fedmtl.cli.measure import measure
 from fedmtl.cli.policy import audit, policy
-from fedmtl.cli.predict import predict
+from fedmtl.cli.predict import evaluate, predict
 from fedmtl.cli.pretrain import pretrain
-from fedmtl.cli.prune import prune
-from fedmtl.cli.quantize import quantize
-from fedmtl.cli.report import report
 from fedmtl.cli.run import run
-from fedmtl.cli.server import server
-from fedmtl.cli.status import status
 from fedmtl.cli.study import study
-from fedmtl.cli.tasks import tasks
 from fedmtl.cli.terminal import make_terminal, write
 from fedmtl.errors import FedmtlError
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedmtl.cli.arguments import Json
-from fedmtl.cli.server import needs_flower
+from fedmtl.cli.deploy import needs_flower
 from fedmtl.cli.terminal import show, write
 from fedmtl.errors import FedmtlError
 

@@ -11,7 +11,7 @@ import typer
 from fedmtl.cli.arguments import Client, Run
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ModelError
-from fedmtl.runs import RunFolder, find_run
+from fedmtl.runs.folder import RunFolder, find_run
 
 
 class Format(StrEnum):
@@ -48,11 +48,11 @@ def onnx_in(run: RunFolder) -> Path:
 
 def write_onnx(run: RunFolder, file: Path, client: str | None = None) -> tuple[str, ...]:
     """Write the file, and give the tasks it answers."""
-    from fedmtl.compress.onnx_file import require
+    from fedmtl.predict.onnx import require
 
     require("export --to onnx", "onnx", "onnxscript")
-    from fedmtl.compress.onnx_export import export_onnx
-    from fedmtl.experiment.inference import load_run
+    from fedmtl.export.onnx import export_onnx
+    from fedmtl.predict.run import load_run
 
     loaded = load_run(run, client)
     export_onnx(loaded.saved, loaded.bound, file)
@@ -60,8 +60,8 @@ def write_onnx(run: RunFolder, file: Path, client: str | None = None) -> tuple[s
 
 
 def _write_folders(run: RunFolder, folder: Path, client: str | None) -> None:
-    from fedmtl.compress.export_hf import export_hf
-    from fedmtl.experiment.inference import load_run
+    from fedmtl.export.hf import export_hf
+    from fedmtl.predict.run import load_run
 
     loaded = load_run(run, client)
     written = export_hf(loaded.saved, loaded.bound, folder)

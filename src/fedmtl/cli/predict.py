@@ -1,4 +1,4 @@
-"""fedmtl predict"""
+"""fedmtl evaluate, fedmtl predict: a finished model is scored, or answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,62 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmtl.cli.arguments import Client, Model, onnx_path
-from fedmtl.cli.tables import number
-from fedmtl.cli.terminal import write
-from fedmtl.errors import DataError
+from fedmtl.cli.arguments import Client, Json, Model, onnx_path
+from fedmtl.cli.tables import number, scores_table
+from fedmtl.cli.terminal import show, write
+from fedmtl.errors import DataError, FedmtlError
 from fedmtl.foreign import printable
-from fedmtl.runs import RunFolder, find_run
+from fedmtl.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from fedmtl.experiment.answers import Prediction
+    from fedmtl.predict.answers import Prediction
+    from fedmtl.tasks.metrics import Scores
+
+    # Every task's scores, and its main metric.
+    Scored = tuple[dict[str, Scores], dict[str, str]]
 
 NOTHING = "predict: no text given; write it after the run's name, or give --file, or pipe lines in"
 Row = tuple[str, ...]
+
+
+def evaluate(
+    run: Model,
+    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A labelled file with the task's columns, instead of validation.")
+    ] = None,
+    client: Client = None,
+    json_: Json = False,
+) -> None:
+    """Score a finished run, or an ONNX file in its folder, on its validation data or on any labelled file."""
+    if file is not None and task is None:
+        raise FedmtlError("--file: needs --task, which says whose columns and labels the file has")
+    onnx = onnx_path(run, client)
+    scores, main_metrics = _score_onnx(onnx, task, file) if onnx else _score_run(run, client, task, file)
+    if json_:
+        record = {
+            name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked} for name, s in scores.items()
+        }
+        write(json.dumps({"metrics": {name: s.metrics for name, s in scores.items()}, "tasks": record}))
+        return
+    show(scores_table(scores, main_metrics))
+
+
+def _score_run(run: str, client: str | None, task: str | None, file: Path | None) -> Scored:
+    found = find_run(run)
+    from fedmtl.predict.run import evaluate_file, evaluate_validation, load_run
+
+    loaded = load_run(found, client)
+    scores = {task: evaluate_file(loaded, task, file)} if task and file else evaluate_validation(loaded, task)
+    return scores, {name: loaded.saved.tasks[name].metric for name in scores}
+
+
+def _score_onnx(onnx: Path, task: str | None, file: Path | None) -> Scored:
+    from fedmtl.predict.onnx import evaluate_file, evaluate_validation, open_onnx
+
+    model = open_onnx(onnx)
+    scores = {task: evaluate_file(model, task, file)} if task and file else evaluate_validation(model, task)
+    return scores, {name: model.tasks[name].metric for name in scores}
 
 
 def predict(
@@ -50,7 +94,7 @@ def predict(
 
 
 def _ask_run(run: RunFolder | None, rows: list[Row], task: str | None, client: str | None) -> list[list[Prediction]]:
-    from fedmtl.experiment.inference import answerable, load_run, predict_texts
+    from fedmtl.predict.run import answerable, load_run, predict_texts
 
     assert run is not None
     loaded = load_run(run, client)
@@ -58,8 +102,7 @@ def _ask_run(run: RunFolder | None, rows: list[Row], task: str | None, client: s
 
 
 def _ask_onnx(file: Path, rows: list[Row], task: str | None) -> list[list[Prediction]]:
-    from fedmtl.compress.onnx_file import open_onnx
-    from fedmtl.experiment.onnx_inference import answerable, predict_texts
+    from fedmtl.predict.onnx import answerable, open_onnx, predict_texts
 
     model = open_onnx(file)
     return predict_texts(model, rows, answerable(model, len(rows[0]), task))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmtl.cli.arguments import LayerMap
-from fedmtl.cli.pretrain_progress import Listener
-from fedmtl.cli.stages import make_stages
+from fedmtl.cli.tables import duration
+from fedmtl.cli.terminal import Stages, make_stages
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
 from fedmtl.errors import ConfigError
 from fedmtl.training.layer_maps import parse_layer_map
@@ -191,3 +191,32 @@ def _only_card(out: Path, measured: Path | None, corpus: list[str]) -> None:
 
     update_card(out, measured)
     print(f"card rewritten: {out}")
+
+
+if TYPE_CHECKING:
+    from fedmtl.compress.pretrain.loop import Update
+
+
+class Listener:
+    """Tells what pretraining tells."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.say, self._stages = stages.say, stages
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        self._stages.show(stage, done / total, f"{done:,} of {total:,} segments")
+
+    def update(self, update: Update) -> None:
+        words = f"step {update.step:,}, {_losses(update)}; {_speed(update)}"
+        self._stages.show("training", update.share, words)
+
+
+def _losses(update: Update) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in update.losses.items())
+
+
+def _speed(update: Update) -> str:
+    speed = f"{update.segments_per_second:,.0f} segments/s, {update.tokens_per_second:,.0f} tokens/s"
+    return (
+        f"{speed}, {duration(update.seconds_left)} left" if update.share < 1 else f"{speed}, {duration(update.seconds)}"
+    )

@@ -15,8 +15,8 @@ from fedmtl.cli.progress import Display, make_display
 from fedmtl.cli.terminal import write
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, find_run, locked, read_events, repair_events
+from fedmtl.runs.folder import RunFolder, find_run, locked, read_events, repair_events
+from fedmtl.runs.summary import summarize
 
 if TYPE_CHECKING:
     from fedmtl.experiment.run import OpenCarrier
@@ -82,7 +82,7 @@ def _opener(engine: Engine) -> OpenCarrier:
 
     if engine is Engine.local:
         return open_engine
-    from fedmtl.cli.server import needs_flower
+    from fedmtl.cli.deploy import needs_flower
 
     needs_flower()
     from fedmtl.experiment.simulate import open_simulation
@@ -121,8 +121,7 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: 
 
 def _warm_up(config: Config) -> None:
     """Let the workers' imports begin before our own, so that both go on side by side."""
-    from fedmtl.engines.imports import worker_imports
-    from fedmtl.engines.num_workers import expects_workers
+    from fedmtl.engines.start_up import expects_workers, worker_imports
     from fedmtl.engines.worker import warm_up
 
     if expects_workers(config.compute):

@@ -1,16 +1,20 @@
-"""Numbers and tables for the terminal."""
+"""A run's numbers become tables and lines for the terminal, among them the guide's log lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedmtl.run_summary import RunSummary
+from fedmtl.runs.summary import RunSummary
 
 if TYPE_CHECKING:
     from fedmtl.tasks.metrics import Scores
+
+ProfileFields = Mapping[str, Any]
+Event = Mapping[str, Any]
 
 
 def number(value: float | None) -> str:
@@ -141,3 +145,85 @@ def _with_differences(values: Sequence[float | None]) -> list[str]:
 
 def _ratio(value: int | None, base: int | None, text: str) -> str:
     return f"{text} ({value / base:.2f}x)" if value and base and value != base else text
+
+
+def profile_table(events: Iterable[ProfileFields], workers: int) -> Table | None:
+    """Seconds per round, the mean over rounds of training; without the first where there are more, as it warms up."""
+    rounds = [event for event in events if event["event"] == "profile" and event["round"] > 0]
+    shown = rounds[1:] or rounds
+    if not shown:
+        return None
+    total = fmean(event["seconds"] for event in shown)
+    table = Table(title=f"where a round's {total:.2f} s went", title_justify="left")
+    for column in ("", "seconds", "share"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, seconds in _means(shown, "server"):
+        table.add_row(label, f"{seconds:.3f}", f"{seconds / total:.1%}")
+    inside = list(_means(shown, "clients"))
+    if inside:
+        table.add_section()
+        spent = sum(seconds for _, seconds in inside)
+        where = f"{workers} workers" if workers > 1 else "one worker"
+        table.add_row(f"at the clients, {where} together", f"{spent:.3f}", "")
+        for label, seconds in inside:
+            table.add_row(f"  {label}", f"{seconds:.3f}", f"{seconds / spent:.1%}")
+    return table
+
+
+def _means(rounds: Sequence[ProfileFields], side: str) -> list[tuple[str, float]]:
+    labels = dict.fromkeys(label for event in rounds for label in event[side])
+    means = ((label, fmean(event[side].get(label, 0.0) for event in rounds)) for label in labels)
+    return sorted(means, key=lambda item: -item[1])
+
+
+def summary_lines(start: Event, plan: Event) -> list[str]:
+    """The start-up summary: who shares how many parameters."""
+    heads = plan.get("heads", {})
+    lines = [
+        "MTL Server Model Summary:",
+        f"  Base Model: {start.get('encoder', '–')}",
+        f"  Tasks: {list(start.get('tasks', ()))}",
+    ]
+    in_heads = {f"task:{task}": count for task, count in heads.items()}
+    for scope in plan.get("scopes", ()):
+        encoder = scope["parameters"] - (in_heads.get(scope["scope"], 0) if scope["level"] == "task" else 0)
+        if scope["level"] == "all":
+            lines.append(f"  Shared Parameters: {encoder:,}")
+        elif encoder and scope["level"] != "fixed":
+            lines.append(f"  Parameters of {scope['scope'].replace(':', ' ')}: {encoder:,}")
+        elif scope["level"] == "fixed":
+            lines.append(f"  Fixed Parameters: {scope['parameters']:,}")
+    if plan.get("at_clients"):
+        lines.append(f"  Parameters that stay at the clients: {plan['at_clients']:,} in all")
+    lines += [f"  Task '{task}' Head: {count:,} parameters" for task, count in heads.items()]
+    return [*lines, f"  Total Parameters: {plan.get('total', 0):,}"]
+
+
+def round_lines(event: Event, start: Event) -> list[str]:
+    """What was averaged in a round, over whom; tasks in the config's order."""
+    if event["round"] == 0:
+        return []
+    order = list(start.get("tasks", ()))
+    tasks = event.get("tasks", {})
+    return [
+        f"=== Round {event['round']}/{start.get('num_rounds', '–')} ===",
+        f"Aggregating updates from {event.get('clients', 0)} clients across {len(tasks)} tasks",
+        *(f"  Task '{task}': {tasks[task]} clients" for task in order if task in tasks),
+        *map(_aggregated_line, sorted(event.get("aggregated", ()), key=lambda entry: _place(entry, order))),
+    ]
+
+
+def _place(entry: Event, order: list[str]) -> tuple[int, int]:
+    """What all share, then what some share, then the heads."""
+    if entry["head"] is not None:
+        return 2, order.index(entry["head"]) if entry["head"] in order else len(order)
+    return (0 if entry["scope"] == "all" else 1), 0
+
+
+def _aggregated_line(entry: Event) -> str:
+    tensors, clients = entry["tensors"], entry["clients"]
+    if entry["head"] is not None:
+        return f"Aggregated {tensors} parameters for task '{entry['head']}' head from {clients} clients"
+    if entry["scope"] == "all":
+        return f"Aggregated {tensors} shared parameters from ALL {clients} clients"
+    return f"Aggregated {tensors} parameters of {entry['scope'].replace(':', ' ')} from {clients} clients"

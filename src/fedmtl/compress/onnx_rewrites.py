@@ -36,7 +36,7 @@ def largest_inputs(model: Any, given: Iterable[Feeds]) -> dict[str, np.ndarray]:
     """For every linear layer's input, the largest absolute value of each channel over these texts."""
     import onnx
 
-    from fedmtl.compress.onnx_file import open_session
+    from fedmtl.predict.onnx import open_session
 
     watched = onnx.ModelProto()
     watched.CopyFrom(model)

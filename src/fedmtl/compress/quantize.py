@@ -4,8 +4,8 @@
 * `qdq`: ranges are measured beforehand on texts; the file says where to round, ONNX Runtime chooses the operators.
 * `qoperator`: the same ranges, with 8-bit operators in the file; they round their answers too, which costs agreement.
 
-Linear layers and embedding tables become 8 bits, unless `all_ops` asks for everything that can. Heads stay as they are:
-there is nothing to gain.
+Ranges are measured on the training text of the model's run, or on a file's lines. Linear layers and embedding tables
+become 8 bits, unless `all_ops` selects everything that can. Heads stay as they are: there is nothing to gain.
 """
 
 from __future__ import annotations
@@ -22,18 +22,51 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmtl.compress.measure.latency import in_turns, time_block, timing
-from fedmtl.compress.onnx_file import OnnxModel, Row, feeds, made_up_feeds, open_onnx, require, run
+from fedmtl.compress.measure.costs import in_turns, time_block, timing
 from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables
-from fedmtl.errors import ModelError
-from fedmtl.runs import write_atomic
+from fedmtl.config.file import load_config
+from fedmtl.errors import DataError, FedmtlError, ModelError
+from fedmtl.predict.onnx import OnnxModel, Row, feeds, made_up_feeds, open_onnx, require, run, run_of
+from fedmtl.runs.folder import write_atomic
+from fedmtl.tasks.load import load_tasks
 
 QUANTIZED_KEY = "fedmtl.quantized"
 LINEAR = ("MatMul", "Gemm")
 # Of the text that is timed.
 LENGTH = 128
-
 Scheme = Literal["dynamic", "qdq", "qoperator"]
+
+
+def calibration_rows(model: OnnxModel, file: Path | None, most: int) -> dict[str, list[Row]]:
+    """For each task some of its training texts, spread over all; none where the file lies in no run's folder."""
+    if file is not None:
+        return _from_file(model, file, most)
+    try:
+        run = run_of(model.path)
+    except FedmtlError:
+        return {}
+    data = load_tasks(load_config(run.config))
+    columns = {name: data[name].train.texts for name in model.tasks}
+    return {name: _spread(list(zip(*texts, strict=True)), most) for name, texts in columns.items()}
+
+
+def _from_file(model: OnnxModel, file: Path, most: int) -> dict[str, list[Row]]:
+    lines = file.read_text(encoding="utf-8-sig").split("\n")
+    rows: list[Row] = [tuple(line.split("\t")) for line in lines if line.strip()]
+    found = {}
+    for name, task in model.tasks.items():
+        fitting = [row for row in rows if len(row) == len(task.text) and all(map(str.strip, row))]
+        if fitting:
+            found[name] = _spread(fitting, most)
+    if not found:
+        raise DataError(f"{file}: no line fits a task of {model.path.name}; give one text a line, or two with a tab")
+    return found
+
+
+def _spread(rows: list[Row], most: int) -> list[Row]:
+    """At most so many, evenly over the whole."""
+    count = min(most, len(rows))
+    return [rows[place * len(rows) // count] for place in range(count)]
 
 
 @dataclass(frozen=True)

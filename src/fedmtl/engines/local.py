@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmtl.engines.asked import Asked, asked_for
+from fedmtl.engines.open_jobs import Asked, Spool, asked_for, map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.engines.spool import Spool, map_message, write_message
 from fedmtl.engines.worker import Answer, Handler, WorkerPool
 from fedmtl.errors import CannotContinue
 from fedmtl.federation.client import Site, run_job
@@ -25,7 +24,7 @@ from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State
 from fedmtl.federation.wire import decode_job, encode_job, encode_update, pack, unpack
 from fedmtl.federation.wire.frame import KeptMemory
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.predict import predict

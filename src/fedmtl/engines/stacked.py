@@ -15,8 +15,8 @@ from itertools import islice
 import numpy as np
 import torch
 
-from fedmtl.engines.asked import asked_for
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.open_jobs import asked_for
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError

@@ -1,7 +1,11 @@
-"""Worker processes of one thread each, which keep their model between calls; or the same work in this process."""
+"""Worker processes of one thread each, which keep their model between calls; or the same work in this process.
+
+Batches of many sizes leave glibc's heap full of holes, which it does not return by itself, so workers trim it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,11 +17,13 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from fedmtl.engines.memory import heap_trimmer
 from fedmtl.errors import CannotContinue, FedmtlError
 
+# Returned pages cost a little when they are needed again, so that it is done only when there are many.
+GROWTH = 64 << 20
 # Set for the workers before any numeric library loads: one thread per process, and no idle pools of them.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -25,14 +31,40 @@ ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
 # The operating system takes no wait of years.
 LONGEST_WAIT = 3600.0
 # How often the start of a process is tried.
 STARTS = 3
-
 Handler = Callable[[Any], Any]
 Start = Callable[[Any], Handler]
+
+
+def heap_trimmer(growth: int = GROWTH) -> Callable[[], None]:
+    """A function to call between jobs: trims the heap where it grew by that many bytes since it was last trimmed."""
+    trim = _malloc_trim()
+    if trim is None:
+        return lambda: None
+    low = [_resident()]
+
+    def check() -> None:
+        if _resident() > low[0] + growth:
+            trim(0)
+            low[0] = _resident()
+
+    return check
+
+
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's, or None where there is another allocator."""
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+    return found if Path("/proc/self/statm").exists() else None
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Refinement, Round, State, Update
-from fedmtl.model.keys import HEADS, owner_task
-from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
+from fedmtl.federation.pruning import share_after, sparsity
+from fedmtl.federation.strategy import Strategy
+from fedmtl.sharing.keys import HEADS, owner_task
+from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_fields
 from fedmtl.tasks.task import Task, task_fields
 from fedmtl.training.smart import step_passes
@@ -287,3 +289,15 @@ def _mean_losses(turn: Round) -> dict[str, float]:
             total, count = sums.get(task, (0.0, 0))
             sums[task] = (total + loss * update.num_examples[task], count + update.num_examples[task])
     return {task: total / count for task, (total, count) in sums.items()}
+
+
+def pruning_event(turn: Round, strategy: Strategy, linear: Collection[str]) -> dict[str, Any]:
+    """How sparse the model is after a round; counts, so that the shares can be recomputed."""
+    assert strategy.pruning is not None
+    return {
+        "event": "pruning",
+        "round": turn.number,
+        "target": share_after(strategy.pruning, turn.number),
+        "pruned": sum(int(mask.sum()) for mask in turn.state.pruned.values()),
+        **sparsity(turn.state.weights, linear),
+    }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedmtl.config import Config, FederationConfig
 from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.messages import Codecs
-from fedmtl.model.plan import SharingPlan, plan_from_config
+from fedmtl.sharing.plan import SharingPlan, plan_from_config
 from fedmtl.tasks.examples import join_examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.membership import active_tasks, task_clients

@@ -13,7 +13,7 @@ from fedmtl.config import Config
 from fedmtl.experiment.modes import mode_clients
 from fedmtl.experiment.teacher import Teacher
 from fedmtl.federation.messages import ClientInfo
-from fedmtl.model.vocabulary import Rows, used_rows
+from fedmtl.sharing.vocabulary import Rows, used_rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import TaskData

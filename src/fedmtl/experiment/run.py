@@ -21,15 +21,14 @@ from fedmtl.experiment.events import (
     evaluation_events,
     failure_event,
     opening_events,
+    pruning_event,
     round_event,
     trained_samples,
     update_event,
 )
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
-from fedmtl.experiment.pruning_event import pruning_event
 from fedmtl.experiment.resume import opened_events, take_up
-from fedmtl.experiment.server_evaluation import evaluate_at_server
 from fedmtl.experiment.signals import raised
 from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
@@ -46,11 +45,10 @@ from fedmtl.federation.messages import (
     Update,
 )
 from fedmtl.federation.server import RoundFailed, rounds
-from fedmtl.model.keys import weights_sha256
+from fedmtl.federation.strategy import Strategy
 from fedmtl.model.saved import save_model
-from fedmtl.model.values import linear_weights
 from fedmtl.report.page import write_report
-from fedmtl.runs import (
+from fedmtl.runs.folder import (
     RunFolder,
     append_event,
     append_results,
@@ -60,8 +58,24 @@ from fedmtl.runs import (
     read_events,
     write_atomic,
 )
+from fedmtl.sharing.keys import weights_sha256
+from fedmtl.sharing.weights import linear_weights
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.metrics import averages, score, sum_predictions
 
 Observer = Callable[[dict[str, Any]], None]
+
+
+def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
+    """Score every task with one set of weights, spread over the engine's workers."""
+    outputs = engine.predict(state, strategy.evaluation.batch_size)
+    sums = {
+        name: sum_predictions(task, outputs[name][0], shards[name].labels, outputs[name][1], True)
+        for name, task in strategy.tasks.items()
+    }
+    scores = {name: score(strategy.tasks[name], total) for name, total in sums.items()}
+    overall, classification = averages(list(strategy.tasks.values()), scores)
+    return Evaluation(scores, sums, overall, classification)
 
 
 class Carrier(Engine, Scorer, Protocol):

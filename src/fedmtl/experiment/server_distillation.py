@@ -18,12 +18,11 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.teacher import Observer, Teacher, open_teacher
 from fedmtl.federation.messages import Refinement, State
 from fedmtl.federation.server import Refine
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.encoder import Encoder
-from fedmtl.model.flat import Buffers
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.model.plan import SharingPlan
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.sources import read_texts
 from fedmtl.tasks.task import Task

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from fedmtl.engines.flower.simulation import SimulationEngine
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.prepare import Prepared, open_engine, site_setup
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 
 
 def open_simulation(prepared: Prepared, run: RunFolder) -> SimulationEngine:

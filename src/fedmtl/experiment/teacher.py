@@ -14,9 +14,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import num_outputs
 from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
-from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.batches import Shard, save_outputs
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.teacher_outputs import save_outputs
 from fedmtl.tasks.tokens import token_cache, tokenize
 from fedmtl.training.predict import predict
 

@@ -17,8 +17,8 @@ from fedmtl.config import AdaptiveSharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.agreement import Agreement, pair_name
 from fedmtl.federation.messages import LayerDecision, LayerTrack, State
-from fedmtl.model.keys import Weights, layer_of, owner_task
-from fedmtl.model.plan import SharingPlan, group_depth, move
+from fedmtl.sharing.keys import Weights, layer_of, owner_task
+from fedmtl.sharing.plan import SharingPlan, group_depth, move
 
 Layers = Mapping[str, tuple[str, ...]]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedmtl.federation.combine import combine
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import owner_task
 from fedmtl.model.server_model import MTLServerModel
+from fedmtl.sharing.keys import owner_task
 
 
 class MTLAggregator:

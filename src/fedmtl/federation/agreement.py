@@ -20,8 +20,8 @@ from torch import Tensor
 from fedmtl.config import Average
 from fedmtl.federation.combine import add_delta
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan
 
 # A sum's last digits depend on how many threads made it; a decision must not.
 DIGITS = 6

@@ -21,10 +21,10 @@ from torch import Tensor
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import LayerTrack, Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
-from fedmtl.model.keys import Key, Weights, is_personal, owner_task
-from fedmtl.model.plan import PlanRecord
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs import write_atomic
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.keys import Key, Weights, is_personal, owner_task
+from fedmtl.sharing.plan import PlanRecord
 
 BEST = "best_head."
 OPTIMIZER = "optimizer."

@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import InitialValues, load_state, remember_fixed, save_state
+from fedmtl.federation.client_state import InitialValues, follow_plan, load_state, remember_fixed, save_state
 from fedmtl.federation.error_feedback import RESIDUAL, encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
-from fedmtl.federation.moved_state import follow_plan
 from fedmtl.federation.pruning import without_pruned
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.flat import Buffers
-from fedmtl.model.keys import Weights, is_personal
+from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.sharing.keys import Weights, is_personal
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.training.local import Trained, TrainingFailed, train

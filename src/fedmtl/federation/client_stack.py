@@ -13,12 +13,11 @@ import torch
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Opened, Site, close_job, kept_slots, open_job, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
-from fedmtl.model.keys import is_personal
+from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local import TrainingFailed
-from fedmtl.training.stacked.kept import open_kept
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.outcomes import Outcome
-from fedmtl.training.stacked.plan import Member
+from fedmtl.training.stacked.plan import Member, open_kept
 from fedmtl.training.stacked.shape import reached, stacks_with
 
 Answer = Update | FedmtlError

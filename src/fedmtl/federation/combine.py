@@ -16,9 +16,9 @@ import torch
 
 from fedmtl.config import Average
 from fedmtl.federation.messages import Update
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.plan import SharingPlan, scope_tasks
-from fedmtl.model.vocabulary import Rows
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan, scope_tasks
+from fedmtl.sharing.vocabulary import Rows
 
 # Updates that wait for a first median of norms; more would cost memory and tell little more.
 MOST_WAITING = 64

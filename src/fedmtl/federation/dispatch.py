@@ -10,9 +10,9 @@ from torch import Tensor
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, Job, State
 from fedmtl.federation.strategy import Strategy
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.vocabulary import Rows, take_rows
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.vocabulary import Rows, take_rows
 
 
 class Dispatch:

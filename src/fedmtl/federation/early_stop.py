@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedmtl.federation.messages import Evaluation, Progress, State
-from fedmtl.model.keys import ADAPTERS, HEADS, owner_task
-from fedmtl.model.plan import move
+from fedmtl.sharing.keys import ADAPTERS, HEADS, owner_task
+from fedmtl.sharing.plan import move
 from fedmtl.tasks.task import Task
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedmtl.federation.messages import Codecs
-from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.vocabulary import Rows
+from fedmtl.federation.wire.codecs import CodedTensors, encode_tensors
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.vocabulary import Rows
 
 RESIDUAL, RESIDUAL_ROWS = "residual", "residual_rows"
 

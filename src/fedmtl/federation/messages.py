@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.vocabulary import Rows
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.metrics import Scores, Sums
 
 ClientId = str

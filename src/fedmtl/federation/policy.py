@@ -1,7 +1,7 @@
 """A site's policy: what a server may have of it, in its owner's own words, as a file that can be read and signed.
 
-Only the record, its file and its sentences are here; `experiment/site_config.py` and
-`experiment/job_rules.py` hold a server's welcome and jobs to it. Without a file the defaults hold, which are strict.
+Only the record, its file and its sentences are here; `deploy/site_config.py` and
+`deploy/job_rules.py` hold a server's welcome and jobs to it. Without a file the defaults hold, which are strict.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from fedmtl.config.errors import did_you_mean, shown
+from fedmtl.config.file import expand
 from fedmtl.config.kinds import Count, Empty, Number, OneOrSeveral, Section, Whole
-from fedmtl.config.paths import expand
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.federation.faults import is_safe_name

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedmtl.config import PruningConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import State
-from fedmtl.model.keys import Key, Weights
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import SharingPlan
 
 
 def prunable_names(settings: PruningConfig, plan: SharingPlan, linear: Sequence[str]) -> frozenset[str]:

@@ -35,7 +35,7 @@ from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.task_weighting import progress_factors, weighted
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
-from fedmtl.model.keys import Weights
+from fedmtl.sharing.keys import Weights
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.config import ServerOptimizerConfig
-from fedmtl.model.keys import Key, Weights
+from fedmtl.sharing.keys import Key, Weights
 
 Slots = dict[str, Weights]
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Update
-from fedmtl.model.keys import HEADS, Key, owner_task
-from fedmtl.model.plan import SharingPlan, scope_tasks
-from fedmtl.model.vocabulary import Rows
+from fedmtl.sharing.keys import HEADS, Key, owner_task
+from fedmtl.sharing.plan import SharingPlan, scope_tasks
+from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.metrics import Sums, score, sums_from_dict
 from fedmtl.tasks.task import Task
 

@@ -1,1 +1,1 @@
-"""The shared encoder with its heads, the sharing plan, and slices of both."""
+"""The shared encoder with its heads, what may be added to it, and models on disk."""

@@ -16,10 +16,8 @@ from transformers.utils import logging as transformers_logging
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.foreign import excerpt
-from fedmtl.model.bert_layout import is_computed
-from fedmtl.model.bert_values import load_bert_values
+from fedmtl.model.bert.layout import KEPT, build_encoder, has_fewer_heads, is_computed, load_bert_values, num_heads
 from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, SHIPPED, check_encoder_files, encoder_folder
-from fedmtl.model.kept_heads import KEPT, build_encoder, has_fewer_heads, num_heads
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
 
@@ -70,7 +68,7 @@ def load_encoder(
 
     `keep_pooler` True adds a fresh pooler where the encoder was saved without one, False drops an unused
     one, so that it neither trains nor travels; None keeps what was saved. With `values_only`, an encoder that
-    `fast_bert` computes comes without code of its own where it can.
+    `model.bert` computes comes without code of its own where it can.
     """
     tokenizer = load_tokenizer(config)
     with torch.random.fork_rng(devices=[]):

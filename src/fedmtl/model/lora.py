@@ -1,7 +1,8 @@
 """LoRA (Hu et al. 2021): a linear layer W becomes W + alpha / rank * B A, of which only A and B train.
 
-PEFT adds the matrices; here is which layers get them, what they are called, where they start, what stays fixed, and
-how they become part of W again. A starts at random and B at zero, so that the model starts as the plain one.
+PEFT adds the matrices; here is which layers get them, what they are called, where they start, what stays fixed, which
+rules the sharing plan gets for them (and for the adapters of `model/adapters.py`), and how they become part of W again.
+A starts at random and B at zero, so that the model starts as the plain one.
 
 Where the clients train both, the mean of their A and the mean of their B are not the mean of their products. With
 `train: b` everybody has the same A, and mean(B) A = mean(B A) exactly (Sun et al. 2024, FFA-LoRA).
@@ -11,17 +12,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedmtl.config import LoraConfig
+from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
-from fedmtl.model.keys import ADAPTERS, HEADS
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import ADAPTERS, HEADS
+from fedmtl.sharing.plan import SharingPlan
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 ADAPTER = "default"
@@ -143,3 +146,34 @@ def merge(values: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]
             product = values[path + B].double() @ values[name].double()
             merged[f"{path}.weight"] = (weight.double() + config.alpha / config.rank * product).to(weight.dtype)
     return merged
+
+
+def extended_plan(plan: SharingPlan, names: Sequence[str], config: ModelConfig) -> SharingPlan:
+    """The plan with `fixed` rules in front for what does not train, and adapters at level task unless it names them."""
+    adapters = [name for name in names if name.startswith(ADAPTERS)]
+    is_named = any(pattern.startswith(ADAPTERS) for pattern, _ in plan.rules)
+    # A plan that keeps everything at its client keeps these too.
+    if adapters and not is_named and plan.level(adapters[0]) != "client":
+        plan = plan.with_rule(f"{ADAPTERS}*", "task")
+    if config.lora is None:
+        return plan
+    return _with_fixed(plan, names, config.lora.mode, fixed_patterns(names, config.lora))
+
+
+def _with_fixed(plan: SharingPlan, names: Sequence[str], mode: str, patterns: Sequence[str]) -> SharingPlan:
+    left = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+    rules = []
+    for pattern, level in plan.rules:
+        is_over = _matches(pattern, names) and not _matches(pattern, left)
+        if is_over and level != "fixed":
+            raise ConfigError(
+                f"sharing.rules: `{pattern}` is at level {level}, but `model.lora.mode: {mode}` keeps all it matches"
+                " as it is; drop the rule"
+            )
+        if not is_over:
+            rules.append((pattern, level))
+    return replace(plan, rules=(*((pattern, "fixed") for pattern in patterns), *rules))
+
+
+def _matches(pattern: str, names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)

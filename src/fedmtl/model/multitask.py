@@ -14,17 +14,15 @@ from torch.nn import functional as F
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.adapters import Adapters
-from fedmtl.model.bert_layout import bert_layout
-from fedmtl.model.cpu import bert as cpu_bert
-from fedmtl.model.dropout_masks import no_masks, random_masks
+from fedmtl.model.bert.autograd import pooled_vectors
+from fedmtl.model.bert.cpu import encoder as cpu_bert
+from fedmtl.model.bert.layout import bert_layout
+from fedmtl.model.bert.packing import mean_pool, no_masks, pack, random_masks
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.encoder_files import is_extended
-from fedmtl.model.fast_bert import pooled_vectors
-from fedmtl.model.keys import ADAPTERS, HEADS
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
-from fedmtl.model.packing import pack
-from fedmtl.model.pooling import mean_pool
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import ADAPTERS, HEADS
 from fedmtl.tasks.task import Task
 
 
@@ -86,7 +84,7 @@ class MultiTaskModel(nn.Module):
 
     Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with `log_variances` also
     `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under
-    `adapters.<task>.`. An encoder laid out as BERT is computed by `cpu.bert`, or `fast_bert` on another device, unless
+    `adapters.<task>.`. An encoder laid out as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless
     something was added to it or `plain` asks for the encoder's own module.
     """
 

@@ -1,7 +1,7 @@
 """A trained model on disk: the encoder's config, its tokenizer, all values by key, and the tasks.
 
-A model folder may be anybody's. It is read as data: no code of its own, no pickle, no file outside it, and values that
-fit the model which its files describe.
+A model folder may be anybody's. It is read as data: nothing in it runs, no pickle, no file outside it, and values that
+fit the model which its files describe. A run may start from one (`model.start_from`), encoder and heads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from transformers import AutoConfig, AutoTokenizer
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt, parse_record, read_json, read_record
+from fedmtl.model.bert.layout import build_encoder
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
 from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside
-from fedmtl.model.kept_heads import build_encoder
-from fedmtl.model.keys import LOG_VARIANCE, Weights, weights_sha256
 from fedmtl.model.multitask import MultiTaskModel, build_model
-from fedmtl.model.plan import PlanRecord, SharingPlan
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs import write_atomic
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.keys import LOG_VARIANCE, Weights, owner_task, weights_sha256
+from fedmtl.sharing.plan import PlanRecord, SharingPlan, move
 from fedmtl.tasks.task import Task, read_tasks
 
 # The settings that say what is added to the encoder.
@@ -36,6 +36,7 @@ ADDED = ("lora", "adapters")
 REMEDY = "put back a whole copy of the model folder"
 # Sixteen gigabytes in memory.
 MOST_PARAMETERS = 4 * 10**9
+START = "model.start_from"
 
 
 class ModelRecord(BaseModel):
@@ -193,3 +194,51 @@ def model_digest(folder: Path, saved: SavedModel) -> str:
     """Names what the model in a folder answers: its values, its tasks and the encoder's config."""
     told = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
     return hashlib.sha256(weights_sha256(saved.weights).encode() + told).hexdigest()[:16]
+
+
+def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model: MultiTaskModel) -> Weights:
+    """The values that a run with this plan starts with: `fresh` ones, or those of `model.start_from`.
+
+    A value that was shared more widely is copied, one that was shared less is the mean of those there were. Tasks that
+    only the finished model has are left out. Any other difference is a ConfigError that names the first one.
+    """
+    if config.start_from is None:
+        return fresh
+    given = Path(config.start_from)
+    folder = model_folder(given, START)
+    record = read_model_record(folder)
+    tasks = model.tasks
+    _check_tasks(given, read_tasks(record.tasks, str(folder / "tasks.json"), ConfigError), tasks)
+    if any(plan.level(name) == "client" for name in model.canonical()):
+        raise ConfigError(
+            f"{START}: the sharing plan keeps values at the clients, which a finished model does not reach;"
+            " take another plan, or start from server_model"
+        )
+    found = load_weights(folder, record)
+    own = {key: value for key, value in found.items() if owner_task(key.name) in (None, *tasks)}
+    _check_names(given, {key.name: tuple(value.shape) for key, value in own.items()}, fresh)
+    moved = move(own, record.plan.to_plan(), plan, list(tasks))
+    return {key: moved[key] for key in fresh}
+
+
+def _check_tasks(given: Path, saved: Mapping[str, Task], tasks: Mapping[str, Task]) -> None:
+    for name, task in tasks.items():
+        if name not in saved:
+            raise ConfigError(f"{START}: {given} has no task {name}, it has {', '.join(saved)}; leave {name} out")
+        labels = list(saved[name].labels)
+        if labels != list(task.labels):
+            raise ConfigError(
+                f"{START}: {name} has the labels {labels} in {given} and {list(task.labels)} here;"
+                " both must have the same, in the same order"
+            )
+
+
+def _check_names(given: Path, saved: Mapping[str, tuple[int, ...]], fresh: Weights) -> None:
+    shapes = {key.name: tuple(value.shape) for key, value in fresh.items()}
+    for name in (*shapes, *saved):
+        ours, theirs = shapes.get(name), saved.get(name)
+        if ours != theirs:
+            raise ConfigError(
+                f"{START}: `{name}` is {theirs or 'not there'} in {given} and {ours or 'not there'} here;"
+                " write the model section that it was trained with"
+            )

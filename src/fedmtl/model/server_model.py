@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedmtl.errors import ModelError
-from fedmtl.model.keys import Key, Weights, owner_task
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.model.plan import SharingPlan
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.keys import Key, Weights, owner_task
+from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.weights import initial_weights
 
 Parameters = dict[str, Tensor]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt, parse_json
-from fedmtl.model.keys import Key, Weights
-from fedmtl.runs import write_atomic
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.keys import Key, Weights
 
 SEPARATOR = "|"
 DTYPES = {

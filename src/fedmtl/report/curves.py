@@ -1,23 +1,45 @@
-"""Scores and losses over rounds, one panel per task."""
+"""Scores and losses over rounds are drawn in a panel per task, and sparsity in one where weights were pruned."""
 
 from __future__ import annotations
 
-from .adaptive import task_weights
-from .contents import section
-from .formats import number, score
-from .line_chart import Line, Mark, line_chart
-from .markup import Html, tag
-from .pruning import sparsity
-from .record import Run
-from .results import task_name
-from .scales import Frame, padded
-from .scores import Series, average, main_metric, series, summarize
+from fedmtl.report.charts import Frame, Line, Mark, line_chart, padded
+from fedmtl.report.formats import number, percent, score
+from fedmtl.report.markup import Html, tag
+from fedmtl.report.outline import section
+from fedmtl.report.record import Event, Run, Series, average, main_metric, series, summarize
+from fedmtl.report.results import task_name
+from fedmtl.report.sharing import task_weights
 
+SMALLEST_SPAN = 0.05
+_SPARSITY_RIGHT = 62.0
 # These lie in -1..1 as the main metrics do; r2 may start at -20 and would flatten every other line.
 _BOUNDED = ("accuracy", "f1", "matthews", "pearson", "spearman")
 SMALLEST_SCORE_SPAN = 0.1
 SMALLEST_LOSS_SPAN = 0.02
 _RIGHT = 62.0
+
+
+def sparsity(run: Run) -> Html:
+    """The share of zeros by round, in linear layers and in all weights; nothing where none were pruned."""
+    if not run.pruned:
+        return Html()
+    lines = [
+        Line(part, {at: _share(event[part]) for at, event in sorted(run.pruned.items())}, light=part == "all")
+        for part in ("all", "linear")
+    ]
+    last = run.pruned[max(run.pruned)]
+    ends = f"{percent(_share(last['linear']))} of the linear layers, {percent(_share(last['all']))} of all weights"
+    known = [value for line in lines for value in line.scores.values() if value is not None]
+    frame = Frame(x=(0, max(run.last_round, 1)), y=padded(known, SMALLEST_SPAN), height=200, right=_SPARSITY_RIGHT)
+    caption = tag("figcaption", tag("b", "Sparsity"), f"zero: {ends}")
+    words = f"At the end: {ends}."
+    return tag(
+        "figure", caption, line_chart(frame, lines, title="Share of zeros by round", description=words, axis="round")
+    )
+
+
+def _share(counts: Event) -> float:
+    return float(counts["zeros"] / counts["weights"]) if counts["weights"] else 0.0
 
 
 def curves(run: Run) -> Html:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedmtl.errors import RunNotFound
-from fedmtl.runs import RunFolder, read_events, write_atomic
-
-from .contents import links, section
-from .curves import curves
-from .datasets import datasets
-from .markup import Html, tag
-from .masthead import masthead
-from .participants import participants
-from .partition import partition
-from .predictions import predictions
-from .record import Event, Run, gather
-from .results import results
-from .sharing import sharing
-from .style import STYLE
-from .traffic import traffic
+from fedmtl.report.costs import participants, traffic
+from fedmtl.report.curves import curves
+from fedmtl.report.data import datasets, partition
+from fedmtl.report.markup import Html, tag
+from fedmtl.report.outline import links, masthead, section
+from fedmtl.report.predictions import predictions
+from fedmtl.report.record import Event, Run, gather
+from fedmtl.report.results import results
+from fedmtl.report.sharing import sharing
+from fedmtl.report.single_page import STYLE
+from fedmtl.runs.folder import RunFolder, read_events, write_atomic
 
 
 def write_report(folder: Path) -> Path:

@@ -1,13 +1,123 @@
-"""What the final model gets wrong, task by task."""
+"""This section shows what the final model gets wrong, task by task: a confusion matrix, or a histogram of residuals."""
 
 from __future__ import annotations
 
-from .confusion import WIDE_TABLES, confusion
-from .contents import section
-from .markup import Html, tag
-from .record import Run
-from .residuals import residuals
-from .results import last_evaluation, task_name
+from collections.abc import Sequence
+
+from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, svg, x_axis
+from fedmtl.report.formats import count, number, score
+from fedmtl.report.markup import Html, join, table, tag
+from fedmtl.report.outline import section
+from fedmtl.report.record import Event, Run
+from fedmtl.report.results import last_evaluation, task_name
+
+MOST_CELLS = 12
+WORST_PAIRS = 10
+# With so many labels the table needs more room than one panel.
+WIDE_TABLES = range(4, MOST_CELLS + 1)
+
+Counts = Sequence[Sequence[int]]
+_ERRORS = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+
+
+def confusion(task: str, labels: Sequence[str], counts: Counts) -> Html:
+    """Rows are the true labels, columns the predicted ones; labels that do not fit are numbered."""
+    names = [str(label) for label in labels] if len(labels) == len(counts) else [str(i) for i in range(len(counts))]
+    return _table(task, names, counts) if len(counts) <= MOST_CELLS else _picture(task, names, counts)
+
+
+def _table(task: str, names: Sequence[str], counts: Counts) -> Html:
+    rows = [(name, *_cells(i, row), count(sum(row))) for i, (name, row) in enumerate(zip(names, counts, strict=True))]
+    head = ("true", *names, "all")
+    return table(f"{task}: confusion matrix", head, rows, class_="matrix")
+
+
+def _cells(true: int, row: Sequence[int]) -> list[Html]:
+    """Counts with their share of the row, shaded by it."""
+    total = sum(row)
+    cells = []
+    for predicted, many in enumerate(row):
+        share = many / total if total else 0.0
+        look = "cell right" if predicted == true else "cell wrong"
+        words = (count(many), tag("small", score(share) if total else ""))
+        cells.append(tag("div", *words, class_=look, style=f"--share:{share * 45:.0f}%"))
+    return cells
+
+
+def _picture(task: str, names: Sequence[str], counts: Counts) -> Html:
+    size = len(counts)
+    frame = Frame(x=(0, size), y=(0, size), width=320, height=320, left=14, right=2, top=2, bottom=14)
+    step = (frame.edge - frame.left) / size
+    rects = []
+    for true, row in enumerate(counts):
+        for predicted, many in enumerate(row):
+            if many:
+                words = f"{names[true]} taken for {names[predicted]}: {count(many)} of {count(sum(row))}"
+                shade = f"{max(0.12, many / sum(row)):.2f}"
+                place = {"x": frame.left + predicted * step, "y": frame.top + true * step}
+                look = "right" if true == predicted else "wrong"
+                side = f"{step:.2f}"
+                rects.append(
+                    tag(
+                        "rect",
+                        tag("title", words),
+                        class_=look,
+                        fill_opacity=shade,
+                        width=side,
+                        height=side,
+                        **place,
+                    )
+                )
+    box = tag("rect", class_="box", x=frame.left, y=frame.top, width=step * size, height=step * size)
+    axes = (
+        tag("text", "predicted", class_="x", x=(frame.left + frame.edge) / 2, y=frame.height - 2.0),
+        tag("text", "true", class_="x", transform=f"translate(9 {frame.height / 2:g}) rotate(-90)"),
+    )
+    title = f"{task}: confusion matrix of {size} labels"
+    return join(
+        (
+            svg(frame, title, "Darker is a larger share of the true label.", *rects, box, *axes),
+            _worst(names, counts),
+        )
+    )
+
+
+def _worst(names: Sequence[str], counts: Counts) -> Html:
+    pairs = [(many, i, j) for i, row in enumerate(counts) for j, many in enumerate(row) if i != j and many]
+    pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+    rows = [(names[i], names[j], count(many), count(sum(counts[i]))) for many, i, j in pairs[:WORST_PAIRS]]
+    return table("Most frequent confusions", ("True", "Predicted", "Times", "of"), rows, words={1})
+
+
+def residuals(task: str, evaluation: Event) -> Html:
+    """The histogram where residuals were recorded, and the errors where they are defined."""
+    return join((_histogram(task, evaluation.get("residuals") or {}), _errors(evaluation.get("metrics") or {})))
+
+
+def _histogram(task: str, found: Event) -> Html:
+    edges, counts = found.get("edges") or [], found.get("counts") or []
+    if not counts or len(edges) != len(counts) + 1:
+        return tag("p", "No residuals were recorded.", class_="guide")
+    bars = [
+        Bar(left, right, ((float(many), "up"),), f"{score(left)} to {score(right)}: {count(many)}")
+        for left, right, many in zip(edges, edges[1:], counts, strict=False)
+    ]
+    frame = Frame(x=(edges[0], edges[-1]), y=bar_range(bars), height=170)
+    words = f"{count(sum(counts))} residuals from {score(edges[0])} to {score(edges[-1])}."
+    parts = [x_axis(frame, "residual", whole=False)]
+    if edges[0] < 0 < edges[-1]:
+        zero = frame.across(0)
+        parts.append(tag("line", class_="mark", x1=zero, x2=zero, y1=frame.top - 6, y2=frame.floor))
+    return bar_chart(frame, bars, title=f"{task}: residuals", description=words, axis=join(parts))
+
+
+def _errors(metrics: Event) -> Html:
+    pairs = (
+        tag("div", tag("dt", words), tag("dd", score(number(metrics[name]))))
+        for name, words in _ERRORS.items()
+        if name in metrics
+    )
+    return tag("dl", *pairs, class_="facts errors")
 
 
 def predictions(run: Run) -> Html:

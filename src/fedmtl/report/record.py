@@ -1,13 +1,26 @@
-"""The events of one run, sorted by what they are about. Missing and unfinished parts are simply empty."""
+"""A run's events are sorted by what they are about, and each score is followed over the rounds.
+
+What is missing or unfinished is empty.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import linear_regression, mean
+from typing import Any, Literal
+
+from fedmtl.report.formats import number
 
 Event = dict[str, Any]
+# A smaller change over the whole window is not worth a word, however steady it is.
+SMALLEST_CHANGE = 0.005
+FEWEST_POINTS = 4
+# Student's t, two-sided 95 %, for 2, 3, ... degrees of freedom; the last one serves all larger ones.
+_STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+Series = Mapping[int, float | None]
 
 
 @dataclass(frozen=True)
@@ -73,3 +86,92 @@ def gather(events: Sequence[Event], name: str) -> Run:
         decisions={event["round"]: event for event in kinds["sharing"]},
         pruned={event["round"]: event for event in kinds["pruning"]},
     )
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The fitted change from round `first` to round `last`."""
+
+    word: Literal["rising", "flat", "falling"]
+    change: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    start: float | None
+    best: float | None
+    best_round: int | None
+    final: float | None
+    final_round: int | None
+    trend: Trend | None
+
+
+def main_metric(run: Run, task: str) -> str:
+    """The task's main metric; the first one evaluated where the start event names none."""
+    evaluated = (name for event in run.evaluations.get(task, {}).values() for name in event["metrics"])
+    return str(run.task(task).get("metric") or next(evaluated, "score"))
+
+
+def series(run: Run, task: str, metric: str) -> dict[int, float | None]:
+    """A metric by evaluated round, None where it was undefined."""
+    events = run.evaluations.get(task, {})
+    return {at: number(event["metrics"].get(metric)) for at, event in events.items()}
+
+
+def average(run: Run, name: Literal["overall", "classification"]) -> dict[int, float | None]:
+    """An average by evaluated round: as the round event says, else the mean if every task has a score."""
+    evaluated = sorted({at for by_round in run.evaluations.values() for at in by_round})
+    return {at: number(run.rounds[at].get(name)) if at in run.rounds else _mean_at(run, name, at) for at in evaluated}
+
+
+def _mean_at(run: Run, name: str, at: int) -> float | None:
+    counted = [task for task in run.tasks if not run.task(task).get("auxiliary")]
+    if name == "classification":
+        counted = [task for task in counted if run.task(task).get("kind") == "classification"]
+        metrics = dict.fromkeys(counted, "accuracy")
+    else:
+        metrics = {task: main_metric(run, task) for task in counted}
+    values = [series(run, task, metric).get(at) for task, metric in metrics.items()]
+    known = [value for value in values if value is not None]
+    return mean(known) if known and len(known) == len(values) else None
+
+
+def summarize(scores: Series) -> Summary:
+    """Start is round 0, best the earliest of the highest, final the last evaluation, even if undefined."""
+    known = {at: value for at, value in scores.items() if value is not None}
+    best_round = max(known, key=lambda at: (known[at], -at), default=None)
+    final_round = max(scores, default=None)
+    return Summary(
+        start=scores.get(0),
+        best=None if best_round is None else known[best_round],
+        best_round=best_round,
+        final=None if final_round is None else scores[final_round],
+        final_round=final_round,
+        trend=trend(known),
+    )
+
+
+def trend(scores: Mapping[int, float]) -> Trend | None:
+    """The direction over the last third of the evaluated rounds, at least four; None when there are fewer.
+
+    Rising or falling when the least-squares line changes by `SMALLEST_CHANGE` or more over the window and its
+    slope differs from 0 at the 95 % level given the scatter about the line; flat otherwise.
+    """
+    trained = sorted(at for at in scores if at > 0)
+    if len(trained) < FEWEST_POINTS:
+        return None
+    window = trained[-max(FEWEST_POINTS, math.ceil(len(trained) / 3)) :]
+    values = [scores[at] for at in window]
+    slope, intercept = linear_regression(window, values)
+    scatter = sum((value - intercept - slope * at) ** 2 for at, value in zip(window, values, strict=True))
+    middle = mean(window)
+    freedom = len(window) - 2
+    error = math.sqrt(scatter / freedom / sum((at - middle) ** 2 for at in window))
+    moved = slope * (window[-1] - window[0])
+    certain = abs(slope) > _STUDENT[min(freedom - 2, len(_STUDENT) - 1)] * error
+    word: Literal["rising", "flat", "falling"] = "flat"
+    if certain and abs(moved) >= SMALLEST_CHANGE:
+        word = "rising" if moved > 0 else "falling"
+    return Trend(word, moved, window[0], window[-1])

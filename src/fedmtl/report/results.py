@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .contents import section
-from .formats import MISSING, change, count, number, score
-from .markup import Html, escape, join, notes, table, tag
-from .record import Event, Run
-from .scores import FEWEST_POINTS, SMALLEST_CHANGE, Summary, Trend, average, main_metric, series, summarize
+from fedmtl.report.formats import MISSING, change, count, number, score
+from fedmtl.report.markup import Html, escape, join, notes, table, tag
+from fedmtl.report.outline import section
+from fedmtl.report.record import (
+    FEWEST_POINTS,
+    SMALLEST_CHANGE,
+    Event,
+    Run,
+    Summary,
+    Trend,
+    average,
+    main_metric,
+    series,
+    summarize,
+)
 
 _ARROW = {"rising": "↗", "flat": "→", "falling": "↘"}
 _HEAD = ("Task", "Start", "Best", "Final", "Trend")

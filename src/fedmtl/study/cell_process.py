@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.config import Config
-from fedmtl.engines.imports import ENCODER_CODE, ENGINE, worker_imports
+from fedmtl.engines.start_up import ENCODER_CODE, ENGINE, worker_imports
 from fedmtl.engines.worker import warm_up
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import printable
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 from fedmtl.study.derived import Derivation, derive
 
 BROKEN = 70

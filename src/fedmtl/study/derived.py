@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events, write_atomic
+from fedmtl.runs.folder import RunFolder, read_events, write_atomic
+from fedmtl.runs.summary import summarize
 from fedmtl.study.folder import StudyFolder, first_difference
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedmtl.report import single_page
-from fedmtl.report.bar_chart import Bar, bar_chart, bar_range
+from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, padded, svg, x_axis, y_axis
 from fedmtl.report.formats import count, score
 from fedmtl.report.markup import Html, join, tag
-from fedmtl.report.scales import Frame, padded, svg, x_axis, y_axis
 
 COLOURS = 7
 FIGURE_STYLE = """

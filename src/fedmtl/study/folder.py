@@ -13,8 +13,8 @@ from fedmtl.config import Config
 from fedmtl.config.file import load_config
 from fedmtl.config.yaml_text import write_yaml
 from fedmtl.errors import ConfigError
-from fedmtl.run_summary import summarize
-from fedmtl.runs import RunFolder, read_events, write_atomic
+from fedmtl.runs.folder import RunFolder, read_events, write_atomic
+from fedmtl.runs.summary import summarize
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

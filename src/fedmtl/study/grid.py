@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from fedmtl.config import Config
 from fedmtl.config.file import config_from
-from fedmtl.engines.num_workers import GPU
+from fedmtl.engines.start_up import GPU
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.signals import raised
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 from fedmtl.study.cell_process import CellProcess, CellWork, Made, end_cells, last_word, load_once, start_cell
 from fedmtl.study.derived import Derivation, Distillation, Pruning, find_other_making, note_making
 from fedmtl.study.folder import StudyFolder, find_difference, is_done

@@ -10,7 +10,7 @@ from typing import Any
 from fedmtl.config.yaml_text import write_yaml
 from fedmtl.report.markup import Html, notes, tag
 from fedmtl.report.single_page import TABLE_STYLE, single_page
-from fedmtl.runs import write_atomic
+from fedmtl.runs.folder import write_atomic
 from fedmtl.study.figures import FIGURE_STYLE, write_svg
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.tables import Table, to_csv, to_html, to_markdown

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmtl.runs import RunFolder, write_atomic
+from fedmtl.runs.folder import RunFolder, write_atomic
 
 Keep = Literal["all", "models", "scores"]
 _WEIGHTS = "weights.safetensors"

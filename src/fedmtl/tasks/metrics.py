@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmtl.tasks.sums import (
-    ClassificationSums,
-    RegressionSums,
-    Sums,
-    residual_edges,
-    sum_predictions,
-    sums_from_dict,
-)
+from fedmtl.tasks.sums import ClassificationSums, RegressionSums, Sums, residual_edges, sum_predictions, sums_from_dict
 from fedmtl.tasks.task import Task
 
 __all__ = [

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import Key
 from fedmtl.tasks.batches import Shard, training_batches
-from fedmtl.training.learning_rate import rate_factor
-from fedmtl.training.loss_weights import weigh
-from fedmtl.training.objective import Objective
+from fedmtl.training.objective import Objective, weigh
 from fedmtl.training.optimizer import FlatOptimizer, Slots
+from fedmtl.training.schedules import Holding, Step, batches_per_step, ordered_batches, rate_factor
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.task_gradients import TaskGradients
-from fedmtl.training.task_order import Holding, Step, batches_per_step, ordered_batches
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
 CHECK_STEPS = 64

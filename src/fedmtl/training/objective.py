@@ -1,4 +1,9 @@
-"""What a step minimises."""
+"""What a step minimises: the task's loss, what methods add to it, and what it is multiplied by.
+
+Learnt weights are those of Kendall, Gal and Cipolla 2018, Multi-Task Learning Using Uncertainty to Weigh Losses: with s
+the log of a task's variance, a classification adds exp(-s) L + s/2 to what is minimised, a regression
+exp(-s) L/2 + s/2. At its best exp(s) is 2 L, or L for a regression.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,23 @@ from torch.nn import functional as F
 
 from fedmtl.config import SmartConfig
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs
+from fedmtl.model.multitask import Inputs, MultiTaskModel
+from fedmtl.sharing.keys import HEADS, LOG_VARIANCE
 from fedmtl.tasks.batches import Arrays, Shard, collate
 from fedmtl.tasks.task import Task
 from fedmtl.training.distillation import outputs_loss
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.smart import Smart
+
+
+def weigh(model: MultiTaskModel, task: str, loss: Tensor, settings: LocalSettings) -> Tensor:
+    """The part of the task in what a step minimises; the model has the task's values."""
+    if settings.loss_weighting == "fixed":
+        return loss * settings.loss_weights[task]
+    module, leaf = model.canonical()[f"{HEADS}{task}{LOG_VARIANCE}"]
+    spread: Tensor = getattr(module, leaf)
+    fit = loss / 2 if model.tasks[task].is_regression else loss
+    return ((-spread).exp() * fit + spread / 2).sum()
 
 
 class Objective:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key, layer_of
+from fedmtl.sharing.keys import Key, layer_of
 
 
 class TaskGradients:

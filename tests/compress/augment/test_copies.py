@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedmtl.compress.augment import copies as copies_module
+from fedmtl.compress.augment.candidates import find_words
 from fedmtl.compress.augment.copies import augment, make_copies, shares
 from fedmtl.compress.augment.settings import AugmentSettings, check_augment, parse_copies
-from fedmtl.compress.augment.words import find_words
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.examples import Examples
 

@@ -2,8 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-from fedmtl.compress.augment.masked_words import MaskedWords
-from fedmtl.compress.augment.words import find_words
+from fedmtl.compress.augment.candidates import MaskedWords, find_words
 from fedmtl.errors import ModelError
 from model.tiny import make_config, make_tokenizer, write_encoder
 

@@ -7,9 +7,9 @@ import torch
 from fedmtl.config import ModelConfig, SharingConfig
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.model.plan import plan_from_config
 from fedmtl.model.saved import SavedModel, load_model, save_model
-from fedmtl.model.values import initial_weights
+from fedmtl.sharing.plan import plan_from_config
+from fedmtl.sharing.weights import initial_weights
 from model.tiny import LENGTH, load, make_task, write_encoder
 
 PLAN = plan_from_config(SharingConfig())

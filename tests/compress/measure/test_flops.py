@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.compress.measure.flops import onnx_flops, torch_flops
-from fedmtl.compress.onnx_file import made_up_feeds, open_onnx, output_name
+from fedmtl.compress.measure.costs import onnx_flops, torch_flops
 from fedmtl.compress.quantize import Quantization, quantize
 from fedmtl.model.multitask import Inputs
+from fedmtl.predict.onnx import made_up_feeds, open_onnx, output_name
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

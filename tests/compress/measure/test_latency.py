@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmtl.compress.measure.latency import in_turns, time_block, timing
+from fedmtl.compress.measure.costs import in_turns, time_block, timing
 
 
 def test_everybody_is_asked_in_turns_for_as_many_passes():

@@ -2,7 +2,7 @@
 
 import zlib
 
-from fedmtl.compress.measure.size import compressed_bytes, disk_bytes
+from fedmtl.compress.measure.costs import compressed_bytes, disk_bytes
 
 
 def test_a_folder_is_all_of_its_files_and_compresses_as_one_stream(tmp_path):

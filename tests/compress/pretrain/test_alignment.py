@@ -1,4 +1,4 @@
-from fedmtl.compress.pretrain.alignment import Aligned, Pieces, align
+from fedmtl.compress.pretrain.segments import Aligned, Pieces, align
 
 # "unlikely films ." as un ##like ##ly | films | . and as unlikely | film ##s | .
 TEACHER = Pieces([10, 11, 12, 13, 14], [0, 0, 0, 1, 2], [2, 6, 8, 14, 16])

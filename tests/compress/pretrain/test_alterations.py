@@ -2,8 +2,7 @@
 
 import torch
 
-from fedmtl.compress.pretrain.alterations import FIRST, NEITHER, SECOND, choose_words, compose, fit, num_draws
-from fedmtl.compress.pretrain.batches import Tokens
+from fedmtl.compress.pretrain.batches import FIRST, NEITHER, SECOND, Tokens, choose_words, compose, fit, num_draws
 
 CLS, SEP, PAD = 1, 2, 0
 

@@ -2,13 +2,13 @@ import pytest
 import torch
 from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel
 
-from fedmtl.compress.pretrain.attention import AttentionTap, relation_heads
+from fedmtl.compress.attention import AttentionTap, relation_heads
 from fedmtl.compress.pretrain.batches import Tokens
-from fedmtl.compress.pretrain.objective import hide_words, layer_weights
 from fedmtl.compress.pretrain.settings import PretrainSettings
+from fedmtl.compress.pretrain.steps import hide_words, layer_weights
 from fedmtl.compress.pretrain.student import build_student
 from fedmtl.errors import ModelError
-from fedmtl.training.learning_rate import scheduled
+from fedmtl.training.schedules import scheduled
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 

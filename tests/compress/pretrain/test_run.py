@@ -9,7 +9,7 @@ from fedmtl.compress.pretrain import loop
 from fedmtl.compress.pretrain.run import Disclosure, Machine, load_teacher
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
 from fedmtl.compress.pretrain.steps import Step
-from fedmtl.compress.pretrain.table import table_from_teacher
+from fedmtl.compress.pretrain.student import table_from_teacher
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
 from fedmtl.model.encoder import load_encoder

@@ -2,14 +2,14 @@ import os
 import subprocess
 import sys
 
-from fedmtl.compress.pretrain.vocabulary import train_vocabulary
+from fedmtl.compress.pretrain.segments import train_vocabulary
 from fedmtl.model.wordpiece import SPECIAL, wrap_tokenizer
 from fedmtl.tasks.embedded import embedded_columns
 
 TEXTS = embedded_columns("paraphrase", "train")["sentence1"][:300]
 PRINT = (
     "from fedmtl.tasks.embedded import embedded_columns as c;"
-    "from fedmtl.compress.pretrain.vocabulary import train_vocabulary as t;"
+    "from fedmtl.compress.pretrain.segments import train_vocabulary as t;"
     "print(list(t(c('paraphrase', 'train')['sentence1'][:300], 250)))"
 )
 

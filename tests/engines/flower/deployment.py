@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.config import Config
+from fedmtl.deploy.server import Place, serve_run
+from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
 from fedmtl.engines.flower.certificates import CA, make_authority, make_node_key, read_private_key
@@ -19,10 +21,8 @@ from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import SiteJob, serve_site
 from fedmtl.engines.worker import Handler, WorkerPool
-from fedmtl.experiment.serve import Place, serve_run
-from fedmtl.experiment.site_worker import SiteSettings, start_site
 from fedmtl.federation.policy import Policy
-from fedmtl.runs import RunFolder, make_private_folder, read_events
+from fedmtl.runs.folder import RunFolder, make_private_folder, read_events
 
 MAX_BYTES = 1 << 30
 PATIENCE = 60.0

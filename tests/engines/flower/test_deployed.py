@@ -12,7 +12,7 @@ from engines.flower.deployment import make_certs, of_kind
 from engines.flower.processes import Programs, free_port
 from fedmtl.config.file import dump_config
 from fedmtl.experiment.run import start_run
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 

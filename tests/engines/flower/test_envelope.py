@@ -77,7 +77,7 @@ def test_an_object_that_does_not_fit_its_hash_is_not_stored(tmp_path):
 
 def test_the_process_on_the_line_has_no_numeric_library_and_no_model():
     code = (
-        "import sys, fedmtl.experiment.join;"
+        "import sys, fedmtl.deploy.site;"
         "sys.exit([m for m in ('torch', 'transformers', 'fedmtl.model', 'fedmtl.tasks') if m in sys.modules] or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

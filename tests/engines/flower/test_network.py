@@ -15,7 +15,7 @@ from engines.flower.slow_network import Network, why_not
 from engines.flower.test_chaos import last_round
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.experiment.run import start_run
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 from small_config import SMALL
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from engines.flower.deployment import of_kind
 from fedmtl.config.file import dump_config
 from fedmtl.experiment.run import start_run
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 
 pytestmark = [
     pytest.mark.slow,

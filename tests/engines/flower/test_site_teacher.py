@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmtl.deploy.server import _for_sites
+from fedmtl.deploy.site_client import _open
+from fedmtl.deploy.site_worker import SiteSettings
+from fedmtl.deploy.terms import own_terms
 from fedmtl.errors import ConfigError, PolicyError
-from fedmtl.experiment.agreement import own_terms
-from fedmtl.experiment.joined_site import _open
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import start_run
-from fedmtl.experiment.serve import _for_sites
-from fedmtl.experiment.site_worker import SiteSettings
 from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.policy import Policy
 

@@ -16,11 +16,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap
+from fedmtl.deploy.server import Place, serve_run
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, LineLost
 from fedmtl.engines.flower.site_service import WelcomeCall, printable
 from fedmtl.errors import FedmtlError, WireError
-from fedmtl.experiment.serve import Place, serve_run
 from fedmtl.federation.server import RoundFailed
 from fedmtl.tasks.embedded import embedded_columns
 

@@ -21,16 +21,16 @@ import torch
 from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap, leaks
 from fedmtl.config.file import load_config
+from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.audit import NAME, entries, verify
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.site_service import CannotJoin, SiteJob
 from fedmtl.engines.worker import Answer, WorkerPool
-from fedmtl.experiment.site_worker import SiteSettings, start_site
 from fedmtl.federation import client as client_module
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.faults import SENTENCES, UNREADABLE, Fault
 from fedmtl.federation.messages import Job
-from fedmtl.runs import RunFolder
+from fedmtl.runs.folder import RunFolder
 
 SECRETS = ("zqxjwk", "haemoglobin", "unremarkable")
 TASK = "tasks.notes={kind: classification, text: [message], label: topic, labels: [keep, drop]}"

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 
 from engines.flower.deployment import Server, Site, of_kind
+from fedmtl.deploy import server as serve
+from fedmtl.deploy.server import resume_served
+from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.site_service import SiteJob
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.errors import RunNotFound
-from fedmtl.experiment import serve
 from fedmtl.experiment.run import start_run
-from fedmtl.experiment.serve import resume_served
-from fedmtl.experiment.site_worker import SiteSettings, start_site
-from fedmtl.runs import cut_back, find_run, read_events, write_atomic
+from fedmtl.runs.folder import cut_back, find_run, read_events, write_atomic
 
 CLIENT, TASK = "sentiment_client", "sentiment"
 OPENING = ("start", "data", "clients", "plan")

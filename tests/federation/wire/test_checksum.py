@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.federation.wire.checksum import WIDTH, checksum
+from fedmtl.federation.wire.frame import WIDTH, checksum
 
 ROW = 8 * WIDTH
 BODY = np.random.Generator(np.random.PCG64(0)).bytes(3 * ROW + 20)

@@ -4,8 +4,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.federation.wire.codecs import check, decode, encode, largest_places
-from fedmtl.federation.wire.quantize import block_length, from_half, from_int8, to_half, to_int8
+from fedmtl.federation.wire.codecs import (
+    block_length,
+    check,
+    decode,
+    encode,
+    from_half,
+    from_int8,
+    largest_places,
+    to_half,
+    to_int8,
+)
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 300))
 SIZES = st.sampled_from([0.0, 1e-30, 1e-12, 1e-5, 1.0, 1e9, 1e34])

@@ -16,12 +16,10 @@ from fedmtl.errors import WireError
 from fedmtl.federation.messages import Job, Update
 from fedmtl.federation.validate import expect, refusal
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, unpack
-from fedmtl.federation.wire.checksum import checksum
-from fedmtl.federation.wire.codecs import FP16_HEAD, INT8_HEAD, TOPK_HEAD
-from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION
-from fedmtl.federation.wire.tensors import encode_tensors
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.federation.wire.codecs import FP16_HEAD, INT8_HEAD, TOPK_HEAD, encode_tensors
+from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION, checksum
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 PLAN = SharingPlan((("*", "all"),))
 KEY = Key("all", "w")

@@ -7,10 +7,10 @@ import torch
 from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs, Job, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
+from fedmtl.federation.wire.codecs import CodedTensors, encode_tensors
 from fedmtl.federation.wire.messages import answer_bytes
-from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))
 WEIGHTS = {

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
+from fedmtl.compress.measure.variants import Measured, Timing
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.measure import Measured, Timing
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.compression.asked import Asked
 from fedmtl.study.compression.base import open_base, read_shape
 from fedmtl.study.compression.cells import Shape

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from fedmtl.errors import ConfigError
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.study import study_federated
 from fedmtl.study.folder import open_study

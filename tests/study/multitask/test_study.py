@@ -9,7 +9,7 @@ import pytest
 
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.folder import open_study
 from fedmtl.study.multitask.asked import Asked
 from fedmtl.study.multitask.cells import rows

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from fedmtl.config.file import load_config
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from study.csv_rows import read_csv
 
 SMALLEST = (

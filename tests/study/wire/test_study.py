@@ -5,7 +5,7 @@ import pytest
 
 from fedmtl.cli import main
 from fedmtl.errors import ConfigError
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.wire.page import wire_page
 from fedmtl.study.wire.study import Pair, Point, last_points, parse_pairs, study_wire, to_csv
 

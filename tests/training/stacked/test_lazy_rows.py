@@ -9,8 +9,7 @@ import torch
 
 from fedmtl.config import TrainingConfig
 from fedmtl.training.settings import local_settings
-from fedmtl.training.stacked.blocks import Block, make_block
-from fedmtl.training.stacked.update import Rates
+from fedmtl.training.stacked.blocks import Block, Rates, make_block
 
 pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,8 +31,8 @@ def make_table() -> Block:
 @pytest.mark.parametrize("beta1", [0.9, 0.3])
 @pytest.mark.parametrize("age", [0, 25])
 def test_rows_end_where_adamw_on_all_of_them_would_have_moved_them(beta1: float, age: int) -> None:
-    from fedmtl.training.stacked.lazy_rows import LazyRows
-    from fedmtl.training.stacked.update import _step_plainly
+    from fedmtl.training.stacked.blocks import _step_plainly
+    from fedmtl.training.stacked.triton_adamw import LazyRows
 
     num_steps = 40
     training = TrainingConfig(betas=(beta1, 0.99), learning_rate=0.05)

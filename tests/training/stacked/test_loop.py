@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key
-from fedmtl.model.values import initial_weights
-from fedmtl.model.vocabulary import take_rows, used_rows
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.training.local import Trained, train
-from fedmtl.training.stacked.kept import open_kept
 from fedmtl.training.stacked.loop import Stacks, train_stack
-from fedmtl.training.stacked.plan import Member
+from fedmtl.training.stacked.plan import Member, open_kept
 from fedmtl.training.stacked.shape import reached
 
 from ..small_client import (

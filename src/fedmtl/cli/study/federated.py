@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import (
-    Common,
-    Jobs,
-    Keep,
-    Kept,
-    Quick,
-    Rows,
-    StudyName,
-    show_study,
-    whole_numbers,
-)
+from fedmtl.cli.study.options import Common, Jobs, Keep, Kept, Quick, Rows, StudyName, show_study, whole_numbers
 
 
 class Preset(Enum):

@@ -7,17 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmtl.cli.study.options import (
-    Common,
-    Jobs,
-    Keep,
-    Kept,
-    Quick,
-    Rows,
-    StudyName,
-    show_study,
-    whole_numbers,
-)
+from fedmtl.cli.study.options import Common, Jobs, Keep, Kept, Quick, Rows, StudyName, show_study, whole_numbers
 
 
 def multitask(

@@ -16,12 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmtl.compress.augment.masked_words import MaskedWords, Place
+from fedmtl.compress.augment.candidates import (
+    MaskedWords,
+    Place,
+    Word,
+    file_digest,
+    find_words,
+    glove_neighbours,
+    replace_words,
+    wordnet_synonyms,
+)
 from fedmtl.compress.augment.settings import AugmentSettings
-from fedmtl.compress.augment.tables import file_digest, glove_neighbours, wordnet_synonyms
-from fedmtl.compress.augment.words import Word, find_words, replace_words
 from fedmtl.model.encoder_files import encoder_folder
-from fedmtl.runs import write_atomic
+from fedmtl.runs.folder import write_atomic
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.examples import Examples
 

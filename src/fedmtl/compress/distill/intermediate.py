@@ -1,27 +1,94 @@
 """The intermediate stage of task distillation: TinyBERT (Jiao et al. 2020), equations 7 to 9.
 
-The losses of all layers are added up, as in the paper. Where we differ: padding is in no mean; where the student has
-another number of heads its scores cannot be compared one by one, and relations between positions (MiniLMv2, Wang et
-al. 2021) are compared instead. Heads and pooler get no gradient.
+It compares what goes on inside teacher and student while they read a batch: hidden states, and queries, keys and
+values. The losses of all layers are added up, as in the paper. Where we differ: padding is in no mean; where the
+student has another number of heads its scores cannot be compared one by one, and relations between positions (MiniLMv2,
+Wang et al. 2021) are compared instead. Heads and pooler get no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedmtl.compress.attention import projections, relation_heads
 from fedmtl.compress.distill.settings import DistillSettings
-from fedmtl.compress.distill.states import Attention, States, Watched
-from fedmtl.compress.pretrain.attention import relation_heads
 from fedmtl.errors import ConfigError
+from fedmtl.model.bert.layout import attention_width, num_heads
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.kept_heads import attention_width, num_heads
-from fedmtl.model.multitask import Inputs
+from fedmtl.model.multitask import Inputs, MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.training.distillation import attention_loss, hidden_loss, relation_loss
 from fedmtl.training.layer_maps import LayerMap, attention_map, hidden_map
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries, keys and values [batch, position, width] of one layer."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def scores(self, num_heads: int) -> Tensor:
+        """The raw scores [batch, head, position, position]: before the softmax, and without a mask or a bias."""
+        queries, keys = (_split(part, num_heads) for part in (self.queries, self.keys))
+        scaled: Tensor = queries @ keys.transpose(2, 3) / queries.shape[-1] ** 0.5
+        return scaled
+
+
+@dataclass(frozen=True)
+class States:
+    """All hidden states, embeddings first, and the attention of the layers that are watched."""
+
+    hidden: tuple[Tensor, ...]
+    attention: tuple[Attention, ...]
+
+
+class Watched:
+    """A model whose inner states can be asked for; `close` takes the hooks off again."""
+
+    def __init__(self, model: MultiTaskModel, layers: Sequence[int]) -> None:
+        self.model, self.layers = model, tuple(layers)
+        self._seen: dict[tuple[int, int], Tensor] = {}
+        self._hooks = [
+            module.register_forward_hook(self._keeper((layer, position)))
+            for layer in dict.fromkeys(layers)
+            for position, module in enumerate(projections(model.encoder, layer))
+        ]
+
+    def states(self, task: str, inputs: Inputs) -> States:
+        """The states for a batch; the model has the task's values in place."""
+        model = self.model
+        offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
+        adapted = nullcontext() if model.adapters is None else model.adapters.used_by(task, inputs.mask)
+        with adapted:
+            output = model.encoder(**{name: offered[name] for name in model.accepts}, output_hidden_states=True)
+        seen, self._seen = self._seen, {}
+        return States(
+            tuple(output.hidden_states),
+            tuple(Attention(*(seen[layer, position] for position in range(3))) for layer in self.layers),
+        )
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _keeper(self, place: tuple[int, int]) -> Any:
+        def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self._seen[place] = output
+
+        return keep
+
+
+def _split(states: Tensor, num_heads: int) -> Tensor:
+    batch, length, width = states.shape
+    return states.float().reshape(batch, length, num_heads, width // num_heads).transpose(1, 2)
 
 
 class Projections(nn.Module):

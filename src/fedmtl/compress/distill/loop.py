@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from fedmtl.compress.distill.intermediate import Intermediate
 from fedmtl.errors import CannotContinue
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Key
 from fedmtl.model.tensor_files import SEPARATOR
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import Key
 from fedmtl.tasks.batches import Shard, collate
-from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.local import planned_steps
 from fedmtl.training.objective import Objective, to_tensors
 from fedmtl.training.optimizer import FlatOptimizer
+from fedmtl.training.schedules import rate_factor
 from fedmtl.training.settings import LocalSettings
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.

@@ -1,19 +1,30 @@
-"""What a distillation says of itself: the events of docs/run-folder.md, with a pass in a round's place."""
+"""What a distillation writes: its events, and how far it is.
+
+The events are those of docs/run-folder.md, with a pass where a run has a round. The checkpoint is one file that is
+written whole or not at all, after every pass.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from fedmtl import __version__
-from fedmtl.compress.distill.loop import Passed
+from fedmtl.compress.distill.loop import Passed, Slots
 from fedmtl.compress.distill.student import Student
 from fedmtl.config import Config
-from fedmtl.model.keys import HEADS, Weights, owner_task
-from fedmtl.model.values import count_parameters, count_trainable, layer_counts, scope_counts
+from fedmtl.errors import FedmtlError
+from fedmtl.model.tensor_files import SEPARATOR
+from fedmtl.runs.folder import RunFolder, write_atomic
+from fedmtl.sharing.keys import HEADS, Key, Weights, owner_task
+from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import Sums, averages, evaluation_fields, score
 from fedmtl.tasks.task import Task, task_fields
@@ -105,3 +116,50 @@ def round_event(
 def main_metrics(tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> dict[str, float | None]:
     """Each task's main metric."""
     return {name: score(task, sums[name]).metrics[task.metric] for name, task in tasks.items()}
+
+
+@dataclass(frozen=True)
+class Position:
+    """After `epoch` passes of `stage`: all values, and the optimizer's state for the next pass."""
+
+    stage: str = ""
+    epoch: int = 0
+    weights: Weights = field(default_factory=dict)
+    optimizer: Slots = field(default_factory=dict)
+
+
+def checkpoint_path(run: RunFolder) -> Path:
+    return run.checkpoints / "distill.pt"
+
+
+def save_position(run: RunFolder, fingerprint: str, position: Position) -> None:
+    data = io.BytesIO()
+    weights = {SEPARATOR.join(key): value for key, value in position.weights.items()}
+    content = {**vars(position), "weights": weights, "fingerprint": fingerprint}
+    torch.save(content, data)
+    write_atomic(checkpoint_path(run), data.getvalue())
+
+
+def load_position(run: RunFolder, fingerprint: str) -> Position:
+    """The last one that was saved; other settings than its own are an error, a run without one begins anew."""
+    path = checkpoint_path(run)
+    if not path.exists():
+        return Position()
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = content.pop("fingerprint")
+        weights = {Key(*name.split(SEPARATOR, 1)): value for name, value in content.pop("weights").items()}
+        position = Position(**content, weights=weights)
+        is_ours = isinstance(position.stage, str) and type(position.epoch) is int and position.epoch >= 0
+        is_ours &= all(isinstance(value, Tensor) for value in weights.values()) and type(position.optimizer) is dict
+    except Exception as error:  # torch raises many kinds for a file that is not its own
+        raise FedmtlError(
+            f"{path}: cannot be read as a checkpoint; delete the run and start without --resume"
+        ) from error
+    if not is_ours:
+        raise FedmtlError(f"{path}: cannot be read as a checkpoint; delete the run and start without --resume")
+    if found != fingerprint:
+        raise FedmtlError(
+            f"{run.name}: was begun with another teacher or other settings; give the same, or another --name"
+        )
+    return position

@@ -8,20 +8,18 @@ from pathlib import Path
 import torch
 
 from fedmtl.compress.augment.settings import check_augment
-from fedmtl.compress.distill.checkpoint import Position, load_position
-from fedmtl.compress.distill.lessons import Lessons, prepare_lessons
 from fedmtl.compress.distill.loop import Passed
-from fedmtl.compress.distill.record import data_event, main_metrics, plan_event, start_event
+from fedmtl.compress.distill.record import Position, data_event, load_position, main_metrics, plan_event, start_event
 from fedmtl.compress.distill.settings import DistillSettings, check_settings
 from fedmtl.compress.distill.student import Student, build_student
-from fedmtl.compress.distill.teaching import evaluate, open_teaching
+from fedmtl.compress.distill.teaching import Lessons, evaluate, open_teaching, prepare_lessons
 from fedmtl.compress.distill.work import Listener, Work, encoder_place, pass_number
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
-from fedmtl.model.values import initial_weights
-from fedmtl.runs import RunFolder, append_event, create_run, cut_back, locked, read_events, write_atomic
+from fedmtl.runs.folder import RunFolder, append_event, create_run, cut_back, locked, read_events, write_atomic
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.tokens import token_cache
 

@@ -13,13 +13,13 @@ from fedmtl.compress.distill.intermediate import attention_layers
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config import ModelConfig, SharingConfig
 from fedmtl.errors import ConfigError, ModelError
+from fedmtl.model.bert.layout import KEPT, build_encoder
 from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_dropout
-from fedmtl.model.kept_heads import KEPT, build_encoder
-from fedmtl.model.keys import owner_task
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
-from fedmtl.model.plan import SharingPlan, plan_from_config
 from fedmtl.model.saved import SavedModel
 from fedmtl.seeds import derive_seed
+from fedmtl.sharing.keys import owner_task
+from fedmtl.sharing.plan import SharingPlan, plan_from_config
 
 SHAPE = re.compile(r"(\d+)x(\d+)")
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")

@@ -1,4 +1,7 @@
-"""A finished model as teacher of all its tasks, and what it says of the training texts."""
+"""A finished model as teacher of all its tasks, and what the student learns on.
+
+That is every task's texts, with copies where the settings say so, as tokens with the teacher's outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmtl.compress.augment.copies import Say, augment
+from fedmtl.compress.augment.settings import AugmentSettings
+from fedmtl.compress.distill.student import Student
 from fedmtl.errors import ModelError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.saved import SavedModel, load_model, model_digest
-from fedmtl.tasks.batches import Shard
-from fedmtl.tasks.examples import Examples
+from fedmtl.tasks.batches import Shard, save_outputs
+from fedmtl.tasks.examples import Examples, join_examples
+from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import Sums, sum_predictions
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.teacher_outputs import save_outputs
 from fedmtl.tasks.tokens import open_tokens, tokenize
 from fedmtl.training.predict import predict
 
@@ -80,3 +86,55 @@ def _same_tokens(first: Path, second: Path) -> bool:
     return all(
         np.array_equal(above.offsets, below.offsets) and np.array_equal(above.ids, below.ids) for above, below in parts
     )
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Shards by task; counts of given examples, added copies and cut texts; whether both sides read the same tokens."""
+
+    train: dict[str, Shard]
+    validation: dict[str, Shard]
+    taught_validation: dict[str, Shard]
+    given: dict[str, int]
+    added: dict[str, int]
+    truncated: dict[str, int]
+    same_tokens: bool
+
+
+def prepare_lessons(
+    teaching: Teaching,
+    student: Student,
+    data: Mapping[str, TaskData],
+    settings: AugmentSettings,
+    encoder: str,
+    cache: Path,
+    seed: int,
+    say: Say,
+) -> Lessons:
+    """Everything tokenized and asked before the first step; the texts are not needed again."""
+    given = {name: join_examples(part.task, [part.train, *part.client_train.values()]) for name, part in data.items()}
+    examples: Mapping[str, Examples] = (
+        augment(settings, given, encoder, cache.parent / "augmented", seed, teaching.device, say)
+        if settings.sources
+        else given
+    )
+    saved, length = teaching.saved, teaching.saved.max_length
+    train: dict[str, Shard] = {}
+    truncated: dict[str, int] = {}
+    same = True
+    for name, task in saved.tasks.items():
+        own, truncated[name] = make_shard(task, examples[name], student.encoder.tokenizer, length, cache)
+        say(f"{name}: asking the teacher about {len(own):,} examples")
+        train[name], is_same = teach(teaching, task, examples[name], own, cache)
+        same = same and is_same
+    validation = {
+        name: make_shard(task, data[name].validation, student.encoder.tokenizer, length, cache)[0]
+        for name, task in saved.tasks.items()
+    }
+    taught = {
+        name: make_shard(task, data[name].validation, saved.encoder.tokenizer, length, cache)[0]
+        for name, task in saved.tasks.items()
+    }
+    counts = {name: len(own) for name, own in given.items()}
+    added = {name: len(examples[name]) - count for name, count in counts.items()}
+    return Lessons(train, validation, taught, counts, added, truncated, same)

@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedmtl.compress.distill.checkpoint import Position, checkpoint_path, save_position
 from fedmtl.compress.distill.intermediate import Intermediate
-from fedmtl.compress.distill.lessons import Lessons
 from fedmtl.compress.distill.loop import (
     IntermediateLesson,
     Lesson,
@@ -22,16 +20,23 @@ from fedmtl.compress.distill.loop import (
     Update,
     train_epoch,
 )
-from fedmtl.compress.distill.record import evaluation_events, main_metrics, round_event
+from fedmtl.compress.distill.record import (
+    Position,
+    checkpoint_path,
+    evaluation_events,
+    main_metrics,
+    round_event,
+    save_position,
+)
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.distill.student import Student
-from fedmtl.compress.distill.teaching import Teaching, evaluate
+from fedmtl.compress.distill.teaching import Lessons, Teaching, evaluate
 from fedmtl.config import Config
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.keys import Weights, weights_sha256
 from fedmtl.model.saved import save_model
-from fedmtl.model.values import initial_weights
-from fedmtl.runs import RunFolder, append_event, append_results, read_events, write_atomic
+from fedmtl.runs.folder import RunFolder, append_event, append_results, read_events, write_atomic
+from fedmtl.sharing.keys import Weights, weights_sha256
+from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.metrics import Sums
 from fedmtl.training.settings import LocalSettings, local_settings, with_one_loss
 

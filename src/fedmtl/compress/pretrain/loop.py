@@ -1,25 +1,77 @@
-"""The training loop of general distillation."""
+"""The training loop of general distillation, and its checkpoint.
+
+The checkpoint has everything that a pretraining needs to go on, in one file that is written whole or not at all.
+"""
 
 from __future__ import annotations
 
+import io
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmtl.compress.pretrain.checkpoint import Position
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.steps import Step
+from fedmtl.compress.pretrain.student import Student
 from fedmtl.errors import CannotContinue, FedmtlError
-from fedmtl.training.learning_rate import scheduled
+from fedmtl.runs.folder import write_atomic
+from fedmtl.training.schedules import scheduled
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50
+
+
+@dataclass
+class Position:
+    """How far a pretraining is: steps and seconds of training, segments seen, and the log so far."""
+
+    step: int = 0
+    seconds: float = 0.0
+    num_segments: int = 0
+    num_tokens: int = 0
+    log: list[dict[str, float]] = field(default_factory=list)
+
+
+def save_checkpoint(
+    path: Path, fingerprint: str, position: Position, student: Student, optimizer: torch.optim.Optimizer
+) -> None:
+    data = io.BytesIO()
+    content = {
+        "fingerprint": fingerprint,
+        "position": vars(position),
+        "student": student.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    torch.save(content, data)
+    write_atomic(path, data.getvalue())
+
+
+def load_checkpoint(path: Path, fingerprint: str, student: Student, optimizer: torch.optim.Optimizer) -> Position:
+    """Put the values back in place; other settings than the checkpoint's are an error."""
+    device = next(student.parameters()).device
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many kinds for a file that is not its own
+        raise FedmtlError(f"{path}: cannot be read as a checkpoint; delete it and start without --resume") from error
+    if not isinstance(content, dict) or content.get("fingerprint") != fingerprint:
+        raise FedmtlError(
+            f"{path}: was made with other settings or texts; give the same, or delete it and start without --resume"
+        )
+    try:
+        position = Position(**content["position"])
+        student.load_state_dict(content["student"])
+        optimizer.load_state_dict(content["optimizer"])
+    except Exception as error:  # torch's kinds for what does not fit, and Python's for what is not there
+        raise FedmtlError(f"{path}: does not fit its settings; delete it and start without --resume") from error
+    return position
 
 
 class Interrupted(FedmtlError):

@@ -11,25 +11,28 @@ from typing import Any, Protocol
 
 import torch
 
-from fedmtl.compress.pretrain.artefact import check_place, write_artefact
 from fedmtl.compress.pretrain.batches import DeviceSide, Epochs
 from fedmtl.compress.pretrain.card import Facts, write_card
-from fedmtl.compress.pretrain.checkpoint import Position, load_checkpoint, save_checkpoint
 from fedmtl.compress.pretrain.corpus import Corpus, read_corpus
-from fedmtl.compress.pretrain.loop import Update, distil
-from fedmtl.compress.pretrain.segments import Segments, open_segments, write_segments
+from fedmtl.compress.pretrain.loop import Position, Update, distil, load_checkpoint, save_checkpoint
+from fedmtl.compress.pretrain.segments import Segments, open_segments, train_vocabulary, write_segments
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
 from fedmtl.compress.pretrain.steps import Data, GraphStep, Step
-from fedmtl.compress.pretrain.student import Student, build_optimizer, build_student
-from fedmtl.compress.pretrain.table import table_from_teacher
+from fedmtl.compress.pretrain.student import (
+    Student,
+    build_optimizer,
+    build_student,
+    check_place,
+    table_from_teacher,
+    write_artefact,
+)
 from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits
-from fedmtl.compress.pretrain.vocabulary import train_vocabulary
 from fedmtl.config import ModelConfig
 from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
-from fedmtl.runs import locked, make_private_folder, write_atomic
+from fedmtl.runs.folder import locked, make_private_folder, write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
 
 

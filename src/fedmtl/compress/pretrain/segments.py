@@ -1,4 +1,10 @@
-"""The corpus in both tokenizations, end to end in arrays on disk that are opened as memory maps."""
+"""The corpus in the tokenizations of teacher and student, end to end in arrays on disk.
+
+The student has its WordPiece vocabulary, in lower case; the same texts give the same pieces and ids. Tokens of
+two vocabularies do not correspond, words do. A word is what a tokenizer's pre-tokenizer makes one, and its state is
+the mean of its pieces' states. Two tokenizations agree where they have as many words, each ending at the same
+character; other texts are left out.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,109 @@ import copy
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, trainers
 
-from fedmtl.compress.pretrain.alignment import Pieces, align
+from fedmtl.compress.pretrain.settings import FEWEST_PIECES
 from fedmtl.errors import DataError, FedmtlError, ModelError
+from fedmtl.model.wordpiece import INSIDE, SPECIAL, make_tokenizer
 
 BLOCK = 4096
 SIDES = ("teacher", "student")
+
+
+def train_vocabulary(texts: Sequence[str], num_pieces: int) -> dict[str, int]:
+    """Piece -> id, special tokens first; fewer than `num_pieces` where the texts do not hold as many."""
+    tokenizer = make_tokenizer({token: number for number, token in enumerate(SPECIAL)})
+    first, inside = _alphabet(tokenizer, texts, num_pieces)
+    # The trainer numbers pieces inside words as it meets them in a hash table, and ids break ties between merges.
+    # Numbering them beforehand makes it deterministic. They are special to the trainer only, not to the tokenizer.
+    numbered = [*SPECIAL, *(INSIDE + character for character in inside)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=num_pieces,
+        special_tokens=numbered,
+        initial_alphabet=first,
+        limit_alphabet=len(first),
+        continuing_subword_prefix=INSIDE,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = tokenizer.get_vocab()
+    return dict(sorted(ids.items(), key=lambda item: item[1]))
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Sequence[str], num_pieces: int) -> tuple[list[str], list[str]]:
+    """The characters that begin words and those inside them; rare ones are left to [UNK]."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(tokenizer.normalizer.normalize_str(text).split())
+    first: Counter[str] = Counter()
+    inside: Counter[str] = Counter()
+    for word, count in words.items():
+        for part, _ in tokenizer.pre_tokenizer.pre_tokenize_str(word):
+            first[part[0]] += count
+            for character in part[1:]:
+                inside[character] += count
+    most = max(FEWEST_PIECES // 3, num_pieces // 20)
+    common = sorted(first + inside, key=lambda character: (-(first[character] + inside[character]), character))[:most]
+    return sorted(common), sorted(set(common) & set(inside))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """One text as one tokenizer sees it, without special tokens: per piece its id, its word, and where it ends."""
+
+    ids: Sequence[int]
+    words: Sequence[int]
+    ends: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The first `num_words` words of a text: how many pieces they are for the teacher and for the student."""
+
+    num_words: int
+    num_teacher: int
+    num_student: int
+
+
+def align(teacher: Pieces, student: Pieces, room_teacher: int, room_student: int) -> Aligned | None:
+    """As many whole words as fit both, or nothing where the words differ or not even one fits."""
+    ends_teacher, ends_student = _word_ends(teacher), _word_ends(student)
+    if ends_teacher is None or not np.array_equal(ends_teacher, ends_student):  # type: ignore[arg-type]
+        return None
+    num_words = min(_fitting(teacher, room_teacher), _fitting(student, room_student))
+    if num_words < 1:
+        return None
+    return Aligned(num_words, _num_pieces(teacher, num_words), _num_pieces(student, num_words))
+
+
+def _word_ends(pieces: Pieces) -> np.ndarray | None:
+    """Where each word ends in the text; None where there is no word, or words are not numbered 0, 1, 2, ..."""
+    words = np.asarray(pieces.words)
+    if not len(words) or words[0] != 0:
+        return None
+    steps = np.diff(words)
+    if steps.size and (steps.min() < 0 or steps.max() > 1):
+        return None
+    last = np.append(steps != 0, True)
+    ends: np.ndarray = np.asarray(pieces.ends)[last]
+    return ends
+
+
+def _fitting(pieces: Pieces, room: int) -> int:
+    # The word of the first piece without room does not fit.
+    return int(pieces.words[room]) if len(pieces.words) > room else int(pieces.words[-1]) + 1
+
+
+def _num_pieces(pieces: Pieces, num_words: int) -> int:
+    return int(np.searchsorted(np.asarray(pieces.words), num_words))
 
 
 @dataclass(frozen=True)

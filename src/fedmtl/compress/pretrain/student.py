@@ -1,16 +1,60 @@
-"""The student: a small BERT without a pooler, and projections into the teacher's width that are thrown away later."""
+"""The student: a small BERT without a pooler, where its training begins, and the folder that comes out.
+
+Its word pieces begin as the teacher knows them, in fewer dimensions. Projections into the teacher's width are thrown
+away later. The folder appears whole, and plain transformers loads it.
+"""
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from fedmtl.compress.pretrain.card import CARD
 from fedmtl.compress.pretrain.settings import PretrainSettings
-from fedmtl.model.flat import is_decayed
+from fedmtl.errors import FedmtlError
+from fedmtl.model.binding import is_decayed
+from fedmtl.model.encoder import Encoder
+from fedmtl.model.wordpiece import INSIDE
 from fedmtl.seeds import derive_seed
+
+# Like BERT's own start: added to positions of that size and then normalised.
+DEVIATION = 0.02
+WEIGHTS = "model.safetensors"
+FILES = {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", CARD}
+
+
+@torch.no_grad()
+def table_from_teacher(pieces: Mapping[str, int], teacher: Encoder, width: int) -> Tensor:
+    """A table [piece, width]: the principal components of the teacher's rows.
+
+    A piece the teacher does not have is the mean of the pieces it has for it.
+    """
+    rows = teacher.module.get_parameter(teacher.table).float().cpu()
+    known = teacher.tokenizer.get_vocab()
+    vectors = torch.stack([rows[_ids(piece, known, teacher)].mean(0) for piece in pieces])
+    vectors = vectors - vectors.mean(0)
+    if vectors.shape[1] <= width:
+        vectors = torch.nn.functional.pad(vectors, (0, width - vectors.shape[1]))
+    else:
+        directions = torch.linalg.eigh((vectors.T @ vectors).double()).eigenvectors[:, -width:]
+        vectors = vectors @ directions.float()
+    return vectors * (DEVIATION / vectors.std())
+
+
+def _ids(piece: str, known: Mapping[str, int], teacher: Encoder) -> list[int]:
+    if piece in known:
+        return [known[piece]]
+    text = piece.removeprefix(INSIDE)
+    ids = teacher.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return ids or [int(teacher.tokenizer.unk_token_id or 0)]
 
 
 class Student(nn.Module):
@@ -65,3 +109,47 @@ def build_optimizer(student: Student, settings: PretrainSettings) -> torch.optim
         return torch.optim.AdamW(groups, lr=0.0, fused=True)
     # On the device, so that a recorded step takes the rate it has when it is replayed.
     return torch.optim.AdamW(groups, lr=torch.zeros((), device=device), fused=True, capturable=True)
+
+
+def check_place(folder: Path) -> None:
+    """Raise an error where something that is not such an artefact would be overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise FedmtlError(f"--out: {folder} is a file; name a folder")
+    strange = sorted(path.name for path in folder.iterdir() if path.name not in FILES) if folder.exists() else []
+    if strange:
+        raise FedmtlError(f"--out: {folder} holds {strange[0]}, which would be lost; name a new folder")
+
+
+def write_artefact(folder: Path, encoder: Any, tokenizer: Any, card: str) -> None:
+    """float16 weights, config, tokenizer and card; an earlier artefact there is replaced."""
+    check_place(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            whole = Path(temporary) / "new"
+            _write(whole, encoder, tokenizer, card)
+            if folder.exists():
+                folder.rename(Path(temporary) / "old")
+            whole.rename(folder)
+    except OSError as error:
+        raise FedmtlError(f"--out: {folder} cannot be written ({error.strerror or error}); name another") from error
+
+
+def _write(folder: Path, encoder: Any, tokenizer: Any, card: str) -> None:
+    folder.mkdir()
+    config = type(encoder.config).from_dict(encoder.config.to_dict())
+    config.architectures = ["BertModel"]
+    config.dtype = torch.float16
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _name_plainly(folder / "tokenizer_config.json")
+    weights = {name: value.detach().cpu().half().contiguous() for name, value in encoder.named_parameters()}
+    (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+    (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def _name_plainly(path: Path) -> None:
+    """Give the tokenizer the class name that every version of transformers knows."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    values.pop("backend", None)
+    path.write_text(json.dumps({**values, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1), encoding="utf-8")

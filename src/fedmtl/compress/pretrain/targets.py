@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.compress.pretrain.attention import AttentionTap
+from fedmtl.compress.attention import AttentionTap
 from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import Segments
+from fedmtl.model.bert.packing import mean_pool
 from fedmtl.model.encoder import Encoder
-from fedmtl.model.pooling import mean_pool
 
 # Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
 GPU_SHARE = 0.6

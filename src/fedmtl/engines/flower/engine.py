@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.enrolment import Enrolments
 from fedmtl.engines.flower.fleet_api import FleetApi
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
-from fedmtl.engines.spool import map_message, write_message
+from fedmtl.engines.open_jobs import Asked, asked_for, map_message, write_message
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello

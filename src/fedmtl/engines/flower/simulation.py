@@ -22,10 +22,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from fedmtl.engines.asked import Asked, asked_for
 from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
 from fedmtl.engines.flower.quiet import silence_flower
+from fedmtl.engines.open_jobs import Asked, asked_for
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError

@@ -1,35 +1,42 @@
-"""One tensor as it travels. `encode` chooses the bytes, `check` refuses bad ones, `decode` gives the tensor back.
+"""How tensors travel. `encode` chooses the bytes of one, `check` refuses bad ones, `decode` gives the tensor back.
 
 raw    the tensor's own memory
-fp16   16-bit floats times a power of two
+fp16   16-bit floats times a power of two, of the tensor
 int8   8-bit integers with a scale for every block
 topk   the largest entries of an update as 16-bit floats, and where they stand
 rows   sorted indices
+
+All are deterministic: rounding is to nearest, and no sum is taken. Keyed tensors stay encoded until somebody looks at
+one: a client encodes its update once, to know what was lost, and a server that waits for a round to close holds the
+bytes of each update, which belong to a file, and never more than one decoded tensor of it.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmtl.errors import WireError
 from fedmtl.federation.wire.indices import Bytes, decode_indices, encode_indices
-from fedmtl.federation.wire.quantize import (
-    LONGEST_BLOCK,
-    MOST_EXPONENT,
-    SCALE_END,
-    block_length,
-    from_half,
-    from_int8,
-    to_half,
-    to_int8,
-)
+from fedmtl.sharing.keys import Key
 
+# The most values that share a scale, and the fewest for which a row is cut evenly.
+LONGEST_BLOCK, SHORTEST_BLOCK = 128, 32
+# Values quantized in one go: few enough to stay in a core's cache.
+CHUNK = 1 << 16
+LARGEST = 127
+# Scales are the upper half of a 32-bit float. From this pattern on 127 times the scale would overflow.
+SCALE_END = 0x7C00
+SMALLEST_SCALE = 2.0**-100
+# Multiplied by two to this power, the largest value of a tensor comes to lie below the largest 16-bit float, 65504.
+HALF_TOP = 15
+MOST_EXPONENT = 114
 DTYPES = {
     "f4": torch.float32,
     "f8": torch.float64,
@@ -43,6 +50,87 @@ ITEM_SIZES = {code: int(code[1]) for code in DTYPES}
 FP16_HEAD = struct.Struct("<ixxxx")
 INT8_HEAD = struct.Struct("<Ixxxx")
 TOPK_HEAD = struct.Struct("<QQixxxx")
+
+
+def block_length(shape: tuple[int, ...]) -> int:
+    """How many values share a scale: an even part of a row, so that a row means the same in every slice."""
+    width = shape[-1] if shape else 1
+    for length in range(LONGEST_BLOCK, SHORTEST_BLOCK - 1, -1):
+        if width % length == 0:
+            return length
+    return LONGEST_BLOCK
+
+
+def to_int8(values: Tensor, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of every block as upper float halves, and the values as multiples of it; flat float32 in."""
+    padded = _padded(values, block)
+    scales = torch.empty(len(padded), dtype=torch.float32)
+    codes = torch.empty(padded.shape, dtype=torch.int8)
+    step = max(1, CHUNK // block)
+    for start in range(0, len(padded), step):
+        part = padded[start : start + step]
+        scale = _rounded_up(part.abs().amax(1).div_(LARGEST))
+        scales[start : start + step] = scale
+        # A block of zeros has scale 0, and 0 times anything but infinity is 0.
+        inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
+        codes[start : start + step] = (part * inverse[:, None]).round_()
+    halves = (scales.numpy().view(np.uint32) >> 16).astype(np.uint16)
+    if bool((halves >= SCALE_END).any()):
+        raise ValueError("holds values that are not numbers, or too large ones")
+    return halves, codes.reshape(-1)[: len(values)].numpy()
+
+
+def from_int8(halves: np.ndarray, codes: np.ndarray, block: int) -> Tensor:
+    """The flat float32 values of `to_int8`."""
+    scales = torch.from_numpy((halves.astype(np.uint32) << 16).view(np.float32))
+    values = torch.empty(len(codes), dtype=torch.float32)
+    source = torch.from_numpy(codes)
+    values_whole, source_whole = _blocks(values, block), _blocks(source, block)
+    step = max(1, CHUNK // block)
+    for start in range(0, len(values_whole), step):
+        part = values_whole[start : start + step]
+        part.copy_(source_whole[start : start + step]).mul_(scales[start : start + len(part), None])
+    rest = len(values_whole) * block
+    if rest < len(values):
+        values[rest:].copy_(source[rest:]).mul_(scales[-1])
+    return values
+
+
+def to_half(values: Tensor) -> tuple[int, np.ndarray]:
+    """The exponent of a power of two, and the values times that power as 16-bit floats; flat float32 in.
+
+    Without it small updates would fall among the subnormal numbers, and large ones overflow.
+    """
+    largest = max(map(abs, map(float, torch.aminmax(values)))) if len(values) else 0.0
+    if not math.isfinite(largest):
+        raise ValueError("holds values that are not numbers")
+    exponent = HALF_TOP - max(math.frexp(largest)[1], HALF_TOP - MOST_EXPONENT)
+    halves = torch.empty(len(values), dtype=torch.float16)
+    for start in range(0, len(values), CHUNK):
+        halves[start : start + CHUNK] = values[start : start + CHUNK] * 2.0**exponent
+    return exponent, halves.numpy()
+
+
+def from_half(exponent: int, halves: np.ndarray) -> Tensor:
+    """The flat float32 values of `to_half`."""
+    return torch.from_numpy(halves).float().mul_(2.0**-exponent)
+
+
+def _padded(values: Tensor, block: int) -> Tensor:
+    missing = -len(values) % block
+    return (torch.cat([values, values.new_zeros(missing)]) if missing else values).view(-1, block)
+
+
+def _blocks(values: Tensor, block: int) -> Tensor:
+    """The whole blocks, as a view."""
+    return values[: len(values) // block * block].view(-1, block)
+
+
+def _rounded_up(scales: Tensor) -> Tensor:
+    """The next float whose lower half is zero, so that no value is past 127; tiny scales become 0."""
+    scales = torch.where(scales < SMALLEST_SCALE, 0.0, scales)
+    bits = scales.numpy().view(np.uint32)
+    return torch.from_numpy(((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
 @dataclass(frozen=True)
@@ -226,3 +314,37 @@ def _check_exponent(exponent: int) -> None:
 def _expect_bytes(coded: Coded, expected: int, at_least: bool = False) -> None:
     if len(coded.data) < expected or (len(coded.data) > expected and not at_least):
         raise ValueError(f"a {coded.codec} tensor of {coded.shape} does not fit into {len(coded.data)} bytes")
+
+
+class CodedTensors(Mapping[Key, Tensor]):
+    """Looks like weights; every look decodes anew."""
+
+    def __init__(self, coded: Mapping[Key, Coded]) -> None:
+        self.coded = coded
+
+    def __getitem__(self, key: Key) -> Tensor:
+        return decode(self.coded[key])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.coded)
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.coded
+
+
+def encode_tensors(
+    tensors: Mapping[Key, Tensor], codec_of: Callable[[Key], str] = lambda key: "fp32", topk_share: float = 1.0
+) -> CodedTensors:
+    """Every tensor under its codec; tensors that are encoded already stay as they are."""
+    if isinstance(tensors, CodedTensors):
+        return tensors
+    coded = {}
+    for key, tensor in tensors.items():
+        try:
+            coded[key] = encode(tensor, codec_of(key), topk_share)
+        except ValueError as error:
+            raise WireError(f"{key.name} {error}") from error
+    return CodedTensors(coded)

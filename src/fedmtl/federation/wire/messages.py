@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmtl.errors import ConfigError, WireError
 from fedmtl.federation.messages import Codecs, Job, Update
-from fedmtl.federation.wire.codecs import CODES, Coded, decode, encode, encode_rows
+from fedmtl.federation.wire.codecs import CODES, Coded, CodedTensors, decode, encode, encode_rows, encode_tensors
 from fedmtl.federation.wire.frame import (
     MAX_BYTES,
     Memory,
@@ -26,9 +26,8 @@ from fedmtl.federation.wire.frame import (
     read_frame,
 )
 from fedmtl.federation.wire.indices import Bytes
-from fedmtl.federation.wire.tensors import CodedTensors, encode_tensors
-from fedmtl.model.keys import Key
-from fedmtl.model.plan import SharingPlan
+from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import SharingPlan
 
 ROWS = Key("", "rows")
 # Not in the header, which is deflated: equal runs have messages of equal size.
@@ -38,7 +37,7 @@ PRUNED = "pruned/"
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
 MOST_ROUND = 1 << 31
-# What an event may say (event_schema.py).
+# What an event may say (runs/events.py).
 MOST_SECONDS, MOST_NUMBER = 1e15, 1e100
 MOST_TASKS = 1000
 DIGEST = re.compile(r"[0-9a-f]{16}")

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.config import Config
-from fedmtl.config.file import config_from, load_config, with_overrides
-from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.file import config_from, load_config, with_absolute_paths, with_overrides
 from fedmtl.errors import ConfigError, RunNotFound
 from fedmtl.model.encoder_files import encoder_folder
-from fedmtl.runs import RunFolder, find_run, read_events, write_atomic
+from fedmtl.runs.folder import RunFolder, find_run, read_events, write_atomic
 from fedmtl.study.compression.asked import TASKS, Asked
 from fedmtl.study.compression.cells import Setup, Shape, Shapes, setups
 from fedmtl.study.folder import StudyFolder, is_done
 from fedmtl.study.setups import Settings
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.embedded_words import ADJECTIVES, NOUNS, PEOPLE, VERBS
+from fedmtl.tasks.embedded import ADJECTIVES, NOUNS, PEOPLE, VERBS
 from fedmtl.tasks.sources import find_table
 
 QUICK_TASKS = ("sst2", "qqp", "stsb")

@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import mean
 
 from fedmtl.compress.measure.measured import Measured, Teacher, Timing, Variant
-from fedmtl.report.bar_chart import Bar, bar_chart, bar_range
+from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range
 from fedmtl.report.formats import percent
 from fedmtl.report.markup import Html, join, tag
-from fedmtl.report.scales import Frame
 from fedmtl.report.variants_plot import PLOT_STYLE, variants_plot
 from fedmtl.study.compression.cells import AUGMENTED, TEACHER
 from fedmtl.study.compression.report import SLIDES

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.measures import Spread, spread
 from fedmtl.study.record import read_record
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmtl.compress.measure.variants import Load, Measured, Variant, measure
 from fedmtl.config import Config
-from fedmtl.experiment.measure import Load, Measured, Variant, measure
-from fedmtl.runs import RunFolder, write_atomic
+from fedmtl.runs.folder import RunFolder, write_atomic
 from fedmtl.study.compression.results import Result
 from fedmtl.study.folder import StudyFolder
 
@@ -128,10 +128,10 @@ def _load(config: Config) -> dict[str, TaskData]:
 
 
 def _write_files(place: Path, name: str, run: RunFolder, data: Mapping[str, Any]) -> dict[str, Path]:
-    from fedmtl.compress.onnx_export import export_onnx
-    from fedmtl.compress.onnx_file import OnnxModel, feeds, open_onnx
     from fedmtl.compress.quantize import Quantization, needs_reduced_range, quantize
-    from fedmtl.experiment.inference import load_run
+    from fedmtl.export.onnx import export_onnx
+    from fedmtl.predict.onnx import OnnxModel, feeds, open_onnx
+    from fedmtl.predict.run import load_run
 
     files = {"onnx": place / f"{name}.onnx", "int8": place / f"{name}.int8.onnx"}
     place.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _texts(columns: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _score(file: Path, data: Mapping[str, Any]) -> dict[str, float | None]:
-    from fedmtl.compress.onnx_file import compute, open_onnx
+    from fedmtl.predict.onnx import compute, open_onnx
     from fedmtl.tasks.metrics import score, sum_predictions
 
     model = open_onnx(file)

@@ -8,15 +8,7 @@ from statistics import mean
 
 from fedmtl.study.compression.cells import TEACHER, Setup, Shapes, large_name
 from fedmtl.study.compression.report import NOTES, PAPER, SIZES, SLIDES, Printed, slips
-from fedmtl.study.compression.results import (
-    Measure,
-    Result,
-    Results,
-    beside,
-    over_seeds,
-    retained,
-    retention,
-)
+from fedmtl.study.compression.results import Measure, Result, Results, beside, over_seeds, retained, retention
 from fedmtl.study.compression.sizes import Size, Sizes
 from fedmtl.study.measures import Spread
 from fedmtl.study.tables import Column, Table, Value

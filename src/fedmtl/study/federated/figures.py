@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
+from fedmtl.report.charts import Frame, padded, svg, y_axis
 from fedmtl.report.formats import score
 from fedmtl.report.markup import Html, tag
-from fedmtl.report.scales import Frame, padded, svg, y_axis
 from fedmtl.study.federated.cells import BASE, FEDERATED, LONG, MODES, ORIGINAL, at
 from fedmtl.study.federated.gains import gains, shared_setups
 from fedmtl.study.federated.results import Result

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmtl.config.file import with_overrides
-from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.file import with_absolute_paths, with_overrides
 from fedmtl.errors import ConfigError
 from fedmtl.study.federated.asked import Asked
 from fedmtl.study.federated.cells import FIRST, MODES, VARIANTS, Setup

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from fedmtl.config.file import load_config
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.measures import Spread, spread
 from fedmtl.study.record import read_record
 

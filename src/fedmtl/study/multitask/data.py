@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedmtl.errors import DataError
-from fedmtl.runs import write_atomic
-from fedmtl.tasks.embedded import embedded_columns
-from fedmtl.tasks.embedded_words import INTENSIFIERS
+from fedmtl.runs.folder import write_atomic
+from fedmtl.tasks.embedded import INTENSIFIERS, embedded_columns
 from fedmtl.tasks.sources import Table, find_table, read_table
 
 # CFIMDB's two labels, by index or by name, on SST's scale from 0 to 4.

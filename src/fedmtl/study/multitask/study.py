@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedmtl.config.file import with_overrides
-from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.file import with_absolute_paths, with_overrides
 from fedmtl.errors import ConfigError
 from fedmtl.study.folder import StudyFolder, note_asked
 from fedmtl.study.grid import Cell, Outcome, Standing

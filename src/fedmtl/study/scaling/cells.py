@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmtl.config.file import with_overrides
-from fedmtl.config.paths import with_absolute_paths
+from fedmtl.config.file import with_absolute_paths, with_overrides
 from fedmtl.study.grid import Cell
 from fedmtl.study.rates import rate_for
 from fedmtl.study.scaling.asked import Asked, encoder_label, encoder_settings, read_partition

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from fedmtl.report.charts import Frame, padded, svg, x_axis, y_axis
 from fedmtl.report.formats import score
 from fedmtl.report.markup import Html, join, tag
-from fedmtl.report.scales import Frame, padded, svg, x_axis, y_axis
 from fedmtl.study.figures import COLOURS, end_names, line
 from fedmtl.study.scaling.asked import encoder_label
 from fedmtl.study.scaling.cells import Setup

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedmtl.config.file import load_config
-from fedmtl.runs import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.study.folder import StudyFolder
 from fedmtl.study.record import is_settled, read_record, record_path
 from fedmtl.study.scaling.asked import Asked

@@ -7,14 +7,7 @@ from fedmtl.study.measures import Spread, spread
 from fedmtl.study.scaling.cells import Setup, rounds_of
 from fedmtl.study.scaling.report import claims_table
 from fedmtl.study.scaling.results import Result
-from fedmtl.study.scaling.verdicts import (
-    MARGIN,
-    TARGET,
-    Known,
-    collapse,
-    fate_words,
-    reached_value,
-)
+from fedmtl.study.scaling.verdicts import MARGIN, TARGET, Known, collapse, fate_words, reached_value
 from fedmtl.study.tables import Column, Table, Value
 
 WHO = (Column("task", "task", "words"), Column("encoder", "encoder", "words"))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from fedmtl.report.charts import Frame, padded, svg, y_axis
 from fedmtl.report.formats import score, size
 from fedmtl.report.markup import Html, join, legend, table, tag
-from fedmtl.report.scales import Frame, padded, svg, y_axis
 from fedmtl.report.single_page import single_page
 
 COLOURS = 7

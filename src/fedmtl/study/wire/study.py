@@ -13,7 +13,7 @@ from typing import Any
 from fedmtl.config import Config, WireConfig
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
-from fedmtl.runs import create_run, read_events, write_atomic
+from fedmtl.runs.folder import create_run, read_events, write_atomic
 from fedmtl.study.wire.page import wire_page
 
 DOWN, UP = (typing.get_args(WireConfig.model_fields[side].annotation) for side in ("down", "up"))

@@ -1,14 +1,21 @@
-"""The values of several clients in buffers: a row per client."""
+"""The values of several clients in buffers, a row per client, and the optimizer's step on them.
+
+Every client has a learning rate and a clipping factor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedmtl.training.settings import LocalSettings
 
 ALIGNED = 64
 
@@ -108,3 +115,60 @@ def squares(blocks: Sequence[Block], num_clients: int) -> Tensor:
     for block in blocks:
         total[block.clients] += torch.linalg.vector_norm(block.gradients, dim=1, dtype=total.dtype).square()
     return total
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One value per client of the stack; a negative rate is no step."""
+
+    rate: Tensor
+    first: Tensor
+    second: Tensor
+    clip: Tensor
+
+
+def step_block(block: Block, rates: Rates, settings: LocalSettings) -> None:
+    """Move the block's values; AdamW and SGD as in torch."""
+    kernel = fused_kernel() if block.values.device.type == "cuda" and settings.optimizer == "adamw" else None
+    if kernel is not None:
+        kernel(block, rates, settings)
+    else:
+        _step_plainly(block, rates, settings)
+
+
+def _step_plainly(block: Block, rates: Rates, settings: LocalSettings) -> None:
+    rate, first, second, clip = (
+        part[block.clients, None] for part in (rates.rate, rates.first, rates.second, rates.clip)
+    )
+    active = rate >= 0
+    rate = rate.clamp(min=0) * block.factor
+    gradients = block.gradients * clip
+    if settings.optimizer == "adamw":
+        mean, square = block.slots
+        decayed = block.values * (1 - rate * block.decay)
+        _keep(mean, torch.lerp(mean, gradients, 1 - settings.betas[0]), active)
+        _keep(square, settings.betas[1] * square + (1 - settings.betas[1]) * gradients * gradients, active)
+        moved = decayed - rate / first * mean / (square.sqrt() / second + settings.epsilon)
+    else:
+        direction = gradients + block.decay * block.values
+        if block.slots:
+            _keep(block.slots[0], settings.momentum * block.slots[0] + direction, active)
+            direction = block.slots[0]
+        moved = block.values - rate * direction
+    _keep(block.values, moved, active)
+    if block.computed is not block.values:
+        block.computed.copy_(block.values)
+
+
+def _keep(old: Tensor, new: Tensor, active: Tensor) -> None:
+    old.copy_(torch.where(active, new, old))
+
+
+@cache
+def fused_kernel() -> Any:
+    """AdamW in one pass over memory, or None where Triton is missing."""
+    try:
+        from fedmtl.training.stacked.triton_adamw import step_fused
+    except ImportError:
+        return None
+    return step_fused

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedmtl.model.keys import is_personal
+from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.stacked.kept import Named, close_kept
-from fedmtl.training.stacked.plan import Member
+from fedmtl.training.stacked.plan import Member, Named, close_kept
 from fedmtl.training.stacked.stack import Stack
 
 

@@ -1,32 +1,72 @@
-"""The steps of several clients side by side: who trains on which examples at which rate, as arrays."""
+"""The steps of several clients side by side: who trains on which examples at which rate, as arrays.
+
+What a client's optimizer brings from earlier rounds is part of the plan, since it decides how old a step is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from fedmtl.model.keys import Key
-from fedmtl.model.vocabulary import Rows
+from fedmtl.sharing.keys import Key, owner_task
+from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
-from fedmtl.training.learning_rate import rate_factor
 from fedmtl.training.local import num_steps, planned_steps
 from fedmtl.training.objective import class_weights
+from fedmtl.training.optimizer import STEP, Slots
+from fedmtl.training.schedules import Step, rate_factor
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.stacked.kept import NOTHING_KEPT, Kept
 from fedmtl.training.stacked.store import NOTHING, TokenStore
-from fedmtl.training.task_order import Step
 
+Named = dict[str, dict[str, Tensor]]
 # Places of a client are rounded up to this many, so that few shapes occur.
 PLACES = 64
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
 # How many there are for each client and step; see StackPlan.
 FACTORS = 6
+
+
+@dataclass(frozen=True)
+class Kept:
+    """By slot and canonical name; `age` is how many steps the encoder has made, `head_ages` each task's head."""
+
+    slots: Named
+    age: int
+    head_ages: Mapping[str, int]
+
+
+NOTHING_KEPT = Kept({}, 0, {})
+
+
+def open_kept(slots: Slots, keys: Mapping[str, Key], trained: Iterable[str]) -> Kept | None:
+    """What `FlatOptimizer.state` gave; None where the encoder's values made different numbers of steps."""
+    steps = slots.get(STEP, {})
+    ages = {name: int(steps[keys[name]]) if keys[name] in steps else 0 for name in trained}
+    of_encoder = {age for name, age in ages.items() if owner_task(name) is None}
+    if len(of_encoder) > 1:
+        return None
+    heads = {task: age for name, age in ages.items() if (task := owner_task(name)) is not None}
+    named = {slot: {name: own[key] for name, key in keys.items() if key in own} for slot, own in slots.items()}
+    return Kept(named, max(of_encoder, default=0), heads)
+
+
+def close_kept(kept: Kept, slots: Named, keys: Mapping[str, Key], steps: Mapping[str, int], optimizer: str) -> Slots:
+    """What `FlatOptimizer.state` would give after so many more steps of each task."""
+    ages: dict[str | None, int] = {None: kept.age + sum(steps.values())}
+    ages |= {task: kept.head_ages.get(task, 0) + more for task, more in steps.items()}
+    moved = {name: age for name in next(iter(slots.values()), {}) if (age := ages.get(owner_task(name), 0))}
+    found: Slots = {slot: {keys[name]: own[name] for name in moved} for slot, own in slots.items()}
+    if optimizer == "adamw":
+        found[STEP] = {keys[name]: torch.tensor(float(age)) for name, age in moved.items()}
+    return {slot: own for slot, own in found.items() if own}
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmtl.model.flat import undecayed
-from fedmtl.model.keys import HEADS
+from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
+from fedmtl.model.binding import undecayed
 from fedmtl.model.multitask import MultiTaskModel, pair_features
-from fedmtl.model.stacked_bert import Leaf, Ops, StackedBatch, stacked_vectors
-from fedmtl.model.stacked_plain import PlainOps
+from fedmtl.sharing.keys import HEADS
 from fedmtl.training.objective import example_losses
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.stacked.blocks import Block, make_block, squares
+from fedmtl.training.stacked.blocks import Block, Rates, make_block, squares, step_block
 from fedmtl.training.stacked.plan import FACTORS
 from fedmtl.training.stacked.shape import StackShape
 from fedmtl.training.stacked.store import TokenStore, stacked_batch
-from fedmtl.training.stacked.update import Rates, step_block
 
 # How far the seed moves in a step: no two dropouts of two steps have the same.
 SEEDS = 1 << 16
@@ -263,7 +261,7 @@ class Stack:
 def fused_ops() -> Any:
     """The module of kernels, or None where Triton is missing."""
     try:
-        return import_module("fedmtl.model.stacked_fused")
+        return import_module("fedmtl.model.bert.triton_ops")
     except ImportError:
         return None
 
@@ -272,7 +270,7 @@ def fused_ops() -> Any:
 def lazy_kernels() -> Any:
     """LazyRows, or None where Triton is missing."""
     try:
-        return import_module("fedmtl.training.stacked.lazy_rows").LazyRows
+        return import_module("fedmtl.training.stacked.triton_adamw").LazyRows
     except ImportError:
         return None
 

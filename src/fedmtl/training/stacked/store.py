@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.model.stacked_bert import StackedBatch
+from fedmtl.model.bert.stacked import StackedBatch
 from fedmtl.tasks.tokens import open_tokens
 
 # The sequence that stands where there is no example: one padding token.

@@ -1,0 +1,182 @@
+"""fedmtl server, fedmtl client: a run goes over sites on other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmtl.cli.arguments import Settings, complete_run
+from fedmtl.cli.progress import make_display
+from fedmtl.cli.run import load, repaired
+from fedmtl.cli.terminal import make_terminal
+from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.runs.folder import find_run
+
+DEFAULT = "127.0.0.1:9092"
+
+
+def server(
+    config: Annotated[Path | None, typer.Option(help="YAML file; without one, the demonstration's.")] = None,
+    set: Settings = None,
+    listen: Annotated[
+        str | None, typer.Option(help=f"HOST:PORT to listen on; {DEFAULT} unless given.", metavar="HOST:PORT")
+    ] = None,
+    certs: Annotated[
+        Path | None, typer.Option(help="Folder of `fedmtl certs init`; needed for any address but loopback.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name; a taken one gets -2, -3, ...")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with this run after its last whole round.", autocompletion=complete_run),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
+    ] = False,
+) -> None:
+    """Lead a run whose clients are sites on other machines (`fedmtl client`)."""
+    needs_flower()
+    from fedmtl.engines.flower.addresses import parse_address
+
+    if resume is not None and (config is not None or set or name is not None):
+        raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
+    if repair and resume is None:
+        raise ConfigError("--repair: mends a run that was begun; name it with --resume")
+    display = make_display()
+    if resume is None:
+        address = parse_address(listen or DEFAULT, "--listen")
+        check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
+        loaded = load(config, set or [])
+        with display:
+            from fedmtl.deploy.server import Place, serve_run
+
+            done = serve_run(loaded, name or (config.stem if config else "demo"), Place(address, certs), display)
+    else:
+        found = find_run(resume)
+        if repair:
+            repaired(found, display)
+        with display:
+            from fedmtl.deploy.server import Place, remembered_place, resume_served
+
+            place = remembered_place(found)
+            if listen is not None or certs is not None:
+                address = place.address if listen is None else parse_address(listen, "--listen")
+                place = Place(address, certs or place.certs)
+            check_protection(place.address.host, place.certs, "--listen", "--certs DIR")
+            display.name = found.name
+            done = resume_served(found, place, display, repair=repair)
+    display.finish(done)
+
+
+def check_protection(host: str, keys: Path | None, option: str, remedy: str) -> None:
+    """Text's updates do not travel in the open: any address but this machine's own needs certificates and keys."""
+    from fedmtl.engines.flower.addresses import is_loopback
+
+    if keys is None and not is_loopback(host):
+        raise FedmtlError(f"{option}: {host} is not this machine's loopback, and needs TLS and keys; give {remedy}")
+
+
+def needs_flower() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("flwr") is None:
+        raise FedmtlError("flwr is not installed; install it with `pip install fedmtl[flower]`")
+
+
+if TYPE_CHECKING:
+    from fedmtl.federation.policy import Policy
+
+
+def client(
+    client_id: Annotated[str, typer.Option("--client-id", help="This site's name, as the server knows it.")],
+    tasks: Annotated[str, typer.Option(help="The tasks this site has examples of, with commas between.")],
+    server: Annotated[str, typer.Option(help="Where the server listens.", metavar="HOST:PORT")] = DEFAULT,
+    ca: Annotated[Path | None, typer.Option(help="The ca.crt of the server's `fedmtl certs init`.")] = None,
+    key: Annotated[Path | None, typer.Option(help="This site's NAME.key of `fedmtl certs node`.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="This site's own examples: FILE for one task, TASK=FILE for each of several, or a folder of"
+            " <task>/train.tsv.gz; without it, the package's own that the server's config deals to this client.",
+            metavar="FILE",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The encoder here, where its folder is not the one in the server's config.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where this site keeps its own values; sites/NAME unless given.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What the server may have of this site (`fedmtl policy init`); strict defaults without it."),
+    ] = None,
+) -> None:
+    """Take part in a run as a site; its text stays here."""
+    needs_flower()
+    from fedmtl.deploy.site import join_run
+    from fedmtl.deploy.site_worker import SiteSettings
+    from fedmtl.engines.flower.addresses import parse_address
+    from fedmtl.engines.flower.certificates import read_private_key
+    from fedmtl.engines.flower.line import SiteKeys
+    from fedmtl.federation.faults import is_safe_name
+    from fedmtl.federation.policy import Policy, read_policy
+
+    address = parse_address(server, "--server")
+    check_protection(address.host, ca and key, "--server", "--ca ca.crt and --key NAME.key")
+    if (ca is None) != (key is None):
+        raise FedmtlError("--ca and --key: one is missing; the server's ca.crt and this site's NAME.key go together")
+    if ca is not None and not ca.is_file():
+        raise FedmtlError(f"{ca}: no such file; copy the server's ca.crt here")
+    names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
+    for name in (client_id, *names):
+        if not is_safe_name(name):
+            raise FedmtlError(f"{name!r}: no name of a site or a task; use up to 64 letters, digits, `.`, `_` and `-`")
+    rules = Policy() if policy is None else read_policy(policy)
+    files, root = own_data(data or [], names)
+    files |= policy_files(rules, names, files)
+    place = folder or Path("sites") / client_id
+    settings = SiteSettings(client_id, names, place, place / "spool", files, root, model, device, rules)
+    keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
+    terminal = make_terminal()
+    join_run(settings, address, keys, lambda line: terminal.print(f"{client_id}: {line}", markup=False))
+
+
+def own_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:
+    """The site's files per task, or the folder of the built-in tasks."""
+    files: dict[str, str] = {}
+    root: str | None = None
+    for entry in data:
+        task, equals, path = entry.rpartition("=")
+        if not Path(path).exists():
+            raise FedmtlError(f"--data: {path}: no such file or folder")
+        absolute = str(Path(path).absolute())
+        if equals:
+            files[task] = absolute
+        elif Path(path).is_dir():
+            root = absolute
+        elif len(tasks) == 1:
+            files[tasks[0]] = absolute
+        else:
+            raise FedmtlError(f"--data: {path} is of which task? write TASK={path}")
+    for task in files:
+        if task not in tasks:
+            raise FedmtlError(f"--data: found a file for {task}; --tasks has {', '.join(tasks)}")
+    return files, root
+
+
+def policy_files(policy: Policy, tasks: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
+    """The files that the policy names; --tasks and --data may not go beyond it."""
+    for task in tasks:
+        if policy.tasks and task not in policy.tasks:
+            raise FedmtlError(f"--tasks: found {task}, the policy has {', '.join(policy.tasks)}")
+    named = {task: entry.file for task, entry in policy.tasks.items() if task in tasks and entry.file is not None}
+    for task, path in named.items():
+        if task in given and Path(given[task]).resolve() != Path(path).resolve():
+            raise FedmtlError(f"--data: {given[task]} is not the file that the policy names for {task}, {path}")
+        if not Path(path).is_file():
+            raise FedmtlError(f"{path}: no such file; the policy names it for {task}")
+    return named

@@ -1,0 +1,109 @@
+"""fedmtl tasks, config, status, compare, report: commands that read and print, and train nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedmtl.cli.arguments import Json, Run, Settings, complete_run
+from fedmtl.cli.tables import amount, comparison_table, duration
+from fedmtl.cli.terminal import show, write
+from fedmtl.errors import FedmtlError
+from fedmtl.runs.folder import find_run, read_events
+from fedmtl.runs.summary import summarize
+
+
+def tasks() -> None:
+    """List the built-in tasks."""
+    from fedmtl.tasks.builtin import BUILTIN
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("task", "kind", "text", "labels or range", "metric", "embedded"):
+        table.add_column(
+            column,
+            no_wrap=column in ("task", "kind", "metric", "embedded"),
+            max_width=10 if column == "text" else None,
+        )
+    for name, task in BUILTIN.items():
+        labels = ", ".join(task.labels) if task.labels else "{:g} to {:g}".format(*task.score_range or (0, 1))
+        table.add_row(name, task.kind, ", ".join(task.text), labels, task.metric, task.embedded or "")
+    show(
+        table,
+        [
+            "",
+            "A task with embedded data needs no files: `data.source: embedded`, or the names sentiment, paraphrase",
+            "and similarity. Others come from the hub, or from DATA_ROOT/TASK/train.tsv with the text columns and",
+            "`label`.",
+        ],
+    )
+
+
+def config(
+    file: Annotated[Path | None, typer.Argument(help="YAML file; without one, the demonstration's.")] = None,
+    set: Settings = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
+) -> None:
+    """Check a config and print it with every default filled in."""
+    from fedmtl.cli.run import load
+    from fedmtl.config.file import config_schema, dump_config
+
+    write(json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [])).rstrip("\n"))
+
+
+def status(run: Run, json_: Json = False) -> None:
+    """How far a run is: its rounds, the sites seen, the last failure."""
+    from fedmtl.runs.summary import run_status
+
+    found = find_run(run)
+    told = run_status(read_events(found), found.name)
+    if json_:
+        write(json.dumps(told.to_json()))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("site", "tasks", "rounds", "last", "failures", "up", "down", "seconds"):
+        table.add_column(column, justify="left" if column in ("site", "tasks") else "right")
+    for name, site in told.sites.items():
+        table.add_row(
+            name,
+            ", ".join(site.tasks),
+            str(site.updates),
+            "" if site.last_round is None else str(site.last_round),
+            str(site.failures),
+            amount(site.bytes_up),
+            amount(site.bytes_down),
+            duration(site.seconds),
+        )
+    failure = told.last_failure
+    last = "none" if failure is None else f"{failure['client']} in round {failure['round']}: {failure['reason']}"
+    show(table, [f"{told.name}: {told.status}, round {told.rounds} of {told.num_rounds}", f"last failure: {last}"])
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names or folders of runs; the first is what others are compared to.", autocompletion=complete_run
+        ),
+    ],
+    json_: Json = False,
+) -> None:
+    """Put runs side by side, with differences, parameters and bytes."""
+    found = [find_run(name) for name in runs]
+    if len(found) < 2:
+        raise FedmtlError(f"compare: found only {found[0].name}; name two runs or more")
+    summaries = [summarize(read_events(run), run.name) for run in found]
+    if json_:
+        write(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
+    else:
+        show(comparison_table(summaries))
+
+
+def report(run: Run) -> None:
+    """Write report.html again and print its path."""
+    from fedmtl.report.page import write_report
+
+    write(str(write_report(find_run(run).path)))

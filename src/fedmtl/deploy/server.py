@@ -1,0 +1,262 @@
+"""A run whose clients are sites on other machines: the same loop and the same folder, over another engine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmtl.config import Config
+from fedmtl.config.file import dump_config, load_config
+from fedmtl.deploy.tasks import (
+    check_deployable,
+    configured_tasks,
+    scheduled_tasks,
+    server_config,
+    server_data,
+    server_population,
+)
+from fedmtl.deploy.terms import own_terms
+from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.engine import FlowerEngine
+from fedmtl.engines.flower.enrolment import Enrolments, KeyBook, NoKeys
+from fedmtl.engines.flower.roster import Note
+from fedmtl.experiment.census import told_census
+from fedmtl.experiment.events import failure_event, opening_events, remark_event
+from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
+from fedmtl.experiment.resume import take_up
+from fedmtl.experiment.run import Log, Observer, drive
+from fedmtl.federation.handshake import Hello, Welcome, refusal
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
+from fedmtl.federation.server import all_stopped
+from fedmtl.foreign import parse_record, read_record
+from fedmtl.runs.folder import RunFolder, create_run, locked, read_events, write_atomic
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server listens, and the folder of its certificates; without one it takes sites without keys."""
+
+    address: Address
+    certs: Path | None
+
+
+class Membership:
+    """Which tasks each site has brought; the strategy asks it every round."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.brought: dict[ClientId, tuple[str, ...]] = {}
+
+    def active(self, client: ClientId, round_number: int) -> tuple[str, ...]:
+        return scheduled_tasks(self._config, client, self.brought.get(client, ()), round_number)
+
+
+def serve_run(config: Config, name: str, place: Place, observe: Observer = lambda event: None) -> RunFolder:
+    """Run a config over sites that come to `place`, into a new folder."""
+    enrolments = _enrolments(config, place)
+    prepared, membership = _prepare(config)
+    run = create_run(Path(config.output), name)
+    with locked(run.path):
+        # First: a folder with a config is a run, which can be resumed at its place.
+        _remember(run, place)
+        write_atomic(run.config, dump_config(config).encode())
+        return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
+
+
+def resume_served(
+    run: RunFolder, place: Place | None = None, observe: Observer = lambda event: None, *, repair: bool = False
+) -> RunFolder:
+    """Go on after the last whole round; sites come back by themselves. Without a place, where it was before.
+
+    With `repair`, a run whose events have lost rounds goes on without them.
+    """
+    with locked(run.path):
+        config = load_config(run.config)
+        place = place or remembered_place(run)
+        enrolments = _enrolments(config, place)
+        prepared, membership = _prepare(config)
+        state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
+        if not any(event["event"] == "plan" for event in read_events(run)):
+            # Killed before the opening was whole: all of it is told anew.
+            run.events.unlink(missing_ok=True)
+        for event in read_events(run):
+            observe(event)
+        return _serve(prepared, membership, state, run, place, enrolments, observe)
+
+
+class _PlaceRecord(BaseModel):
+    """What place.json holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    host: str = Field(min_length=1, max_length=253)
+    port: int = Field(ge=0, le=65535)
+    certs: str | None
+
+
+def remembered_place(run: RunFolder) -> Place:
+    told = _place_record(run)
+    return Place(Address(told.host, told.port), None if told.certs is None else Path(told.certs))
+
+
+def _place_record(run: RunFolder) -> _PlaceRecord:
+    path = run.path / "place.json"
+    remedy = "put back a copy of it, or start a new run with `fedmtl server`"
+    return parse_record(_PlaceRecord, read_record(path, remedy), str(path), remedy)
+
+
+def _remember(run: RunFolder, place: Place) -> None:
+    certs = None if place.certs is None else str(place.certs.absolute())
+    told = {"id": secrets.token_hex(8), "host": place.address.host, "port": place.address.port, "certs": certs}
+    write_atomic(run.path / "place.json", json.dumps(told).encode())
+
+
+def _enrolments(config: Config, place: Place) -> Enrolments:
+    return NoKeys(configured_tasks(config)) if place.certs is None else KeyBook(place.certs)
+
+
+def _prepare(config: Config) -> tuple[Prepared, Membership]:
+    check_deployable(config)
+    config = server_config(config)
+    membership = Membership(config)
+    device = start_device(config)
+    data = server_data(config)
+    prepared = assemble(
+        config, data, device, lambda tokenizer: server_population(config, data, tokenizer), membership.active
+    )
+    return prepared, membership
+
+
+def _serve(
+    prepared: Prepared,
+    membership: Membership,
+    state: State,
+    run: RunFolder,
+    place: Place,
+    enrolments: Enrolments,
+    observe: Observer,
+) -> RunFolder:
+    now = [state.round]
+
+    def follow(event: dict[str, Any]) -> None:
+        if event["event"] == "round":
+            now[0] = event["round"]
+        observe(event)
+
+    log = Log(run, follow)
+    known = read_events(run)
+    if not any(event["event"] == "start" for event in known):
+        log(opening_events(prepared, told_census({}, prepared.tasks))[0])
+    certificate = enrolments.certificate()
+    warning = None if certificate is None else certificate.warning()
+    if warning is not None:
+        log(remark_event(now[0], "", warning))
+    opened: list[FlowerEngine] = []
+
+    def open_carrier() -> FlowerEngine:
+        engine = _open(prepared, membership, run, place, enrolments, log, lambda: now[0])
+        opened.append(engine)
+        _gather(prepared, engine, state, enrolments, log.observe)
+        if not any(event["event"] == "plan" for event in known):
+            for event in opening_events(prepared, told_census(engine.hellos(), prepared.tasks))[1:]:
+                log(event)
+        return engine
+
+    def farewell() -> None:
+        for engine in opened:
+            engine.say_goodbye(f"{run.name} is done")
+
+    return drive(prepared, state, run, log, open_carrier, command="fedmtl server", farewell=farewell)
+
+
+def _open(
+    prepared: Prepared,
+    membership: Membership,
+    run: RunFolder,
+    place: Place,
+    enrolments: Enrolments,
+    log: Log,
+    round_now: Callable[[], int],
+) -> FlowerEngine:
+    terms = own_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
+    table, leaf = prepared.model.canonical()[prepared.strategy.table]
+    num_rows = getattr(table, leaf).shape[0]
+    welcome = Welcome(
+        run=_place_record(run).id,
+        config=_for_sites(prepared.config),
+        evaluated=prepared.evaluates_at_clients,
+        max_bytes=prepared.config.wire.max_bytes,
+        terms=terms,
+    )
+
+    def judge(hello: Hello, key: bytes) -> str | None:
+        strange = sorted(set(hello.tasks) - set(prepared.tasks))
+        if strange:
+            return f"brings {', '.join(strange)}; the run's tasks are {', '.join(prepared.tasks)}"
+        reason = refusal(hello, terms, num_rows, enrolments.tasks(), enrolments.name_of(key))
+        if reason is None:
+            membership.brought[hello.client] = tuple(name for name in prepared.tasks if name in hello.tasks)
+        return reason
+
+    def note(note: Note) -> None:
+        if note.hello is not None:
+            tasks = {name: held.examples for name, held in note.hello.tasks.items()}
+            log({"event": "site", "round": round_now(), "client": note.client, "tasks": tasks})
+        elif note.kind == "refused":
+            log(failure_event(Failure(round_now(), note.client, note.reason)))
+        else:
+            log(remark_event(round_now(), note.client, note.reason))
+
+    return FlowerEngine(
+        scorer=open_engine(prepared, run),
+        spool=run.spool,
+        max_bytes=prepared.config.wire.max_bytes,
+        address=place.address,
+        enrolments=enrolments,
+        welcome=welcome.model_dump_json(),
+        judge=judge,
+        note=note,
+    )
+
+
+def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
+    """Wait for all who are expected, then for enough of them before every round.
+
+    A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
+    killed after its last round, when its sites had left, expects nobody.
+    """
+    if state.round >= prepared.strategy.settings.num_rounds or all_stopped(state, prepared.strategy):
+        return
+    federation = prepared.config.federation
+    is_new = state.round == 0
+    last = [client for client, number in state.accepted.items() if number == state.round]
+    expected = set(enrolments.tasks() if is_new else last)
+    observe({"event": "waiting", "address": str(engine.address), "clients": sorted(expected)})
+    engine.wait_for(
+        lambda there: expected <= set(there), federation.join_timeout if is_new else federation.round_timeout
+    )
+    engine.before_a_round(lambda there: is_enough(prepared, there), federation.join_timeout)
+
+
+def is_enough(prepared: Prepared, there: Mapping[ClientId, ClientInfo]) -> bool:
+    """Whether a round may begin with these sites."""
+    federation = prepared.config.federation
+    per_task = {name: sum(name in info.num_examples for info in there.values()) for name in prepared.tasks}
+    return len(there) >= federation.min_clients and min(per_task.values()) >= federation.min_clients_per_task
+
+
+def _for_sites(config: Config) -> dict[str, Any]:
+    """The config without what is the server's own business: its folders and where its clients have their files."""
+    told: dict[str, Any] = config.model_dump(mode="json")
+    told["data"] |= {"root": None, "cache": None}
+    told["output"] = "runs"
+    if config.training.distillation is not None and config.training.distillation.where == "server":
+        told["training"]["distillation"] = None
+    return told

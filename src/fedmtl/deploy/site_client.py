@@ -1,0 +1,172 @@
+"""A site that takes part: its examples, its model, and its answers to the server's welcome and jobs."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedmtl import __version__
+from fedmtl.deploy.job_rules import JobCounts, JobRules, Welcomed
+from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
+from fedmtl.deploy.site_worker import SiteSettings
+from fedmtl.deploy.terms import site_terms
+from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
+from fedmtl.engines.open_jobs import map_message, write_message
+from fedmtl.engines.site import SiteSetup, open_site
+from fedmtl.errors import FedmtlError, PolicyError, WireError
+from fedmtl.experiment.census import counts_in_order
+from fedmtl.experiment.population import ClientInfos, Population, build_population
+from fedmtl.experiment.teacher import open_teacher
+from fedmtl.federation.client import Site, run_job
+from fedmtl.federation.faults import fault_of
+from fedmtl.federation.handshake import Held, Hello, Welcome, labels_digest, version_only
+from fedmtl.federation.messages import ClientInfo
+from fedmtl.federation.policy import round_up
+from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
+from fedmtl.model.device import pick_device
+from fedmtl.model.multitask import open_model
+from fedmtl.sharing.vocabulary import Rows
+from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a welcome led to."""
+
+    words: str
+    site: Site
+    rules: JobRules
+    max_bytes: int
+    hello: str
+
+
+class JoinedSite:
+    """Answers calls; what a welcome needs is loaded once, for as long as the server says the same.
+
+    Whatever goes wrong is an answer too: its words are for this site's own terminal, its fault is for the server.
+    """
+
+    def __init__(self, settings: SiteSettings) -> None:
+        self._settings = settings
+        self._opened: _Opened | None = None
+
+    def __call__(self, call: Any) -> Any:
+        try:
+            return self._welcomed(call.words) if isinstance(call, WelcomeCall) else self._done(call)
+        except FedmtlError as error:
+            return Refused(fault_of(error), str(error))
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}, line {last.lineno}"
+            return Refused(fault_of(error), f"{type(error).__name__}: {error} ({where})")
+
+    def _welcomed(self, words: str) -> str:
+        welcome = _read(words)
+        if welcome.terms.version != __version__:
+            return version_only(self._settings.client).model_dump_json()
+        return self._open(words, welcome).hello
+
+    def _done(self, call: SiteJob) -> Path:
+        opened = self._open(call.words, None)
+        job = opened.rules.check(decode_job(map_message(call.frame), opened.max_bytes))
+        path = call.frame.with_suffix(".update")
+        write_message(path, encode_update(opened.rules.leaving(run_job(job, opened.site))))
+        return path
+
+    def _open(self, words: str, welcome: Welcome | None) -> _Opened:
+        if self._opened is None or self._opened.words != words:
+            self._opened = None
+            self._opened = _open(words, welcome or _read(words), self._settings)
+        return self._opened
+
+
+def _read(words: str) -> Welcome:
+    try:
+        return Welcome.model_validate_json(words)
+    except ValidationError as error:
+        raise WireError("the server's welcome cannot be read; it may be of another version") from error
+
+
+def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
+    server_side = welcomed_config(welcome)
+    config = site_config(server_side, settings)
+    counts = JobCounts(settings.folder, settings.policy)
+    counts.take_config(welcome)
+    data = load_tasks(config)
+    own = {name: part.task for name, part in data.items()}
+    tasks = all_tasks(server_side, own)
+    plain = config.compute.encoder == "plain"
+    weighed = config.training.loss_weighting == "uncertainty"
+    encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
+    device = str(pick_device(settings.device, "--device"))
+    population = build_population(config, data, encoder.tokenizer, open_teacher(config, "clients", own, device))
+    terms = site_terms(model, encoder.tokenizer)
+    info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
+    max_bytes = min(welcome.max_bytes, MAX_BYTES)
+    setup = SiteSetup(
+        model=config.model,
+        seed=config.seed,
+        tasks=tasks,
+        train=population.train,
+        validation=population.validation,
+        shared_validation=population.shared_validation,
+        folder=run_folder(settings.folder, welcome.run),
+        spool=settings.spool,
+        device=device,
+        plain_encoder=plain,
+        max_bytes=max_bytes,
+        log_variances=weighed,
+    )
+    site = open_site(setup, model)
+    rows = {"train": info.rows, "evaluate": info.evaluation_rows}
+    rules = JobRules(Welcomed(welcome.run, welcome.evaluated, server_side, config, site, rows), settings, counts)
+    rules.check_hello()
+    tells_rows = settings.policy.send.token_rows
+    hello = Hello(
+        client=settings.client,
+        terms=terms,
+        tasks=_held(population, info, own, settings),
+        rows=_listed(info.rows) if tells_rows else None,
+        evaluation_rows=_listed(info.evaluation_rows) if tells_rows else None,
+    )
+    return _Opened(words, site, rules, max_bytes, hello.model_dump_json())
+
+
+def run_folder(folder: Path, run: str) -> Path:
+    """Where the site keeps what belongs to a run; a name that leads elsewhere is refused, whoever let it through."""
+    path = folder / run
+    if path.resolve().parent != folder.resolve():
+        raise PolicyError("the server's name for its run is no name of a folder").coded("message_unreadable")
+    return path
+
+
+def _listed(rows: Rows | None) -> list[int] | None:
+    return None if rows is None else rows.tolist()
+
+
+def _held(
+    population: Population, info: ClientInfo, tasks: Mapping[str, Task], settings: SiteSettings
+) -> dict[str, Held]:
+    """Counts as the policy rounds them: up, so that what is counted later is never more."""
+    send = settings.policy.send
+    step, counts = send.example_counts.round_to, send.label_counts
+    return {
+        name: Held(
+            examples=round_up(len(shard), step),
+            validation=round_up(info.num_validation[name], step),
+            tokens=round_up(info.num_tokens[name], step),
+            truncated=round_up(population.truncated[name], step),
+            labels=[
+                round_up(count, counts.round_to)
+                for count in (counts_in_order(tasks[name], shard.labels[shard.indices]) if counts.send else ())
+            ],
+            label_list=labels_digest(tasks[name].labels),
+        )
+        for name, shard in population.train[settings.client].items()
+    }

@@ -1,0 +1,1 @@
+"""A finished model in the formats of others: transformers' folders and ONNX."""

@@ -1,0 +1,207 @@
+"""One ONNX graph with a head for every task.
+
+Its inputs are what the encoder takes of `input_ids`, `attention_mask` and `token_type_ids`, of any number of rows and
+columns, padded on the right. Its outputs are called `heads.<task>` and are what our model gives: logits, or scores
+scaled to 0..1. Two texts that are encoded apart (`pair: dual`) are rows of one call: of 2n rows the first n are first
+texts, the others their partners, and the output has n rows. Outputs that do not fit the rows of a call mean nothing;
+whoever calls names those that do.
+
+Tasks whose encoder has the same values share one pass. Where a plan gives them layers of their own, the graph has a
+branch for each, and what comes before the first such layer is there once. LoRA's matrices become part of their layers.
+The tasks and the tokenizer are in the file's metadata, so that it answers texts alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from fedmtl.errors import ModelError
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.lora import merge
+from fedmtl.model.multitask import Inputs, MultiTaskModel, pair_features
+from fedmtl.model.saved import SavedModel
+from fedmtl.predict.onnx import FORMAT, FORMAT_KEY, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.keys import HEADS
+
+# The first with Gelu as one operator, which ONNX Runtime fuses with the bias before it.
+OPSET = 20
+# A protocol buffer's own limit.
+MOST_BYTES = 2**31 - 1
+
+
+def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
+    """Write the tasks that `bound` has values for as one file."""
+    require("export --to onnx", "onnx", "onnxscript")
+    branches = [_branch(bound, tasks) for tasks in same_values(bound)]
+    graph = EveryHead(branches).eval()
+    size = sum(value.nbytes for value in {id(value): value for value in graph.parameters()}.values())
+    if size > MOST_BYTES:
+        raise ModelError(f"{saved.encoder.name}: its values take {size / 2**30:.1f} GiB, an ONNX file holds 2 at most")
+    model = _trace(graph, [name for name in INPUTS if name in saved.model.accepts])
+    # Branches share the memory of what they have in common.
+    num_parameters = sum({value.data_ptr(): value.numel() for value in graph.parameters()}.values())
+    model.metadata_props.update(_metadata(saved, graph.tasks, num_parameters))
+    import onnx_ir
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, onnx_ir.to_proto(model).SerializeToString())
+    return file
+
+
+class EveryHead(nn.Module):
+    """All tasks' outputs for one batch, one encoder pass a branch."""
+
+    def __init__(self, branches: Sequence[tuple[MultiTaskModel, Sequence[str]]]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(model for model, _ in branches)
+        self.branches = [list(tasks) for _, tasks in branches]
+
+    @property
+    def tasks(self) -> list[str]:
+        return [task for tasks in self.branches for task in tasks]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> list[Tensor]:
+        inputs = Inputs(input_ids, attention_mask, input_ids if token_type_ids is None else token_type_ids)
+        outputs = []
+        for model, tasks in zip(self.models, self.branches, strict=True):
+            assert isinstance(model, MultiTaskModel)
+            encoded = model.encode(tasks[0], inputs)
+            outputs += [_head(model, task, model.pool(task, *encoded)) for task in tasks]
+        return outputs
+
+
+def _head(model: MultiTaskModel, task: str, vectors: Tensor) -> Tensor:
+    if model.tasks[task].is_dual:
+        # Also defined, if without meaning, for an odd number of rows, such as one: another task's call may have it, and
+        # ONNX Runtime does not reduce what is empty.
+        num_rows = vectors.shape[0]
+        firsts = torch.arange((num_rows + 1) // 2)
+        vectors = pair_features(vectors[firsts], vectors[firsts + num_rows // 2])
+    output: Tensor = model.heads[task](vectors)
+    return output
+
+
+def same_values(bound: BoundModel) -> list[list[str]]:
+    """The tasks, together where all of the encoder's values are the same and none has adapters."""
+    groups: dict[Any, list[str]] = {}
+    for task, view in bound.views.items():
+        encoder = tuple(key for name, key in view.items() if not name.startswith(HEADS))
+        groups.setdefault(encoder, []).append(task)
+    return list(groups.values())
+
+
+def _branch(bound: BoundModel, tasks: Sequence[str]) -> tuple[MultiTaskModel, Sequence[str]]:
+    """A plain model of its own with these tasks' values in it."""
+    model = copy.deepcopy(bound.use(tasks[0]))
+    places = model.canonical()
+    values: dict[str, Tensor] = {}
+    for task in tasks:
+        values |= {name: bound.parameters[key].detach() for name, key in bound.views[task].items()}
+    if model.lora is not None:
+        values = merge(values, model.lora)
+        _unwrap(model)
+    for name, value in values.items():
+        module, leaf = places[name]
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+    for name in [name for name in model.heads._modules if name not in tasks]:
+        del model.heads._modules[name]
+    # Its masks and products are operators that quantization and ONNX Runtime's fusions know.
+    model.encoder.set_attn_implementation("eager")
+    return model.eval(), tasks
+
+
+def _unwrap(model: nn.Module) -> None:
+    """Put back every layer that LoRA had wrapped."""
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            plain = getattr(child, "base_layer", None)
+            if isinstance(plain, nn.Module):
+                module._modules[name] = plain
+
+
+def _trace(graph: EveryHead, names: Sequence[str]) -> Any:
+    """The graph as onnx_ir has it, with rows and columns of any number."""
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    # Two of anything, or an even number, might be taken for a rule.
+    ids = torch.ones(6, 9, dtype=torch.long)
+    offered = {"input_ids": ids, "attention_mask": ids, "token_type_ids": torch.zeros_like(ids)}
+    given = {name: offered[name].clone() for name in names}
+    with _quiet():
+        program = torch.onnx.export(
+            graph,
+            kwargs=given,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=list(names),
+            output_names=[output_name(task) for task in graph.tasks],
+            dynamic_shapes={name: {0: batch, 1: length} for name in names},
+        )
+    assert program is not None
+    return _once(program.model) if len(graph.models) > 1 else program.model
+
+
+def _once(model: Any) -> Any:
+    """What branches compute from the same values by the same steps, computed once."""
+    from onnx_ir.passes import common
+
+    common.DeduplicateInitializersPass(size_limit=MOST_BYTES)(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _metadata(saved: SavedModel, tasks: Sequence[str], num_parameters: int) -> dict[str, str]:
+    record = {
+        "encoder": Path(saved.encoder.name).name,
+        "max_length": saved.max_length,
+        "parameters": num_parameters,
+        "tasks": {name: asdict(task) for name, task in saved.tasks.items() if name in tasks},
+    }
+    return {
+        FORMAT_KEY: str(FORMAT),
+        MODEL_KEY: json.dumps(record),
+        TOKENIZER_KEY: _tokenizer(saved).to_str(),
+    }
+
+
+def _tokenizer(saved: SavedModel) -> Tokenizer:
+    """A tokenizer that pads and cuts by itself, as ours is told to at every call."""
+    ours = saved.encoder.tokenizer
+    if not ours.is_fast:
+        raise ModelError(f"{saved.encoder.name}: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
+    tokenizer = Tokenizer.from_str(ours.backend_tokenizer.to_str())
+    tokenizer.enable_truncation(saved.max_length, direction=ours.truncation_side)
+    padding = {"pad_id": saved.model.pad_id, "pad_type_id": ours.pad_token_type_id}
+    tokenizer.enable_padding(**padding, pad_token=ours.pad_token or "[PAD]")
+    return tokenizer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says of itself; what goes wrong is raised."""
+    # The second one writes down where every symbol came from, if anybody listens, which takes longer than the export.
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.__trace")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,215 @@
+"""BERT from its values alone (Devlin et al. 2019, as transformers' BertModel computes it), for pooled vectors.
+
+By autograd, on any device; `bert/cpu` is the same for a CPU with the backward pass written out.
+
+The same values as the module's, up to rounding, with less work: padding is dropped, the last layer is computed
+only at the position that is pooled, and there the keys and values of the other positions are never formed:
+q (W x) = (W' q) x, and a mean of W x is W of the mean. Attention is written out, forward and back, so that cutting
+into heads and padding are one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedmtl.model.bert.layout import BertLayout
+from fedmtl.model.bert.packing import MaskSource, Packed, mean_pool
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HeadPlaces:
+    """Tokens cut into heads, as rows of one table, and the same padded: (rows, heads, width) end to end.
+
+    `sources` says which of the first fills each of the second, `places` where each of the first went; `bias` is 0 for
+    a key that is there and minus infinity for padding.
+    """
+
+    sources: Tensor
+    places: Tensor
+    bias: Tensor
+    num_heads: int
+    width: int
+
+
+def head_places(batch: Packed, num_heads: int, dtype: torch.dtype) -> HeadPlaces:
+    rows, width = batch.num_rows, batch.width
+    heads = torch.arange(num_heads, device=batch.ids.device)
+    sources = (batch.sources.view(rows, 1, width) * num_heads + heads[:, None]).view(-1)
+    first = batch.places // width * (num_heads * width) + batch.places % width
+    places = (first[:, None] + heads * width).view(-1)
+    bias = torch.zeros(batch.mask.shape, dtype=dtype, device=batch.ids.device)
+    bias.masked_fill_(batch.mask == 0, -torch.inf)
+    return HeadPlaces(sources, places, bias, num_heads, width)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, at: HeadPlaces, mask: Tensor | None) -> Tensor:
+    """softmax(q k / sqrt(d)) v within each row; tokens in, tokens out. `mask` multiplies the probabilities."""
+    mixed: Tensor = _Attention.apply(query, key, value, at, mask)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _Attention(torch.autograd.Function):
+    """By hand, so that cutting into heads and padding are one gather, forward and back."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, at: HeadPlaces, mask: Tensor | None) -> Tensor:
+        size = query.shape[1] // at.num_heads
+        q, k, v = (_pad(part, at, size) for part in (query, key, value))
+        bias = at.bias.repeat_interleave(at.num_heads, 0).unsqueeze(1)
+        shares = torch.softmax(torch.baddbmm(bias, q, k.transpose(1, 2), alpha=size**-0.5), -1)
+        kept = shares if mask is None else shares * mask
+        ctx.save_for_backward(q, k, v, shares, kept, mask)
+        ctx.at, ctx.size = at, size
+        return _unpad(torch.bmm(kept, v), at, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, shares, kept, mask = ctx.saved_tensors
+        at, size = ctx.at, ctx.size
+        # Padded queries answered nobody: their gradient is zero.
+        padded = torch.zeros_like(q)
+        padded.view(-1, size).index_copy_(0, at.places, gradient.reshape(-1, size))
+        by_value = torch.bmm(kept.transpose(1, 2), padded)
+        by_score = torch.bmm(padded, v.transpose(1, 2))
+        if mask is not None:
+            by_score.mul_(mask)
+        by_score.mul_(shares)
+        by_score.addcmul_(shares, by_score.sum(-1, keepdim=True), value=-1.0).mul_(size**-0.5)
+        by_query, by_key = torch.bmm(by_score, k), torch.bmm(by_score.transpose(1, 2), q)
+        return _unpad(by_query, at, size), _unpad(by_key, at, size), _unpad(by_value, at, size), None, None
+
+
+def _pad(tokens: Tensor, at: HeadPlaces, size: int) -> Tensor:
+    return tokens.reshape(-1, size).index_select(0, at.sources).view(-1, at.width, size)
+
+
+def _unpad(padded: Tensor, at: HeadPlaces, size: int) -> Tensor:
+    return padded.reshape(-1, size).index_select(0, at.places).view(-1, at.num_heads * size)
+
+
+def pooled_vectors(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    pool: str,
+    masks: MaskSource,
+    padding: int | None,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
+
+    `noise`, padded as the batch was, is added to the word embeddings.
+    """
+    heads = head_places(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
+    hidden = _embed(values, layout, batch, masks, padding, noise)
+    num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
+    for number in range(num_full):
+        hidden = _layer(values, layout, batch, masks, number, hidden, heads)
+    if pool == "mean":
+        return mean_pool(batch.pad(hidden), batch.mask)
+    first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, heads)
+    return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
+
+
+def _embed(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    padding: int | None,
+    noise: Tensor | None,
+) -> Tensor:
+    table = "embeddings.{}_embeddings.weight"
+    hidden = F.embedding(batch.ids, values[table.format("word")], padding)
+    if noise is not None:
+        hidden = hidden + noise.reshape(-1, noise.shape[-1]).index_select(0, batch.places)
+    hidden = hidden + F.embedding(batch.segments, values[table.format("token_type")])
+    hidden = hidden + F.embedding(batch.positions, values[table.format("position")])
+    hidden = _norm(values, "embeddings.LayerNorm", hidden, layout)
+    return _dropped(hidden, "embeddings", layout.hidden_dropout, masks)
+
+
+def _layer(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    number: int,
+    hidden: Tensor,
+    heads: HeadPlaces,
+) -> Tensor:
+    """One layer at every position; tokens in, tokens out."""
+    name = f"encoder.layer.{number}.attention.self"
+    query, key, value = (_linear(values, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
+    shape = (batch.num_rows * layout.num_heads, batch.width, batch.width)
+    mixed = attend(query, key, value, heads, masks(f"{number}.attention", shape, layout.attention_dropout))
+    return _feed_forward(values, layout, masks, number, hidden, mixed)
+
+
+def _first_position(
+    values: Values,
+    layout: BertLayout,
+    batch: Packed,
+    masks: MaskSource,
+    number: int,
+    hidden: Tensor,
+    places: HeadPlaces,
+) -> Tensor:
+    """One layer at the first position of every row; tokens in, rows out."""
+    name = f"encoder.layer.{number}.attention.self"
+    rows, heads, size, width = batch.num_rows, layout.num_heads, layout.head_size, hidden.shape[1]
+    first = hidden.index_select(0, batch.firsts)
+    query = _linear(values, f"{name}.query", first).view(rows, heads, size)
+    key_weight = values[f"{name}.key.weight"].view(heads, size, width)
+    # (heads, rows, size) x (heads, size, width): the query as seen by the hidden states themselves.
+    seen = torch.bmm(query.transpose(0, 1), key_weight).transpose(0, 1)
+    # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
+    constant = (query * values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
+    padded = batch.pad(hidden)
+    scores = (torch.bmm(seen, padded.transpose(1, 2)) + constant) * size**-0.5 + places.bias.unsqueeze(1)
+    shares = _dropped(torch.softmax(scores, -1), f"{number}.attention", layout.attention_dropout, masks)
+    value_weight = values[f"{name}.value.weight"].view(heads, size, width)
+    mixed = torch.bmm(torch.bmm(shares, padded).transpose(0, 1), value_weight.transpose(1, 2)).transpose(0, 1)
+    mixed = mixed + shares.sum(-1, keepdim=True) * values[f"{name}.value.bias"].view(heads, size)
+    return _feed_forward(values, layout, masks, number, first, mixed.reshape(rows, -1))
+
+
+def _feed_forward(
+    values: Values, layout: BertLayout, masks: MaskSource, number: int, hidden: Tensor, mixed: Tensor
+) -> Tensor:
+    """What follows the attention, at whichever positions are given."""
+    name = f"encoder.layer.{number}"
+    p = layout.hidden_dropout
+    mixed = _linear(values, f"{name}.attention.output.dense", mixed)
+    hidden = _added(hidden, mixed, f"{number}.attention.output", p, masks)
+    hidden = _norm(values, f"{name}.attention.output.LayerNorm", hidden, layout)
+    inner = F.gelu(_linear(values, f"{name}.intermediate.dense", hidden))
+    outer = _linear(values, f"{name}.output.dense", inner)
+    return _norm(values, f"{name}.output.LayerNorm", _added(hidden, outer, f"{number}.output", p, masks), layout)
+
+
+def _linear(values: Values, name: str, inputs: Tensor) -> Tensor:
+    return F.linear(inputs, values[f"{name}.weight"], values[f"{name}.bias"])
+
+
+def _norm(values: Values, name: str, inputs: Tensor, layout: BertLayout) -> Tensor:
+    return F.layer_norm(inputs, (inputs.shape[-1],), values[f"{name}.weight"], values[f"{name}.bias"], layout.epsilon)
+
+
+def _dropped(inputs: Tensor, site: str, p: float, masks: MaskSource) -> Tensor:
+    mask = masks(site, tuple(inputs.shape), p)
+    return inputs if mask is None else inputs * mask
+
+
+def _added(hidden: Tensor, addend: Tensor, site: str, p: float, masks: MaskSource) -> Tensor:
+    """The residual sum, with dropout on the addend."""
+    mask = masks(site, tuple(addend.shape), p)
+    return hidden + addend if mask is None else torch.addcmul(hidden, addend, mask)

@@ -1,0 +1,219 @@
+"""One pass through the encoder: what all of its parts need, and the operations they share.
+
+These are memory that the next pass uses again, the tensors that gradients are written into, products and norms by
+compiled kernels or by torch, and the part of a layer after the attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmtl.model.bert.cpu.native import Kernels
+from fedmtl.model.bert.layout import BertLayout
+from fedmtl.model.bert.packing import MaskSource, Packed
+
+
+class Gradients:
+    """A tensor to write each wanted gradient into: the one it is kept in, where there is one, or a fresh one."""
+
+    def __init__(self, wanted: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+        self._wanted, self._kept = wanted, kept
+        self.fresh: dict[str, Tensor] = {}
+
+    def fresh_in_order(self) -> list[Tensor | None]:
+        """The gradients that were wanted and not kept, None where nothing wrote one."""
+        return [self.fresh.get(name) for name in self._wanted if name not in self._kept]
+
+    def wants(self, name: str) -> bool:
+        return name in self._wanted
+
+    def wants_any(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in self._wanted)
+
+    def into(self, name: str) -> Tensor:
+        """What is in it is overwritten, not added to."""
+        if name in self._kept:
+            return self._kept[name]
+        self.fresh[name] = torch.empty_like(self._wanted[name], requires_grad=False)
+        return self.fresh[name]
+
+    def put(self, name: str, gradient: Tensor | None) -> None:
+        if gradient is not None and self.wants(name):
+            self.into(name).copy_(gradient.view(self._wanted[name].shape))
+
+
+class Workspace:
+    """Named buffers that only grow; what is in one is valid until its name is taken again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A tensor of that shape, with anything in it."""
+        size = math.prod(shape)
+        known = self._kept.get(name)
+        if known is None or known.numel() < size or known.dtype != dtype:
+            # Batches differ a little in size: some room spares the next one a new buffer. What is made while scoring
+            # must serve training too, which an inference tensor may not.
+            with torch.inference_mode(False):
+                self._kept[name] = known = torch.empty(size + size // 8, dtype=dtype)
+        strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+        return known.as_strided(shape, strides)
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A layer norm's outcome, and what its backward pass needs; `mask` multiplied what was added last."""
+
+    name: str
+    inputs: Tensor
+    out: Tensor
+    moments: tuple[Tensor, ...]
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Values by canonical name, a batch and where to compute it; `is_kept` where a backward pass follows."""
+
+    values: Mapping[str, Tensor]
+    layout: BertLayout
+    batch: Packed
+    masks: MaskSource
+    padding: int | None
+    space: Workspace
+    gradients: Gradients
+    is_kept: bool
+    kernels: Kernels | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values["embeddings.LayerNorm.weight"].dtype
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self.space.take(name, self.dtype, *shape)
+
+    def kept(self, layer: int | str, name: str, *shape: int) -> Tensor:
+        """A buffer of this layer's own where a backward pass will read it; otherwise one that all layers share."""
+        return self.take(f"{layer}.{name}" if self.is_kept else name, *shape)
+
+    def linear(self, weight: Tensor, bias: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
+        if self.kernels and self.kernels.fits(*weight.shape):
+            packed = self.take("packed", weight.numel())
+            self.kernels.call("linear", len(inputs), *weight.shape, inputs, weight, bias, packed, out)
+            return out
+        return torch.addmm(bias, inputs, weight.t(), out=out)
+
+    def linear_by_name(self, name: str, inputs: Tensor, out: Tensor) -> Tensor:
+        return self.linear(self.values[f"{name}.weight"], self.values[f"{name}.bias"], inputs, out)
+
+    def by_inputs(self, weight: Tensor, gradient: Tensor, out: Tensor, *, adds: bool = False) -> Tensor:
+        """The gradient of a linear map's inputs, or that added to what is there."""
+        if self.kernels and self.kernels.fits(*weight.shape):
+            self.kernels.call("linear_inputs", len(gradient), *weight.shape, gradient, weight, out, int(adds))
+            return out
+        return out.addmm_(gradient, weight) if adds else torch.mm(gradient, weight, out=out)
+
+    def by_weight(self, inputs: Tensor, gradient: Tensor, out: Tensor) -> Tensor:
+        if self.kernels and self.kernels.fits(*out.shape):
+            self.kernels.call("linear_values", len(inputs), *out.shape, gradient, inputs, out)
+            return out
+        return torch.mm(gradient.t(), inputs, out=out)
+
+    def linear_gradients(self, name: str, inputs: Tensor, gradient: Tensor) -> None:
+        """Those of the weight and the bias."""
+        if self.gradients.wants(f"{name}.weight"):
+            self.by_weight(inputs, gradient, self.gradients.into(f"{name}.weight"))
+        if self.gradients.wants(f"{name}.bias"):
+            torch.sum(gradient, 0, out=self.gradients.into(f"{name}.bias"))
+
+    def add_norm(
+        self, layer: int | str, name: str, added: Tensor, hidden: Tensor | None, mask: Tensor | None
+    ) -> Normed:
+        """The norm of `hidden` and of `added` under the mask; `added` becomes their sum."""
+        rows, width = added.shape
+        weight, bias = self.values[f"{name}.weight"], self.values[f"{name}.bias"]
+        if self.kernels:
+            out, moments = self.kept(layer, f"{name}.out", rows, width), self.kept(layer, f"{name}.moments", rows, 2)
+            self.kernels.call(
+                "add_norm", rows, width, added, hidden, mask, weight, bias, self.layout.epsilon, out, moments
+            )
+            return Normed(name, added, out, (moments,), mask)
+        if hidden is not None:
+            added = added.add_(hidden) if mask is None else torch.addcmul(hidden, added, mask, out=added)
+        out, *parts = torch.native_layer_norm(added, (width,), weight, bias, self.layout.epsilon)
+        return Normed(name, added, out, tuple(parts), mask)
+
+    def norm_backward(self, normed: Normed, gradient: Tensor, buffer: str) -> tuple[Tensor, Tensor]:
+        """The gradients of the norm's inputs, in a buffer of that name, and of what was under the mask."""
+        rows, width = gradient.shape
+        names = f"{normed.name}.weight", f"{normed.name}.bias"
+        masked = None if normed.mask is None else self.take("by_added", rows, width)
+        if self.kernels:
+            by_sum = self.take(buffer, rows, width)
+            by_values = self.take("by_norm", 2, width)
+            self.kernels.call(
+                "norm_backward", rows, width, gradient, normed.inputs, *normed.moments, self.values[names[0]],
+                normed.mask, by_sum, masked, by_values[0], by_values[1],
+            )  # fmt: skip
+            parts: tuple[Tensor | None, ...] = (by_values[0], by_values[1])
+        else:
+            by_sum, *parts = torch.ops.aten.native_layer_norm_backward(
+                gradient, normed.inputs, (width,), *normed.moments, *(self.values[name] for name in names),
+                [True, *(self.gradients.wants(name) for name in names)],
+            )  # fmt: skip
+            if masked is not None and normed.mask is not None:
+                torch.mul(by_sum, normed.mask, out=masked)
+        for name, part in zip(names, parts, strict=True):
+            self.gradients.put(name, part)
+        return by_sum, by_sum if masked is None else masked
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What the backward pass needs."""
+
+    mixed: Tensor
+    middle: Normed
+    before: Tensor
+    inner: Tensor
+    last: Normed
+
+
+def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
+    """`last.out` is the layer's outcome for the positions whose states and mixed values are given."""
+    name, p, shape = f"encoder.layer.{number}", run.layout.hidden_dropout, tuple(hidden.shape)
+    added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.kept(number, "added", *shape))
+    mask = run.masks(f"{number}.attention.output", shape, p)
+    middle = run.add_norm(number, f"{name}.attention.output.LayerNorm", added, hidden, mask)
+    wide = len(hidden), len(run.values[f"{name}.intermediate.dense.bias"])
+    before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.kept(number, "before", *wide))
+    inner = torch.ops.aten.gelu.out(before, out=run.kept(number, "inner", *wide))
+    outer = run.linear_by_name(f"{name}.output.dense", inner, run.kept(number, "outer", *shape))
+    mask = run.masks(f"{number}.output", shape, p)
+    last = run.add_norm(number, f"{name}.output.LayerNorm", outer, middle.out, mask)
+    return Fed(mixed, middle, before, inner, last)
+
+
+def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
+    name = f"encoder.layer.{number}"
+    rows = len(gradient)
+    by_sum, by_outer = run.norm_backward(fed.last, gradient, "by_last")
+    run.linear_gradients(f"{name}.output.dense", fed.inner, by_outer)
+    by_inner = run.take("by_inner", *fed.inner.shape)
+    run.by_inputs(run.values[f"{name}.output.dense.weight"], by_outer, by_inner)
+    torch.ops.aten.gelu_backward.grad_input(by_inner, fed.before, grad_input=by_inner)
+    run.linear_gradients(f"{name}.intermediate.dense", fed.middle.out, by_inner)
+    run.by_inputs(run.values[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
+    by_sum, by_added = run.norm_backward(fed.middle, by_sum, "by_middle")
+    run.linear_gradients(f"{name}.attention.output.dense", fed.mixed, by_added)
+    by_mixed = run.take("by_mixed", rows + 1, run.layout.attention_width)
+    run.by_inputs(run.values[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
+    by_mixed[rows:].zero_()
+    return by_sum, by_mixed

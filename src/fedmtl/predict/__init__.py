@@ -1,0 +1,1 @@
+"""A finished model's answers to new texts and labelled files, from torch or ONNX."""

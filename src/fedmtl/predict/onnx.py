@@ -1,0 +1,247 @@
+"""An ONNX file of ours: what is in it, and how it answers by ONNX Runtime and `tokenizers`, without torch.
+
+It answers new texts and labelled files as `predict/run.py` does for a finished run.
+
+Settings of ONNX Runtime: as many threads for one operator as the caller gives, by default one per core; operators one
+after the other, since an encoder is a chain; all graph optimizations but one; and no spinning, so that waiting threads
+leave the cores to others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmtl.config.file import load_config
+from fedmtl.errors import FedmtlError, ModelError
+from fedmtl.foreign import excerpt, parse_record
+from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
+from fedmtl.runs.folder import RunFolder
+from fedmtl.tasks.examples import Examples
+from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.task import Task, read_tasks
+from fedmtl.tasks.tokens import mend_surrogates
+
+FORMAT = 1
+FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+BATCH = 32
+# Any prime spreads ids over a vocabulary.
+STRIDE = 7919
+# On a CPU the fused operator takes four times as long as the sum and the norm it replaces, a tenth of a whole pass.
+SLOW_FUSIONS = ["SkipLayerNormFusion"]
+
+Row = tuple[str, ...]
+
+
+class _Record(BaseModel):
+    """What the file says of its model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    encoder: str = ""
+    tasks: dict[str, dict[str, Any]]
+    max_length: int = Field(ge=1, le=1 << 20)
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An open file: its tasks, its tokenizer, and the session that computes; older files do not say `parameters`."""
+
+    path: Path
+    tasks: dict[str, Task]
+    max_length: int
+    inputs: tuple[str, ...]
+    tokenizer: Any
+    session: Any
+    parameters: int | None = None
+
+
+def output_name(task: str) -> str:
+    """The graph's output of a task; no value inside a graph is called so, whatever the task's name."""
+    return f"heads.{task}"
+
+
+def require(what: str, *packages: str) -> None:
+    """Raise one line where a package of the `onnx` extra is missing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"{what}: needs {package}, which is not installed; `pip install fedmtl[onnx]`")
+
+
+def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
+    """The model in a file that `export_onnx` or `quantize` wrote."""
+    require(str(path), "onnxruntime")
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; write it with `fedmtl export RUN --to onnx`")
+    from tokenizers import Tokenizer
+
+    session = open_session(path, threads)
+    metadata = session.get_modelmeta().custom_metadata_map
+    found = metadata.get(FORMAT_KEY)
+    if found != str(FORMAT):
+        which = "is not a file of fedmtl" if found is None else f"has format {found}, this version reads {FORMAT}"
+        raise ModelError(f"{path}: {which}; write it anew with `fedmtl export RUN --to onnx`")
+    remedy = "write it anew with `fedmtl export RUN --to onnx`"
+    record = parse_record(_Record, metadata.get(MODEL_KEY, "").encode(errors="replace"), str(path), remedy, ModelError)
+    tasks = read_tasks(record.tasks, str(path), ModelError)
+    inputs = tuple(given.name for given in session.get_inputs())
+    outputs = {given.name for given in session.get_outputs()}
+    if not set(inputs) <= set(INPUTS) or not {output_name(task) for task in tasks} <= outputs:
+        raise ModelError(f"{path}: its graph is not that of its tasks; {remedy}")
+    try:
+        tokenizer = Tokenizer.from_str(metadata.get(TOKENIZER_KEY, ""))
+    except Exception as error:  # its kinds are not public
+        raise ModelError(f"{path}: its tokenizer cannot be read ({excerpt(error)}); {remedy}") from error
+    return OnnxModel(path, tasks, record.max_length, inputs, tokenizer, session, record.parameters)
+
+
+def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU, with the settings this file names."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOW_FUSIONS
+        )
+    except Exception as error:  # its kinds are not public
+        first = str(error).strip().splitlines()[0][:160]
+        where = model if isinstance(model, Path) else "the graph"
+        raise ModelError(f"{where}: ONNX Runtime cannot load it; write it anew. [{first}]") from error
+
+
+def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """The rows' tokens as this task's call takes them: for a dual pair, all first texts, then all second."""
+    columns = [mend_surrogates(list(column)) for column in zip(*rows, strict=True)]
+    # One list of texts, or of pairs.
+    texts: list[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    encoded = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
+    offered = {
+        "input_ids": [row.ids for row in encoded],
+        "attention_mask": [row.attention_mask for row in encoded],
+        "token_type_ids": [row.type_ids for row in encoded],
+    }
+    return {name: np.asarray(offered[name], dtype=np.int64) for name in model.inputs}
+
+
+def made_up_ids(rows: int, length: int, vocabulary: int) -> np.ndarray:
+    """Token ids from all over the vocabulary: a text of one word would find its row in the cache."""
+    ids: np.ndarray = (np.arange(rows * length, dtype=np.int64) * STRIDE % vocabulary).reshape(rows, length)
+    return ids
+
+
+def made_up_feeds(model: OnnxModel, rows: int, length: int) -> dict[str, np.ndarray]:
+    """Rows of so many tokens without padding, from all over the vocabulary."""
+    ids = made_up_ids(rows, length, model.tokenizer.get_vocab_size())
+    offered = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    return {name: offered[name] for name in model.inputs}
+
+
+def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: int = BATCH) -> dict[str, np.ndarray]:
+    """What each task's head says of every row, in the rows' order; tasks that encode alike share a pass."""
+    answers: dict[str, list[Any]] = {task: [None] * len(rows) for task in tasks}
+    for group in _alike(model, tasks):
+        for places in _batches(rows, batch):
+            given = feeds(model, model.tasks[group[0]], [rows[place] for place in places])
+            for task, outputs in zip(group, run(model, group, given), strict=True):
+                for place, output in zip(places, outputs, strict=True):
+                    answers[task][place] = output
+    return {task: np.stack(outputs) if outputs else np.zeros((0, 1), np.float32) for task, outputs in answers.items()}
+
+
+def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The named heads' outputs; runtimes that can compute nothing else of the graph (onnxruntime 1.31 computes all)."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = True
+    outputs: list[np.ndarray] = model.session.run([output_name(task) for task in tasks], given, options)
+    return outputs
+
+
+def _alike(model: OnnxModel, tasks: Sequence[str]) -> list[list[str]]:
+    dual = [task for task in tasks if model.tasks[task].is_dual]
+    return [group for group in ([task for task in tasks if task not in dual], dual) if group]
+
+
+def _batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
+    """Places of rows of similar length."""
+    order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def answerable(model: OnnxModel, num_texts: int, task: str | None = None) -> list[str]:
+    """The tasks that take this many texts, in the file's order."""
+    if task is None:
+        return tasks_on(model.path.name, model.tasks, num_texts)
+    check_texts(_task(model, task), num_texts)
+    return [task]
+
+
+def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -> list[list[Prediction]]:
+    """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
+    answers = compute(model, tasks, rows)
+    return [[to_prediction(model.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+
+
+def evaluate_file(model: OnnxModel, task: str, path: Path) -> Scores:
+    """Score one task on a labelled file that has the task's columns."""
+    known = _task(model, task)
+    return score_examples(model, known, labelled_examples(known, path))
+
+
+def evaluate_validation(model: OnnxModel, task: str | None = None) -> dict[str, Scores]:
+    """Score on the validation examples of the run in whose folder the file lies."""
+    wanted = [_task(model, task).name] if task else list(model.tasks)
+    data = load_tasks(load_config(run_of(model.path).config))
+    return {name: score_examples(model, model.tasks[name], data[name].validation) for name in wanted}
+
+
+def run_of(file: Path) -> RunFolder:
+    """The run whose folder holds the file."""
+    for run in map(RunFolder, file.resolve().parents):
+        if run.config.is_file() and run.events.is_file():
+            return run
+    raise FedmtlError(f"{file}: lies in no run's folder, which would name its data; give --task and --file")
+
+
+def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
+    """Score one task on examples at hand."""
+    rows = list(zip(*examples.texts, strict=True))
+    outputs = compute(model, [task.name], rows)[task.name]
+    loss = float(_losses(task, outputs.astype(np.float64), examples.labels).sum())
+    return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+
+
+def _losses(task: Task, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Squared error or cross-entropy of every example."""
+    if task.is_regression:
+        errors: np.ndarray = (outputs[:, 0] - labels) ** 2
+        return errors
+    logits = np.concatenate([np.zeros_like(outputs), outputs], axis=1) if task.outputs == 1 else outputs
+    surprise: np.ndarray = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
+    return surprise
+
+
+def _task(model: OnnxModel, name: str) -> Task:
+    if name not in model.tasks:
+        raise FedmtlError(f"{model.path.name} has no task {name}; it has {', '.join(model.tasks)}")
+    return model.tasks[name]

@@ -1,0 +1,177 @@
+"""A finished run's model on new texts, and on labelled files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmtl.config.file import load_config
+from fedmtl.errors import FedmtlError, ModelError
+from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.federation.client_state import load_state
+from fedmtl.foreign import excerpt
+from fedmtl.model.binding import BoundModel
+from fedmtl.model.encoder_files import check_inside
+from fedmtl.model.saved import SavedModel, load_model
+from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
+from fedmtl.runs.folder import RunFolder
+from fedmtl.sharing.keys import Weights
+from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.examples import Examples
+from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import tokenize
+from fedmtl.training.predict import predict
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run's model with its values in place; `tasks` are those it can answer, in the run's order."""
+
+    saved: SavedModel
+    bound: BoundModel
+    run: RunFolder
+    tasks: tuple[str, ...]
+
+
+def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
+    """The final model; where values stay at clients, that of the client named, with the tasks it has."""
+    # The folder may be anybody's: what it opens lies in it.
+    for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
+        check_inside(part, run.path)
+    saved = load_model(run.model)
+    own = _own_values(run, client) if client else {}
+    views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
+    missing = {
+        task: [key for key in view.values() if key not in saved.weights and key not in own]
+        for task, view in views.items()
+    }
+    tasks = tuple(task for task, keys in missing.items() if not keys)
+    if not tasks:
+        first = next(key for keys in missing.values() for key in keys)
+        kept = _kept_at(run) or "none is here"
+        raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {kept}")
+    return LoadedRun(saved, saved.bind(client or "", own, tasks), run, tasks)
+
+
+def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
+    """Score one task on a labelled file that has the task's columns."""
+    known = _task(loaded, task)
+    return score_examples(loaded, known, labelled_examples(known, path))
+
+
+def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
+    """Score on the run's own validation examples again."""
+    wanted = [_task(loaded, task).name] if task else loaded.tasks
+    data = load_tasks(load_config(loaded.run.config))
+    return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
+
+
+def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
+    """The tasks that take this many texts, in the run's order."""
+    if task is not None:
+        check_texts(_task(loaded, task), num_texts)
+        return [task]
+    return tasks_on(loaded.run.name, {name: loaded.saved.tasks[name] for name in loaded.tasks}, num_texts)
+
+
+@torch.inference_mode()
+def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
+    """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
+    try:
+        return _predict(loaded, rows, tasks)
+    except FedmtlError:
+        raise
+    except Exception as error:  # a tokenizer and an encoder that load and do not fit each other fail in any way
+        raise ModelError(
+            f"{loaded.run.name}: its model cannot answer ({type(error).__name__}: {excerpt(error)}); put back a whole"
+            " copy of the run, or make it again"
+        ) from error
+
+
+def _predict(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
+    answers: dict[str, np.ndarray] = {}
+    for group in _same_pass(loaded, tasks):
+        first = loaded.saved.tasks[group[0]]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        for start in range(0, len(rows), 64):
+            inputs = _inputs(loaded, first, [column[start : start + 64] for column in columns])
+            encoded = loaded.bound.use(group[0]).encode(group[0], inputs)
+            for task in group:
+                model = loaded.bound.use(task)
+                outputs = model.head(task, model.pool(task, *encoded)).numpy()
+                answers[task] = np.concatenate([answers[task], outputs]) if start else outputs
+    return [[to_prediction(loaded.saved.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+
+
+def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
+    """Tasks whose encoder values and way of encoding are the same."""
+    groups: dict[Any, list[str]] = {}
+    for task in tasks:
+        view = loaded.bound.views[task]
+        encoder = tuple(key for name, key in view.items() if not name.startswith("heads."))
+        groups.setdefault((encoder, loaded.saved.tasks[task].is_dual), []).append(task)
+    return list(groups.values())
+
+
+def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
+    from fedmtl.model.multitask import Inputs
+
+    tokenizer = loaded.saved.encoder.tokenizer
+    texts = [columns[0] + columns[1]] if task.is_dual else columns
+    encoded = tokenizer(
+        *texts,
+        padding="longest",
+        truncation=True,
+        max_length=loaded.saved.max_length,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
+
+
+def score_examples(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
+    """Score one task on examples at hand."""
+    with tempfile.TemporaryDirectory() as cache:
+        tokenizer = loaded.saved.encoder.tokenizer
+        folder, _ = tokenize(task, examples.texts, tokenizer, loaded.saved.max_length, Path(cache))
+        shard = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
+        outputs, loss = predict(loaded.bound, task.name, shard, 64, CPU)
+    return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+
+
+def _task(loaded: LoadedRun, name: str) -> Task:
+    if name not in loaded.saved.tasks:
+        raise FedmtlError(f"{loaded.run.name} has no task {name}; it has {', '.join(loaded.saved.tasks)}")
+    if name not in loaded.tasks:
+        raise FedmtlError(
+            f"{loaded.run.name}: values of {name} stay at its clients; name one of them with --client:"
+            f" {_kept_at(loaded.run)}"
+        )
+    return loaded.saved.tasks[name]
+
+
+def _own_values(run: RunFolder, client: str) -> Weights:
+    state = load_checkpoint(run.checkpoints)
+    accepted = state.accepted.get(client, 0) if state else 0
+    values = load_state(run.clients / client, accepted).get("values", {}) if accepted else {}
+    if not values:
+        kept = _kept_at(run)
+        remedy = f"it is one of {kept}" if kept else "in this run no value stays at a client, so leave --client out"
+        raise FedmtlError(f"--client {client}: kept nothing for itself; {remedy}")
+    return values
+
+
+def _kept_at(run: RunFolder) -> str:
+    """The clients that kept something, for a message."""
+    folders = [path for path in run.clients.glob("*") if any(path.glob("round-*.safetensors"))]
+    return ", ".join(sorted(path.name for path in folders))

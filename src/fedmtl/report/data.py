@@ -1,0 +1,229 @@
+"""The data sections show where each task's examples come from and which client has how many of which label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, svg
+from fedmtl.report.formats import MISSING, count, number, percent, plural, tick
+from fedmtl.report.markup import Html, join, legend, notes, table, tag
+from fedmtl.report.outline import section
+from fedmtl.report.record import Event, Run
+from fedmtl.report.results import task_name
+from fedmtl.runs.summary import passes
+
+MOST_COLOURS = 7
+# Up to here a table shows every client; above it, one thin bar per client and task does.
+MOST_ROWS = 24
+# And above this many, evenly spaced ones of them: more bars than pixels show nothing.
+MOST_BARS = 240
+_FULL = Frame(x=(0, 1), y=(0, 1), width=96, height=10, left=0, right=0, top=0, bottom=0)
+
+
+def label_colours(run: Run, task: str) -> dict[str, str]:
+    """Label -> CSS class: a hue for a category, a shade for a range of scores, `other` for rare ones."""
+    counts = _counts(run, task)
+    if run.task(task).get("kind") == "regression":
+        last = max(1, len(counts) - 1)
+        return {label: f"shade{round(i * 7 / last)}" for i, label in enumerate(counts)}
+    if len(counts) <= MOST_COLOURS:
+        return {label: f"class{i}" for i, label in enumerate(counts)}
+    frequent = sorted(counts, key=lambda label: -counts[label])[: MOST_COLOURS - 1]
+    return {label: f"class{frequent.index(label)}" if label in frequent else "other" for label in counts}
+
+
+def _counts(run: Run, task: str) -> dict[str, float]:
+    """Examples per label over all clients, in the task's own order of labels."""
+    totals: dict[str, float] = {str(label): 0.0 for label in run.task(task).get("labels") or ()}
+    held = [client.get("tasks", {}).get(task) or {} for client in run.clients.values()]
+    for label, many in (pair for share in held for pair in (share.get("labels") or {}).items()):
+        totals[label] = totals.get(label, 0.0) + (number(many) or 0.0)
+    if run.task(task).get("kind") == "regression":
+        return dict(sorted(totals.items(), key=lambda item: _lower_end(item[0])))
+    return totals
+
+
+def _lower_end(label: str) -> float:
+    """Where a range such as "0.0-1.0" or "-1.0-0.0" begins; anything else keeps its place at the front."""
+    try:
+        return float(label[0] + label[1:].split("-")[0])
+    except (ValueError, IndexError):
+        return float("-inf")
+
+
+def segments(labels: Mapping[str, object], colours: Mapping[str, str]) -> tuple[tuple[float, str], ...]:
+    """Stacked (count, CSS class) in the order of `colours`, with the labels of one class added up."""
+    totals: dict[str, float] = {}
+    for label, colour in colours.items():
+        totals[colour] = totals.get(colour, 0.0) + (number(labels.get(label)) or 0.0)
+    return tuple((many, colour) for colour, many in totals.items() if many)
+
+
+def label_legend(colours: Mapping[str, str]) -> Html:
+    named = [(colour, label) for label, colour in colours.items() if colour != "other"]
+    rest = list(colours.values()).count("other")
+    return legend((*named, ("other", f"{rest} other labels")) if rest else named)
+
+
+def spell(labels: Mapping[str, object]) -> str:
+    """Label counts in words, the largest first where there are many."""
+    pairs = [(label, number(many) or 0.0) for label, many in labels.items()]
+    if len(pairs) > 12:
+        pairs = sorted(pairs, key=lambda pair: -pair[1])[:12]
+    words = ", ".join(f"{label} {count(many)}" for label, many in pairs)
+    return words + ", …" if len(labels) > len(pairs) else words
+
+
+def partition(run: Run) -> Html:
+    if not run.clients:
+        return section("partition", tag("p", "The run recorded no clients."))
+    shown = _map(run) if len(run.clients) <= MOST_ROWS else _strips(run)
+    return section("partition", *shown)
+
+
+def holdings(run: Run, task: str) -> dict[str, Event]:
+    """What each client that has examples of a task holds of it."""
+    shares = {client: info.get("tasks", {}).get(task) for client, info in run.clients.items()}
+    return {client: share for client, share in shares.items() if share}
+
+
+def takes_part(info: Event) -> str:
+    """The rounds a client takes part in, in words."""
+    first, last = info.get("from_round") or 1, info.get("until_round")
+    if last is None:
+        return "all" if first <= 1 else f"from {first}"
+    return f"until {last}" if first <= 1 else f"{first}–{last}"
+
+
+def _map(run: Run) -> list[Html]:
+    tasks = [task for task in run.tasks if holdings(run, task)]
+    colours = {task: label_colours(run, task) for task in tasks}
+    largest = {task: max(_examples(share) for share in holdings(run, task).values()) for task in tasks}
+    rows = [
+        (
+            client,
+            takes_part(info),
+            *(_cell(info.get("tasks", {}).get(task), colours[task], largest[task]) for task in tasks),
+        )
+        for client, info in run.clients.items()
+    ]
+    sums = (sum(_examples(share) for share in holdings(run, task).values()) for task in tasks)
+    totals = (tag("span", count(total), class_="many") for total in sums)
+    rows.append((tag("em", "all clients"), "", *totals))
+    keys = [tag("div", tag("b", task), label_legend(colours[task]), class_="key") for task in tasks]
+    guide = "Training examples. Bars: length relative to the task's largest client, colours are labels."
+    box = table("Examples per client and task", ("Client", "Rounds", *tasks), rows, words=range(99), class_="map")
+    return [tag("p", guide, class_="guide"), tag("div", *keys, class_="keys"), box]
+
+
+def _cell(share: Event | None, colours: Mapping[str, str], largest: float) -> Html:
+    if not share:
+        return tag("span", "·", class_="none")
+    examples = _examples(share)
+    parts = segments(share.get("labels") or {}, colours) or ((examples, "other"),)
+    total = sum(many for many, _ in parts)
+    scale = _FULL.width * examples / largest / total if largest and total else 0.0
+    rects, x = [], 0.0
+    for many, colour in parts:
+        rects.append(tag("rect", class_=colour, x=x, width=many * scale, y=0, height=_FULL.height))
+        x += many * scale
+    words = f"{count(examples)} examples: {spell(share.get('labels') or {})}"
+    return join((tag("span", count(examples), class_="many"), svg(_FULL, words, words, *rects)), " ")
+
+
+def _examples(share: Event) -> float:
+    return number(share.get("examples")) or 0.0
+
+
+def _strips(run: Run) -> list[Html]:
+    tasks = [task for task in run.tasks if holdings(run, task)]
+    guide = "Each bar is one client, the largest first; its height is the number of training examples."
+    late: dict[str, list[str]] = {}
+    for client, info in run.clients.items():
+        if (words := takes_part(info)) != "all":
+            late.setdefault(words, []).append(client)
+    lines = (f"Rounds {words}: {_names(clients)}." for words, clients in late.items())
+    panels = tag("div", *(_strip(run, task) for task in tasks), class_="panels")
+    return [tag("p", guide, class_="guide"), panels, notes(lines)]
+
+
+def _names(clients: list[str]) -> str:
+    more = len(clients) - MOST_ROWS
+    return ", ".join(clients[:MOST_ROWS]) + (f" and {count(more)} more" if more > 0 else "")
+
+
+def _strip(run: Run, task: str) -> Html:
+    colours = label_colours(run, task)
+    held = sorted(holdings(run, task).items(), key=lambda item: (-_examples(item[1]), item[0]))
+    step = -(-len(held) // MOST_BARS)
+    bars = [_client_bar(i, client, share, colours) for i, (client, share) in enumerate(held[::step])]
+    sizes = [_examples(share) for _, share in held]
+    spread = f"{count(min(sizes))}–{count(max(sizes))} examples (median {count(median(sizes))})"
+    frame = Frame(x=(0, len(bars)), y=bar_range(bars), height=130, bottom=8)
+    chart = bar_chart(frame, bars, title=f"{task}: examples per client", description=spread, axis=Html())
+    shown = f", one in {step} is drawn" if step > 1 else ""
+    caption = tag("figcaption", tag("b", task), f"{plural(len(held), 'client')}, {spread}{shown}")
+    return tag("figure", caption, chart, label_legend(colours))
+
+
+def _client_bar(i: int, client: str, share: Event, colours: Mapping[str, str]) -> Bar:
+    parts = segments(share.get("labels") or {}, colours) or ((_examples(share), "other"),)
+    words = f"{client}: {count(share.get('examples', MISSING))} examples: {spell(share.get('labels') or {})}"
+    return Bar(i + 0.06, i + 0.94, parts, words)
+
+
+def datasets(run: Run) -> Html:
+    if not run.data:
+        return section("data", tag("p", "The run recorded no data."))
+    rows = [(task_name(run, task), *_row(run, task, event)) for task, event in run.data.items()]
+    head = ("Task", "Kind", "Source", "Train", "Passes", "Cut short", "Validation", "Labels in train")
+    guide = (
+        "“Passes” is how often the training examples, those of all clients together, were trained on."
+        " “Cut short” counts training texts longer than the encoder reads."
+    )
+    return section(
+        "data",
+        table("Examples per task", head, rows, words={1, 2, 7}, class_="data"),
+        tag("p", guide, class_="guide"),
+    )
+
+
+def _row(run: Run, task: str, event: Event) -> list[object]:
+    about = run.task(task)
+    validation: object = count(event.get("validation"))
+    if event.get("validation_cut"):
+        validation = join((validation, tag("small", "cut from train")), " ")
+    return [
+        about.get("kind", MISSING),
+        event.get("source", MISSING),
+        count(event.get("train")),
+        _passes(run, task, event),
+        _truncated(event),
+        validation,
+        _labels(about, event),
+    ]
+
+
+def _passes(run: Run, task: str, event: Event) -> str:
+    found = passes(number(event.get("train")), run.rounds.values(), task)
+    return MISSING if found is None else f"{found:.2f}"
+
+
+def _truncated(event: Event) -> Html:
+    cut, train = number(event.get("truncated")), number(event.get("train"))
+    share = percent(cut / train) if cut and train else ""
+    return join((count(cut), tag("small", share)), " ")
+
+
+def _labels(about: Event, event: Event) -> str:
+    if event.get("labels"):
+        return spell(event["labels"])
+    found = event.get("quantiles") or ()
+    values = [number(value) for value in (found.values() if isinstance(found, dict) else found)]
+    if not values:
+        return MISSING
+    span = about.get("score_range")
+    within = f" on a scale of {span[0]:g} to {span[1]:g}" if span else ""
+    words = ", ".join(MISSING if value is None else tick(value, 0.01) for value in values)
+    return f"quantiles {words}{within}"

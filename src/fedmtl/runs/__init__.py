@@ -1,0 +1,1 @@
+"""The run folder: its files, its events, and what can be read out of them."""

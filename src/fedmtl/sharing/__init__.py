@@ -1,0 +1,1 @@
+"""Who shares which value: keys, the sharing plan, vocabulary rows, and the weights of a plan."""

@@ -1,0 +1,208 @@
+"""The sharing plan: for every parameter, who shares its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from fedmtl.config import SharingConfig
+from fedmtl.errors import ConfigError
+from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """Ordered `(pattern, level)` rules, the first match wins; and for each depth of groups, task -> group path.
+
+    A task outside every group of a depth shares with its own clients only.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+    groups: tuple[Mapping[str, str], ...] = ()
+
+    def level(self, name: str) -> str:
+        """all, group, group.N, task, client or fixed."""
+        level = _first_match(self.rules, name)
+        if level is None:
+            raise ConfigError(f'sharing.rules: no rule matches the parameter `{name}`; end the list with `- "*": all`')
+        return level
+
+    def key(self, name: str, task: str, client: str) -> Key:
+        """Where the value of a parameter lives for one task at one client."""
+        level = self.level(name)
+        if level in ("all", "fixed"):
+            return Key(level, name)
+        if level == "task":
+            return Key(f"task:{task}", name)
+        if level == "client":
+            return Key(f"client:{client}", name)
+        groups = self.groups[group_depth(level) - 1]
+        return Key(f"group:{groups[task]}" if task in groups else f"task:{task}", name)
+
+    def keys(self, names: Iterable[str], tasks: Sequence[str], client: str) -> dict[str, dict[str, Key]]:
+        """For each task, name -> key over the encoder and that task's own parameters."""
+        names = list(names)
+        return {
+            task: {name: self.key(name, task, client) for name in names if owner_task(name) in (None, task)}
+            for task in tasks
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in JSON's types."""
+        return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
+
+    @staticmethod
+    def from_dict(values: Any) -> SharingPlan:
+        """The plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
+        try:
+            record = PlanRecord.model_validate(values, strict=False)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = first["loc"][0] if first["loc"] and first["loc"][0] in ("rules", "groups") else "content"
+            raise ConfigError(f"sharing plan: its {where} cannot be read ({first['type']})") from None
+        if not record.has_its_groups:
+            raise ConfigError(f"sharing plan: a rule names a depth of groups, and there are {len(record.groups)}")
+        return record.to_plan()
+
+    def with_rule(self, pattern: str, level: str) -> SharingPlan:
+        """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
+        others = (rule for rule in self.rules if rule[0] != pattern)
+        return replace(self, rules=((pattern, level), *others))
+
+
+class PlanRecord(BaseModel):
+    """A plan in a file, as `to_dict` wrote it; a level that does not exist is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rules: list[
+        tuple[
+            Annotated[str, Field(max_length=1000)],
+            Annotated[str, Field(pattern=r"^(all|group(\.[1-9][0-9]{0,3})?|task|client|fixed)$")],
+        ]
+    ]
+    groups: list[dict[str, str]]
+
+    def to_plan(self) -> SharingPlan:
+        return SharingPlan(tuple(self.rules), tuple(self.groups))
+
+    @property
+    def has_its_groups(self) -> bool:
+        """Whether every depth that a rule names is there."""
+        depths = (group_depth(level) for _, level in self.rules if level.startswith("group"))
+        return max(depths, default=0) <= len(self.groups)
+
+
+# Asked for every parameter of every job.
+@lru_cache(maxsize=1 << 14)
+def _first_match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    return next((level for pattern, level in rules if fnmatchcase(name, pattern)), None)
+
+
+def group_depth(level: str) -> int:
+    """1 for `group`, N for `group.N`."""
+    return int(level.partition(".")[2] or 1)
+
+
+def scope_tasks(plan: SharingPlan, scope: str, tasks: Sequence[str]) -> list[str]:
+    """The tasks, of those given, whose examples count for a value of that scope."""
+    kind, _, rest = scope.partition(":")
+    if kind == "task":
+        return [task for task in tasks if task == rest]
+    if kind == "group":
+        members = {task for depth in plan.groups for task, path in depth.items() if path == rest}
+        return [task for task in tasks if task in members]
+    return list(tasks)
+
+
+def plan_from_config(sharing: SharingConfig) -> SharingPlan:
+    rules = tuple(item for rule in sharing.rules for item in rule.items())
+    return SharingPlan(rules, tuple(_depths(sharing.groups)))
+
+
+def _depths(groups: Mapping[str, Any]) -> list[dict[str, str]]:
+    """For each depth of the tree of groups, task -> path of its group."""
+    depths: list[dict[str, str]] = []
+
+    def walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        for name, members in tree.items():
+            here = (*path, name)
+            while len(depths) < len(here):
+                depths.append({})
+            for task in _members(members):
+                depths[len(here) - 1][task] = "/".join(here)
+            if isinstance(members, Mapping):
+                walk(members, here)
+
+    walk(groups, ())
+    return depths
+
+
+def _members(members: Any) -> list[str]:
+    if isinstance(members, Mapping):
+        return [task for inner in members.values() for task in _members(inner)]
+    return list(members)
+
+
+def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
+    """Raise a ConfigError for a parameter without a rule, a rule without a parameter, or a head that is shared."""
+    won = [0] * len(plan.rules)
+    for name in names:
+        level = plan.level(name)
+        won[next(number for number, (pattern, _) in enumerate(plan.rules) if fnmatchcase(name, pattern))] += 1
+        if owner_task(name) is not None and (level == "all" or level.startswith("group")):
+            prefix, what = (HEADS, "a head") if name.startswith(HEADS) else (ADAPTERS, "an adapter")
+            raise ConfigError(
+                f"sharing.rules: `{name}` is at level {level}, but {what} belongs to its task; "
+                f'put `- "{prefix}*": task` (or client, or fixed) before that rule'
+            )
+        if level.startswith("group") and group_depth(level) > len(plan.groups):
+            raise ConfigError(
+                f"sharing.rules: level {level} for `{name}`, but sharing.groups has {len(plan.groups)} depths"
+            )
+    for (pattern, _), count in zip(plan.rules, won, strict=True):
+        if count == 0:
+            some = ", ".join(list(names)[:3])
+            raise ConfigError(
+                f"sharing.rules: `{pattern}` matches no parameter that an earlier rule left; names look like {some}"
+            )
+
+
+def move(
+    weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str], *, partial: bool = False
+) -> Weights:
+    """The weights under another plan: a finer level copies a value, a coarser one averages.
+
+    The mean of equal values is exact. Works on anything keyed like weights, so the server optimizer's state moves the
+    same way; there may be values missing if it is `partial`. What is or becomes a client's own is not the server's to
+    move.
+    """
+    moved: Weights = {}
+    for name in dict.fromkeys(key.name for key in weights):
+        owners = [owner_task(name)] if owner_task(name) else tasks
+        sources: dict[Key, dict[Key, None]] = {}
+        for task in owners:
+            assert task is not None
+            sources.setdefault(new.key(name, task, ""), {})[old.key(name, task, "")] = None
+        for target, origins in sources.items():
+            values = [weights[origin] for origin in origins if origin in weights]
+            if not values and partial:
+                continue
+            if not values or target.scope.startswith("client:"):
+                raise ConfigError(f"sharing: `{name}` cannot move from {old.level(name)} to {new.level(name)} in a run")
+            moved[target] = mean_value(values)
+    return moved
+
+
+def mean_value(values: Sequence[Tensor]) -> Tensor:
+    """The mean of some values, to the last bit theirs where they are equal; never one of them itself."""
+    if all(torch.equal(values[0], value) for value in values[1:]):
+        return values[0].clone()
+    return sum(values[1:], values[0]) / len(values)

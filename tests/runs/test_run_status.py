@@ -1,0 +1,38 @@
+"""What `fedmtl status` tells of a run."""
+
+from __future__ import annotations
+
+from fedmtl.runs.summary import run_status
+
+START = {"event": "start", "num_rounds": 3}
+
+
+def update(number: int, client: str) -> dict:
+    return {"event": "update", "round": number, "client": client, "tasks": {"sst2": {}}, "seconds": 1.5,
+            "bytes_up": 10, "bytes_down": 20}  # fmt: skip
+
+
+def test_sites_are_counted_by_their_updates_and_failures():
+    events = [
+        START,
+        {"event": "site", "round": 0, "client": "a", "tasks": {"sst2": 4}},
+        {"event": "round", "round": 0},
+        update(1, "a"),
+        {"event": "failure", "round": 1, "client": "b", "reason": "late"},
+        {"event": "round", "round": 1},
+        update(2, "a"),
+        {"event": "site", "round": 2, "client": "a", "tasks": {"qqp": 4}},
+    ]
+    told = run_status(events, "x")
+    assert (told.status, told.rounds, told.num_rounds) == ("running", 1, 3)
+    a = told.sites["a"]
+    # Two updates of 10 bytes up, 20 down and 1.5 s each; it brings qqp now.
+    assert (a.tasks, a.updates, a.last_round, a.bytes_up, a.bytes_down, a.seconds) == (("qqp",), 2, 2, 20, 40, 3.0)
+    assert told.sites["b"].failures == 1
+    assert told.last_failure == {"round": 1, "client": "b", "reason": "late"}
+
+
+def test_a_run_before_its_first_round_waits_and_an_ended_one_says_how():
+    assert run_status([START], "x").status == "waiting"
+    assert run_status([START, {"event": "end", "status": "failed"}], "x").status == "failed"
+    assert run_status([START], "x").last_failure is None
