@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Config": "fedmtl.config",
     "FedmtlError": "fedmtl.errors",
-    "MTLAggregator": "fedmtl.federation.aggregator",
-    "MTLServerModel": "fedmtl.model.server_model",
+    "MTLAggregator": "fedmtl.federation.guide",
+    "MTLServerModel": "fedmtl.federation.guide",
     "load_config": "fedmtl.config.file",
     "load_run": "fedmtl.predict.run",
     "resume_run": "fedmtl.experiment.run",

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedmtl.config import SharingConfig
+from fedmtl.config import Config, SharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 
@@ -125,6 +125,19 @@ def scope_tasks(plan: SharingPlan, scope: str, tasks: Sequence[str]) -> list[str
 def plan_from_config(sharing: SharingConfig) -> SharingPlan:
     rules = tuple(item for rule in sharing.rules for item in rule.items())
     return SharingPlan(rules, tuple(_depths(sharing.groups)))
+
+
+def mode_plan(config: Config) -> SharingPlan:
+    """Who shares what in the config's mode: one task's clients only, nobody, or what `sharing` says."""
+    plan = plan_from_config(config.sharing)
+    fixed = tuple(rule for rule in plan.rules if rule[1] == "fixed")
+    if config.mode in ("federated_single_task", "centralized_single_task"):
+        return replace(plan, rules=(*fixed, ("*", "task")))
+    if config.mode == "local":
+        return replace(plan, rules=(*fixed, ("*", "client")))
+    if config.mode == "centralized" and any(level == "client" for _, level in plan.rules):
+        return replace(plan, rules=(*fixed, ("heads.*", "task"), ("*", "all")))
+    return plan
 
 
 def _depths(groups: Mapping[str, Any]) -> list[dict[str, str]]:
