@@ -138,7 +138,7 @@ def config_from(raw: dict[str, Any]) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The whole config as YAML, every default filled in; `load_config` gives an equal one back."""
+    """Return the whole config as YAML with every default filled in; a file of it loads as an equal config."""
     return write_yaml(config.model_dump())
 
 

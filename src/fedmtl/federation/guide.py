@@ -2,7 +2,7 @@
 
 The guide is a description of server-side multi-task learning after MT-DNN (Liu et al. 2019, Multi-Task Deep Neural
 Networks for Natural Language Understanding) with FedAvg (McMahan et al. 2017). A run does not need these classes: they
-offer its model and its mean, by the guide's names, to code that has clients of its own.
+offer its model and its mean, by the guide's names, to code that brings other clients.
 """
 
 from __future__ import annotations
