@@ -27,6 +27,7 @@ import fedmtl
 from fedmtl.cli.app import app, options
 from fedmtl.config import Config
 from fedmtl.config.file import config_schema
+from fedmtl_studies.cli import commands as study_commands
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
@@ -80,10 +81,15 @@ def cli_page() -> str:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command with its function, those of a group as `study wire`."""
-    groups = [("", app), *((f"{inner.info.name} ", inner) for inner in _groups())]
+    found = _functions("", app) | {f"study {name}": function for name, function in study_commands().items()}
+    for group in _groups():
+        found |= _functions(f"{group.info.name} ", group)
+    return found
+
+
+def _functions(prefix: str, group: typer.Typer) -> dict[str, Callable[..., Any]]:
     return {
         prefix + command.callback.__name__: command.callback
-        for prefix, group in groups
         for command in group.registered_commands
         if command.callback is not None
     }
