@@ -36,7 +36,7 @@ COLUMN = 22
 ALIASES = {
     "ConfigSource": "fedmtl.config.file",
     "Observer": "fedmtl.experiment.run",
-    "OpenCarrier": "fedmtl.experiment.run",
+    "OpenEngine": "fedmtl.experiment.run",
     "Row": "fedmtl.api",
     "ClientId": "fedmtl.federation.messages",
     "Weights": "fedmtl.sharing.keys",
