@@ -73,9 +73,7 @@ def test_an_option_that_a_plugin_does_not_have_is_one_line_before_round_1(make_c
         start_run(make_config("methods={rdrop: {weight: -1}}"), "never")
     with pytest.raises(ConfigError, match=r"methods.rdorp: no capability is called so; did you mean `rdrop`"):
         start_run(make_config("methods={rdorp: {}}"), "never")
-    with pytest.raises(
-        ConfigError, match=r"federation.aggregation: found 'medain', no rule is called so; did"
-    ):
+    with pytest.raises(ConfigError, match=r"federation.aggregation: found 'medain', no rule is called so; did"):
         start_run(make_config("federation.aggregation=medain"), "never")
     with pytest.raises(ConfigError, match=r"methods.pruning: is switched on by a key of its own"):
         start_run(make_config("methods={pruning: {}}"), "never")
