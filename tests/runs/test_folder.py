@@ -13,7 +13,21 @@ import numpy as np
 import pytest
 
 from fedmtl.errors import FedmtlError, RunNotFound
-from fedmtl.runs.folder import RunFolder, append_event, append_results, create_run, cut_back, find_run, locked, make_private_folder, missing_rounds, read_events, repair_events, results_table, write_atomic
+from fedmtl.runs.folder import (
+    RunFolder,
+    append_event,
+    append_results,
+    create_run,
+    cut_back,
+    find_run,
+    locked,
+    make_private_folder,
+    missing_rounds,
+    read_events,
+    repair_events,
+    results_table,
+    write_atomic,
+)
 
 START = {
     "event": "start",

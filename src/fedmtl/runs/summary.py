@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-
+from typing import Any
 
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
@@ -152,8 +149,6 @@ def _best(metric: str, scored: Sequence[Mapping[str, Any]]) -> Best | None:
 
 def _last(events: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
     return next((event for event in reversed(events) if event["event"] == kind), {})
-
-
 
 
 @dataclass(frozen=True)
