@@ -26,7 +26,8 @@ from typing import Any
 
 from fedmtl.engines.flower.certificates import make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 SIDE = "FEDMTL_BENCH_SIDE"
 # Encoders whose weights have about that many MB.

@@ -36,7 +36,8 @@ from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.flower.certificates import make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 TASKS = ("sentiment", "paraphrase", "similarity")
 SITES = {f"{task}_client": task for task in TASKS}

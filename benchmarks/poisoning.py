@@ -28,7 +28,8 @@ from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import Prepared, open_engine
 from fedmtl.experiment.run import Carrier, start_run
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.tasks.embedded import SENTIMENTS, embedded_columns
 
 HOSTILE = "sentiment_1"

@@ -78,7 +78,7 @@ def make_encoder(tokenizer: Path, folder: Path) -> Path:
 def measure(settings: list[str], clients: str, codec: str) -> list[dict[str, Any]]:
     from fedmtl.config.file import load_config
     from fedmtl.experiment.run import start_run
-    from fedmtl.runs.folder import read_events
+    from fedmtl.runs.log import read_events
 
     run = start_run(load_config(None, settings), "bytes")
     found = []

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 OWN = """\
 model: {server_model: random-1x32}

@@ -4,7 +4,8 @@ import errno
 import json
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 
 def test_json_is_the_only_thing_on_stdout(cli, tmp_path):

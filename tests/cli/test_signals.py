@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 FEDMTL = [sys.executable, "-c", "from fedmtl.cli import main; main()"]
 # Long enough that a signal after round 1 always comes before the end.

@@ -11,7 +11,8 @@ from fedmtl.cli import app as cli_app
 from fedmtl.cli.app import app
 from fedmtl.cli.progress import LiveDisplay, PlainDisplay
 from fedmtl.cli.terminal import StageBars, Terminal
-from fedmtl.runs.folder import append_event, create_run
+from fedmtl.runs.folder import create_run
+from fedmtl.runs.log import append_event
 
 # Clears the screen and forges a line; a C1 introducer; a right-to-left override; rich's markup that closes nothing.
 HOSTILE = "\x1b[2J\x1b[1;31mx\n  after round 9: sst2 accuracy 1.000\r\x9b31m\u202eevil[/b]"

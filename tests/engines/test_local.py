@@ -18,7 +18,8 @@ from fedmtl.experiment.run import start_run
 from fedmtl.federation import client as client_side
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Job, Update
-from fedmtl.runs.folder import RunFolder, create_run, read_events
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import read_events
 from fedmtl.sharing.keys import weights_sha256
 
 DEADLY = 2

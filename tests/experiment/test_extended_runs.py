@@ -13,7 +13,8 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.sharing.keys import Key
 
 CROSS = ["model.pair=cross", "model.pool=cls"]

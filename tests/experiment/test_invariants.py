@@ -27,7 +27,8 @@ from fedmtl.federation.messages import Update
 from fedmtl.federation.server_optimizer import server_step
 from fedmtl.federation.wire import decode_job, encode_job
 from fedmtl.predict.run import evaluate_validation, load_run
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import weights_sha256
 

@@ -6,7 +6,7 @@ from fedmtl.engines import local
 from fedmtl.experiment import profile
 from fedmtl.experiment.profile import Stopwatch
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import read_events
 
 
 def test_every_moment_is_counted_once():

@@ -10,7 +10,8 @@ from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.model.saved import load_model
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.sharing.keys import Key, weights_sha256
 from fedmtl.sharing.weights import linear_weights
 

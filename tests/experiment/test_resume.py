@@ -14,7 +14,9 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
-from fedmtl.runs.folder import RunFolder, locked, read_events
+from fedmtl.runs.files import locked
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from small_config import SMALL
 

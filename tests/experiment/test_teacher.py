@@ -17,7 +17,8 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.experiment.teacher import in_form_of, open_teacher
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import load_run, predict_texts
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task

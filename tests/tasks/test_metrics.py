@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmtl.errors import WireError
-from fedmtl.runs.folder import METRICS
+from fedmtl.runs.results import METRICS
 from fedmtl.tasks.metrics import (
     ClassificationSums,
     RegressionSums,

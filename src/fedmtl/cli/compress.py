@@ -19,7 +19,8 @@ from fedmtl.cli.terminal import Stages, make_stages, show, write
 from fedmtl.compress.augment.settings import AugmentSettings, parse_copies
 from fedmtl.compress.distill.settings import DistillSettings, parse_weights
 from fedmtl.compress.measure.measured import retention
-from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.log import read_events
 from fedmtl.training.layer_maps import parse_layer_map
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
 from fedmtl.cli.terminal import show, write
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import find_run, read_events
+from fedmtl.runs.folder import find_run
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 
 

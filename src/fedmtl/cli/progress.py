@@ -27,7 +27,8 @@ from fedmtl.cli.tables import (
 )
 from fedmtl.cli.terminal import Terminal, make_terminal
 from fedmtl.foreign import printable
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 
 # The last rounds tell most: early ones start workers, and clients may join.

@@ -15,7 +15,9 @@ from fedmtl.cli.progress import Display, make_display
 from fedmtl.cli.terminal import write
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
-from fedmtl.runs.folder import RunFolder, find_run, locked, read_events, repair_events
+from fedmtl.runs.files import locked
+from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.log import read_events, repair_events
 from fedmtl.runs.summary import summarize
 
 if TYPE_CHECKING:

@@ -35,7 +35,9 @@ from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
 from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
-from fedmtl.runs.folder import RunFolder, create_run, locked, read_events, write_atomic
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import read_events
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client_state import kept_rounds
 from fedmtl.federation.messages import State
-from fedmtl.runs.folder import RunFolder, cut_back, missing_rounds, read_events, repair_advice, write_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import missing_rounds, read_events, repair_advice, write_events
+from fedmtl.runs.results import cut_back
 from fedmtl.sharing.keys import is_personal
 
 Observer = Callable[[dict[str, Any]], None]

@@ -48,16 +48,10 @@ from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
-from fedmtl.runs.folder import (
-    RunFolder,
-    append_event,
-    append_results,
-    create_run,
-    cut_back,
-    locked,
-    read_events,
-    write_atomic,
-)
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import append_results, cut_back
 from fedmtl.sharing.keys import weights_sha256
 from fedmtl.sharing.weights import linear_weights
 from fedmtl.tasks.batches import Shard

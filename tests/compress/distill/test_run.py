@@ -8,7 +8,7 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import weights_sha256
 from small_config import SMALL

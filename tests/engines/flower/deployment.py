@@ -22,7 +22,9 @@ from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import SiteJob, serve_site
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.federation.policy import Policy
-from fedmtl.runs.folder import RunFolder, make_private_folder, read_events
+from fedmtl.runs.files import make_private_folder
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 MAX_BYTES = 1 << 30
 PATIENCE = 60.0

@@ -28,7 +28,10 @@ from fedmtl.engines.flower.site_service import SiteJob
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.errors import RunNotFound
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import cut_back, find_run, read_events, write_atomic
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import find_run
+from fedmtl.runs.log import read_events
+from fedmtl.runs.results import cut_back
 
 CLIENT, TASK = "sentiment_client", "sentiment"
 OPENING = ("start", "data", "clients", "plan")

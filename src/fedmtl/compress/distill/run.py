@@ -18,7 +18,10 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
-from fedmtl.runs.folder import RunFolder, append_event, create_run, cut_back, locked, read_events, write_atomic
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import cut_back
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.tokens import token_cache

@@ -34,7 +34,10 @@ from fedmtl.compress.distill.teaching import Lessons, Teaching, evaluate
 from fedmtl.config import Config
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.saved import save_model
-from fedmtl.runs.folder import RunFolder, append_event, append_results, read_events, write_atomic
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import append_results
 from fedmtl.sharing.keys import Weights, weights_sha256
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.metrics import Sums

@@ -16,7 +16,8 @@ from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Va
 from fedmtl.compress.measure.process import Measuring, Scored, start_measuring
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.predict.onnx import require, run_of
-from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.log import read_events
 
 __all__ = ["Load", "Measured", "Teacher", "Timing", "Variant", "measure", "teacher_of", "variants_of"]
 
