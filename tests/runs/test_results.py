@@ -1,5 +1,8 @@
 """results.csv, and both files cut back to a round."""
 
+import pytest
+
+from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent, StartEvent, TaskFacts
 from fedmtl.runs.log import append_event, read_events
 from fedmtl.runs.results import append_results, cut_back, results_table
 from runs.two_tasks import START, round_events
@@ -29,13 +32,34 @@ class TestResults:
         append_results(three_rounds, round_events(4))
         assert three_rounds.results.read_text().startswith("round,overall,")
 
+    @pytest.mark.parametrize(
+        ("facts", "columns"),
+        [
+            (TaskFacts(kind="ordinal", metric="kappa", metrics=["kappa", "mae"]), ["a.kappa", "a.mae"]),
+            (TaskFacts(kind="ordinal", metric="kappa"), ["a.kappa"]),
+            (TaskFacts(kind="ordinal"), []),
+        ],
+    )
+    def test_a_kind_of_task_that_is_not_built_in_has_the_columns_that_its_start_names(self, run, facts, columns):
+        append_event(run, StartEvent(tasks={"a": facts}))
+        metrics = {"kappa": 0.5, "mae": 1.0}
+        append_results(run, [EvaluationEvent(round=1, task="a", metrics=metrics), RoundEvent(round=1)])
+        header, row = run.results.read_text().splitlines()
+        assert header.split(",")[8:] == [*columns, "a.train_loss"]
+        assert row.split(",")[8:] == [*(str(metrics[name.removeprefix("a.")]) for name in columns), ""]
+        before = run.results.read_bytes()
+        for event in (EvaluationEvent(round=1, task="a", metrics=metrics), RoundEvent(round=1)):
+            append_event(run, event)
+        cut_back(run, 1)
+        assert run.results.read_bytes() == before
+
 
 class TestCutBack:
     def test_it_drops_later_rounds_and_the_end(self, three_rounds):
         cut_back(three_rounds, 1)
         events = read_events(three_rounds)
-        assert [event["event"] for event in events[:2]] == ["start", "plan"]
-        assert [event["round"] for event in events[2:]] == [0] * 4 + [1] * 4
+        assert [event.kind for event in events[:2]] == ["start", "plan"]
+        assert [event.round for event in events[2:]] == [0] * 4 + [1] * 4
         rows = three_rounds.results.read_text().splitlines()
         assert [row.split(",")[0] for row in rows] == ["round", "0", "1"]
 
@@ -47,7 +71,7 @@ class TestCutBack:
             for event in own:
                 append_event(three_rounds, event)
             append_results(three_rounds, own)
-        append_event(three_rounds, {"event": "end", "rounds": 3})
+        append_event(three_rounds, EndEvent(rounds=3))
         assert three_rounds.events.read_bytes() == events
         assert three_rounds.results.read_bytes() == results
 

@@ -17,8 +17,6 @@ from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.runs.files import locked
 from fedmtl.runs.folder import RunFolder, find_run
-from fedmtl.runs.log import read_events, repair_events
-from fedmtl.runs.summary import summarize
 
 if TYPE_CHECKING:
     from fedmtl.experiment.run import OpenCarrier
@@ -64,6 +62,9 @@ def run(
         done = _resume(resume, display, profile, engine, repair)
     display.finish(done)
     if json_:
+        from fedmtl.runs.log import read_events
+        from fedmtl.runs.summary import summarize
+
         write(json.dumps(summarize(read_events(done), done.name).to_json()))
 
 
@@ -94,6 +95,8 @@ def _opener(engine: Engine) -> OpenCarrier:
 
 def repaired(run: RunFolder, display: Display) -> None:
     """Leave out the lines of a run's events that cannot be read, and say which."""
+    from fedmtl.runs.log import repair_events
+
     with locked(run.path):
         broken = repair_events(run)
     if broken:
@@ -102,11 +105,13 @@ def repaired(run: RunFolder, display: Display) -> None:
 
 
 def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: bool) -> RunFolder:
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.summary import summarize
+
     found = find_run(name)
     if repair:
         repaired(found, display)
-    events = read_events(found)
-    summary = summarize(events, found.name)
+    summary = summarize(read_events(found), found.name)
     if summary.status == "done" and found.report.exists():
         display.say(
             f"{found.name} is finished, there is nothing to resume; to train longer, start a new run:"

@@ -29,7 +29,7 @@ from fedmtl.experiment.modes import (
 )
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.experiment.server_distillation import open_server_distillation
-from fedmtl.experiment.teacher import Observer, open_teacher
+from fedmtl.experiment.teacher import open_teacher
 from fedmtl.federation.adaptive_sharing import movable_layers
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
@@ -41,6 +41,7 @@ from fedmtl.model.encoder import Encoder
 from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
+from fedmtl.runs.event_lines import Observer
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan
 from fedmtl.sharing.weights import initial_weights, linear_weights

@@ -17,6 +17,7 @@ from fedmtl.engines import local
 from fedmtl.engines.local import start_worker
 from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.worker import Handler
+from fedmtl.runs.events import ProfileEvent
 
 ELSEWHERE = "elsewhere"
 FILES = "profile-*.jsonl"
@@ -107,8 +108,8 @@ class Profile:
         self._watch, self._spool = watch, spool
         self._last = time.perf_counter()
 
-    def take(self) -> dict[str, Any]:
-        """The fields of a `profile` event, from the one before to now; `clients` is summed over all workers."""
+    def take(self, round_number: int) -> ProfileEvent:
+        """The `profile` event of a round, from the one before to now; `clients` is summed over all workers."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         server = self._watch.take()
@@ -119,7 +120,7 @@ class Profile:
                 for label, spent in json.loads(line).items():
                     clients[label] = clients.get(label, 0.0) + spent
             path.unlink()
-        return {"seconds": seconds, "server": server, "clients": clients}
+        return ProfileEvent(round=round_number, seconds=seconds, server=server, clients=clients)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
@@ -48,6 +48,8 @@ from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
+from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
+from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent
 from fedmtl.runs.files import locked, write_atomic
 from fedmtl.runs.folder import RunFolder, create_run
 from fedmtl.runs.log import append_event, read_events
@@ -56,8 +58,6 @@ from fedmtl.sharing.keys import weights_sha256
 from fedmtl.sharing.weights import linear_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
-
-Observer = Callable[[dict[str, Any]], None]
 
 
 def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
@@ -127,7 +127,7 @@ def resume_run(
     With `repair`, a run whose events have lost rounds goes on without them.
     """
     with locked(run.path):
-        if any(event["event"] == "distill" for event in read_events(run)):
+        if first_of(read_events(run), DistillEvent):
             raise FedmtlError(
                 f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`"
             )
@@ -145,7 +145,7 @@ class Log:
     def __init__(self, run: RunFolder, observe: Observer) -> None:
         self._run, self.observe = run, observe
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         append_event(self._run, event)
         self.observe(event)
 
@@ -162,7 +162,7 @@ class _Watched:
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self._engine.run(jobs, deadline):
             samples = trained_samples(answer) if isinstance(answer, Update) else 0
-            self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
+            self._observe(AnswerEvent(round=answer.round, client=answer.client, samples=samples))
             yield answer
 
 
@@ -194,7 +194,7 @@ def drive(
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
                 if spent is not None:
-                    log({"event": "profile", "round": turn.number, **spent.take()})
+                    log(spent.take(turn.number))
                 state, last = turn.state, now
             farewell()
     except RoundFailed as failed:
@@ -235,7 +235,7 @@ def _evaluator(prepared: Prepared, engine: Carrier) -> Callable[[State], Evaluat
 
 
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
-    own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
+    own: list[Event] = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
     if turn.refinement is not None:
         own.append(distillation_event(turn.number, turn.refinement))
     if prepared.strategy.pruning is not None:
@@ -245,7 +245,8 @@ def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Pre
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
     own += adaptive_events(turn)
     if any(decision.before != decision.after for decision in turn.sharing):
-        known = next(event for event in reversed(read_events(run)) if event["event"] == "plan")
+        known = last_of(read_events(run), PlanEvent)
+        assert known is not None, "a run's opening has a plan"
         own.append(changed_plan_event(prepared, turn.state, known))
     own += [*early_stop_events(turn), round_event(turn, seconds)]
     for event in own:
@@ -263,15 +264,14 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         state.weights,
         prepared.config.model,
     )
-    seconds = sum(event["seconds"] for event in read_events(run) if event["event"] == "round")
+    seconds = sum(event.seconds or 0.0 for event in read_events(run) if isinstance(event, RoundEvent))
     log(
-        {
-            "event": "end",
-            "status": status,
-            "reason": reason,
-            "rounds": state.round,
-            "seconds": seconds,
-            "weights_sha256": weights_sha256(state.weights),
-        }
+        EndEvent(
+            status=status,
+            reason=reason,
+            rounds=state.round,
+            seconds=seconds,
+            weights_sha256=weights_sha256(state.weights),
+        )
     )
     write_report(run.path)

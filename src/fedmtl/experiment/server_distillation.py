@@ -15,12 +15,13 @@ import torch
 
 from fedmtl.config import Config, DistillationConfig
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.teacher import Observer, Teacher, open_teacher
+from fedmtl.experiment.teacher import Teacher, open_teacher
 from fedmtl.federation.messages import Refinement, State
 from fedmtl.federation.server import Refine
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.runs.event_lines import Observer
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard

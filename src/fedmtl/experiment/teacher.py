@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.multitask import num_outputs
 from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
+from fedmtl.runs.event_lines import Observer
+from fedmtl.runs.events import TeacherEvent
 from fedmtl.tasks.batches import Shard, save_outputs
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
 from fedmtl.training.predict import predict
 
 TEACHER = "training.distillation.teacher"
-Observer = Callable[[dict[str, Any]], None]
 
 
 class Teacher:
@@ -51,7 +52,7 @@ class Teacher:
         path = tokens.with_name(f"{tokens.name}-{self._digest}-{task.name}-{num_outputs(task)}.npy")
         if not path.exists():
             count = len(texts[0])
-            self._observe({"event": "teacher", "task": task.name, "examples": count})
+            self._observe(TeacherEvent(task=task.name, examples=count))
             kind = np.float32 if own.is_regression else np.int64
             shard = Shard(tokens, np.zeros(count, dtype=kind), np.arange(count, dtype=np.int64))
             found, _ = predict(self._model(), task.name, shard, 64, self._device)

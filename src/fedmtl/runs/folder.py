@@ -114,4 +114,4 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
     """The run's events as JSON objects, for the studies; it goes with `write_atomic` when they import neither."""
     from fedmtl.runs import log
 
-    return log.read_events(run)
+    return log.raw_events(run)
