@@ -36,7 +36,8 @@ from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.flower.certificates import make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 
 TASKS = ("sentiment", "paraphrase", "similarity")
 SITES = {f"{task}_client": task for task in TASKS}
@@ -179,7 +180,7 @@ class Outcome:
 
 def outcome(run: RunFolder, states: dict[str, Path]) -> Outcome:
     """The outcome of a finished run; `states` are the folders of what stays at its clients."""
-    events = read_events(run)
+    events = raw_events(run)
 
     def told(kind: str) -> list[dict[str, Any]]:
         return [event for event in events if event["event"] == kind]
@@ -424,7 +425,7 @@ def run_calm(config: str, folder: Path) -> tuple[Outcome, float]:
         found = machine.finish()
     finally:
         programs.end()
-    seconds = [event["seconds"] for event in read_events(machine.run) if event["event"] == "round"]
+    seconds = [event["seconds"] for event in raw_events(machine.run) if event["event"] == "round"]
     return found, statistics.median(seconds)
 
 

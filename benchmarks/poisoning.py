@@ -28,7 +28,9 @@ from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import Prepared, open_engine
 from fedmtl.experiment.run import Carrier, start_run
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.events import EvaluationEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.tasks.embedded import SENTIMENTS, embedded_columns
 
 HOSTILE = "sentiment_1"
@@ -146,8 +148,8 @@ def run_setting(setting: Setting, folder: Path, rounds: int, examples: int) -> t
         return opened[0]
 
     run = start_run(config, "poisoned", open_carrier=open_hostile)
-    last = [event for event in read_events(run) if event["event"] == "evaluation" and event["round"] == rounds]
-    scores = {event["task"]: event["metrics"][TASKS[event["task"]]] for event in last}
+    last = [event for event in read_events(run) if isinstance(event, EvaluationEvent) and event.round == rounds]
+    scores = {event.task: event.metrics[TASKS[event.task]] for event in last}
     return scores, max(opened[0].norms)
 
 

@@ -78,11 +78,11 @@ def make_encoder(tokenizer: Path, folder: Path) -> Path:
 def measure(settings: list[str], clients: str, codec: str) -> list[dict[str, Any]]:
     from fedmtl.config.file import load_config
     from fedmtl.experiment.run import start_run
-    from fedmtl.runs.folder import read_events
+    from fedmtl.runs.log import raw_events
 
     run = start_run(load_config(None, settings), "bytes")
     found = []
-    for event in read_events(run):
+    for event in raw_events(run):
         if event["event"] == "update" and event["round"] == 2:
             down, up = event["bytes_down"] / 1e6, event["bytes_up"] / 1e6
             found.append({"clients": clients, "client": event["client"], "codec": codec, "mb_down": down, "mb_up": up})

@@ -66,7 +66,9 @@ def open_saved_model(folder: Path) -> Run:
 
 
 def open_events(folder: Path) -> Run:
-    from fedmtl.runs.folder import RunFolder, cut_back, read_events
+    from fedmtl.runs.folder import RunFolder
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.results import cut_back
     from fedmtl.runs.summary import run_status, summarize
 
     run_folder = RunFolder(folder)

@@ -159,7 +159,8 @@ def open_welcome(folder: Path) -> Run:
 
 
 def open_sums(folder: Path) -> Run:
-    from fedmtl.tasks.metrics import evaluation_fields, score, sums_from_dict
+    from fedmtl.runs.event_lines import to_line
+    from fedmtl.tasks.metrics import evaluation_event, score, sums_from_dict
     from fuzz.seeds import evaluated_tasks, honest_sums
 
     tasks = evaluated_tasks()
@@ -175,7 +176,7 @@ def open_sums(folder: Path) -> Run:
             own: Any = sums_from_dict(tasks[name], values)
             for sums in (own, honest[name] + own, own + honest[name], own + own):
                 score(tasks[name], sums)
-                json.dumps(evaluation_fields(tasks[name], sums))
+                to_line(evaluation_event(1, tasks[name], sums))
 
     return run
 
@@ -184,7 +185,8 @@ def open_evaluation(folder: Path) -> Run:
     from fedmtl.federation.client_evaluation import client_evaluator
     from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
     from fedmtl.federation.wire import decode_update
-    from fedmtl.tasks.metrics import evaluation_fields
+    from fedmtl.runs.event_lines import to_line
+    from fedmtl.tasks.metrics import evaluation_event
     from fuzz.seeds import HELD, evaluated_state, evaluating_strategy, honest_sums
 
     strategy, state = evaluating_strategy(), evaluated_state()
@@ -207,7 +209,7 @@ def open_evaluation(folder: Path) -> Run:
         given["answer"] = decode_update(data, LIMIT, LIMIT)[0]
         evaluation = evaluate(state)
         for name, sums in evaluation.sums.items():
-            json.dumps(evaluation_fields(strategy.tasks[name], sums))
+            to_line(evaluation_event(1, strategy.tasks[name], sums, evaluation.clients[name]))
             assert "honest" in evaluation.clients[name]
             value = evaluation.scores[name].metrics[strategy.tasks[name].metric]
             assert value is None or -1.0 <= value <= 1.0, f"{name}: a score of {value}"

@@ -384,7 +384,8 @@ def _events() -> bytes:
 
 
 def _round_events(number: int) -> list[dict[str, Any]]:
-    from fedmtl.tasks.metrics import evaluation_fields, sums_from_dict
+    from fedmtl.runs.event_lines import to_json
+    from fedmtl.tasks.metrics import evaluation_event, sums_from_dict
 
     events: list[dict[str, Any]] = []
     if number:
@@ -393,9 +394,8 @@ def _round_events(number: int) -> list[dict[str, Any]]:
         events.append({"event": "update", "round": number, "client": "clinic", "tasks": trained, **cost})
         events.append({"event": "failure", "round": number, "client": "bank", "reason": "no answer", "bytes_down": 10})
     for name, task in evaluated_tasks().items():
-        fields = evaluation_fields(task, sums_from_dict(task, honest_sums()[name]))
-        clients = {"clinic": 0.5, "bank": None}
-        events.append({"event": "evaluation", "round": number, "task": name, **fields, "clients": clients})
+        sums = sums_from_dict(task, honest_sums()[name])
+        events.append(to_json(evaluation_event(number, task, sums, {"clinic": 0.5, "bank": None})))
     closing = {
         "event": "round", "round": number, "clients": 1, "failures": 1, "tasks": {"sst2": 1}, "losses": {"sst2": 0.6},
         "seen": {"sst2": 40}, "overall": 0.5, "classification": 0.5, "seconds": 4.5, "train_seconds": 3.0,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmtl import Capability, Extra, ServerMethod, ServerSetup, State, Step, options_of, register
+from fedmtl import Capability, Extra, OtherEvent, ServerMethod, ServerSetup, State, Step, options_of, register
 
 
 class Options(BaseModel):
@@ -30,7 +30,7 @@ class AveragedRounds(ServerMethod):
             key: value + self._momentum * (before.weights[key] - value) if key in before.weights else value
             for key, value in after.weights.items()
         }
-        event = {"event": "averaged_rounds", "round": after.round, "momentum": self._momentum}
+        event = OtherEvent(name=self.name, unknown={"round": after.round, "momentum": self._momentum})
         return Step(replace(after, weights=moved), (event,))
 
     def check(self, extra: Extra) -> None:

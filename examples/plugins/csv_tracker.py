@@ -4,13 +4,11 @@ import csv_tracker                             # registers it
 fedmtl.run({"tasks": {...}, "methods": {"csv_tracker": {"file": "scores.csv"}}})
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedmtl import Capability, register
+from fedmtl import Capability, Event, register
 
 
 class Options(BaseModel):
@@ -23,9 +21,9 @@ class CsvTracker:
     def __init__(self, options: Options, folder: Path) -> None:
         self._file = (folder / options.file).open("a", encoding="utf-8")
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "round":
-            self._file.write(f"{event['round']},{event['overall']}\n")
+    def event(self, event: Event) -> None:
+        if event.kind == "round":
+            self._file.write(f"{event.round},{event.overall}\n")
             self._file.flush()
 
     def close(self) -> None:

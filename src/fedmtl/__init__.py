@@ -67,6 +67,9 @@ _SECTIONS = {
         "Aggregator": "fedmtl.federation.aggregators.protocol",
         "WaitingUpdates": "fedmtl.federation.aggregators.protocol",
         "Tracker": "fedmtl.runs.tracker",
+        "Event": "fedmtl.runs.event_lines",
+        "OtherEvent": "fedmtl.runs.event_lines",
+        "event_kind": "fedmtl.runs.event_lines",
         "divergences": "fedmtl.methods.smart",
     },
     "Errors": {
@@ -128,6 +131,9 @@ if TYPE_CHECKING:
     from fedmtl.predict.answers import Prediction as Prediction
     from fedmtl.predict.run import LoadedRun as LoadedRun
     from fedmtl.predict.run import load_run as load_run
+    from fedmtl.runs.event_lines import Event as Event
+    from fedmtl.runs.event_lines import OtherEvent as OtherEvent
+    from fedmtl.runs.event_lines import event_kind as event_kind
     from fedmtl.runs.folder import RunFolder as RunFolder
     from fedmtl.runs.summary import RunSummary as RunSummary
     from fedmtl.runs.tracker import Tracker as Tracker

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from fedmtl.config import Config
 from fedmtl.errors import DataError, FedmtlError
-from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.event_lines import Event, Observer
+from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.log import raw_events, read_events
 from fedmtl.runs.summary import RunSummary, run_status, summarize
 
 if TYPE_CHECKING:
     from fedmtl.config.file import ConfigSource
-    from fedmtl.experiment.run import Observer
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.run import LoadedRun
     from fedmtl.tasks.metrics import Scores
@@ -107,12 +108,12 @@ class Run:
         """
         return run_status(self._events(), self.name).status
 
-    def _events(self) -> list[dict[str, Any]]:
+    def _events(self) -> list[Event]:
         return read_events(self.folder)
 
     def events(self) -> list[dict[str, Any]]:
         """Return all that happened so far, in order, as the records that docs/run-folder.md describes."""
-        return self._events()
+        return raw_events(self.folder)
 
     def summary(self) -> RunSummary:
         """Return the run in numbers: every task's metrics at its start, its best and its end, bytes and seconds."""

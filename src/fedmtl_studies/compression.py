@@ -35,7 +35,7 @@ from fedmtl_studies.library import (
     find_table,
     load_config,
     parse_copies,
-    read_events,
+    raw_events,
     with_absolute_paths,
     with_overrides,
     write_atomic,
@@ -274,7 +274,7 @@ def _metrics(settings: Settings) -> dict[str, str]:
 
 
 def _metrics_of(teacher: RunFolder) -> dict[str, str]:
-    start = first_event(read_events(teacher), "start")
+    start = first_event(raw_events(teacher), "start")
     return {task: about["metric"] for task, about in start["tasks"].items()}
 
 

@@ -22,7 +22,7 @@ from fedmtl_studies.library import (
     Measured,
     RunFolder,
     Variant,
-    read_events,
+    raw_events,
     write_atomic,
 )
 from fedmtl_studies.results import Event, last_event
@@ -65,7 +65,7 @@ class Result:
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a finished run: an ordinary one or a distillation."""
-    events = read_events(run)
+    events = raw_events(run)
     main = {task: about["metric"] for task, about in last_event(events, "start")["tasks"].items()}
     last = {event["task"]: event for event in events if event["event"] == "evaluation"}
     rounds = [event for event in events if event["event"] == "round"]

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from fedmtl_studies.folder import read_record
-from fedmtl_studies.library import RunFolder, load_config, read_events
+from fedmtl_studies.library import RunFolder, load_config, raw_events
 from fedmtl_studies.results import Event, Spread, beside, first_event
 from fedmtl_studies.results import Results as ResultsOf
 
@@ -114,7 +114,7 @@ Results = ResultsOf[Result]
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a finished run."""
-    events = read_events(run)
+    events = raw_events(run)
     start = first_event(events, "start")
     main = {task: str(about["metric"]) for task, about in start["tasks"].items()}
     scored = [event for event in events if event["event"] == "evaluation"]

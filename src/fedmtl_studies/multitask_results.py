@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmtl_studies.folder import read_record
-from fedmtl_studies.library import RunFolder, load_config, read_events
+from fedmtl_studies.library import RunFolder, load_config, raw_events
 from fedmtl_studies.results import Event, first_event
 
 # Three decimals of three scores and of their mean are within this of each other, however they were rounded.
@@ -103,7 +103,7 @@ def average_of(scores: Scores) -> float | None:
 
 def read_cell(run: RunFolder, average: Average = average_of) -> MeasuredCell:
     """Read the measures of a settled run."""
-    events = read_events(run)
+    events = raw_events(run)
     record = read_record(run)
     reached = _reached(events, average)
     plan = first_event(events, "plan")

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
 from fedmtl_studies.folder import cell_name, read_record
-from fedmtl_studies.library import RunFolder, load_config, read_events, score
+from fedmtl_studies.library import RunFolder, load_config, raw_events, score
 from fedmtl_studies.results import Spread, first_event, spread
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ Results = Mapping[Setup, Mapping[int, Result | None]]
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a settled run of one task."""
-    events = read_events(run)
+    events = raw_events(run)
     evaluations = [event for event in events if event["event"] == "evaluation"]
     rounds = [event for event in events if event["event"] == "round" and event["round"]]
     start, data = (first_event(events, kind) for kind in ("start", "data"))

@@ -18,13 +18,14 @@ from fedmtl_studies.library import (
     ConfigError,
     Frame,
     Html,
+    RunEvent,
     WireConfig,
     create_run,
     html_table,
     join,
     legend,
     padded,
-    read_events,
+    raw_events,
     score,
     single_page,
     size,
@@ -86,7 +87,7 @@ def parse_pairs(text: str) -> list[Pair]:
 
 
 def study_wire(
-    config: Config, pairs: Sequence[Pair], name: str, observe: Callable[[Pair], Callable[[dict[str, Any]], None]]
+    config: Config, pairs: Sequence[Pair], name: str, observe: Callable[[Pair], Callable[[RunEvent], None]]
 ) -> tuple[Path, list[Point]]:
     """Run the config once per pair, with the same seed; the table and the picture are written after every run.
 
@@ -101,7 +102,7 @@ def study_wire(
     for pair in pairs:
         wire = config.wire.model_copy(update={"down": pair.down, "up": pair.up})
         run = start_run(config.model_copy(update={"wire": wire, "output": str(folder)}), pair.name, observe(pair))
-        points += read_points(pair.name, read_events(run))
+        points += read_points(pair.name, raw_events(run))
         write_atomic(folder / "wire.csv", to_csv(points).encode())
         write_atomic(folder / "wire.html", wire_page(name, points).encode())
     return folder, points

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from raw_events import raw_events
 
 OWN = """\
 model: {server_model: random-1x32}
@@ -106,7 +107,7 @@ def test_a_run_where_every_client_fails_ends_with_3_and_says_why(cli, tmp_path):
     assert done.code == 3
     assert "lower training.learning_rate" in done.error
     run = RunFolder(tmp_path / "runs/demo")
-    events = read_events(run)
+    events = raw_events(run)
     assert events[-1]["status"] == "failed"
     assert sum(event["event"] == "failure" for event in events) == 6
     assert run.report.exists()

@@ -1,31 +1,50 @@
 """The live display: the same lines as elsewhere, with bars that leave nothing behind."""
 
 import io
-from typing import Any
 
-from fedmtl.cli.progress import LiveDisplay, PlainDisplay
+from fedmtl.cli.display import LiveDisplay, PlainDisplay
 from fedmtl.cli.terminal import Terminal
+from fedmtl.runs.events import (
+    AnswerEvent,
+    ClientFacts,
+    ClientsEvent,
+    EarlyStopEvent,
+    EvaluationEvent,
+    LayerMove,
+    ResumedEvent,
+    RoundEvent,
+    SharingEvent,
+    StartEvent,
+    TaskFacts,
+)
 
-TASKS = {name: {"metric": "accuracy"} for name in ("sentiment_of_reviews", "paraphrase_of_questions")}
-START = {"event": "start", "version": "1", "mode": "federated", "device": "cpu", "workers": 0, "seed": 0}
-START |= {"num_rounds": 2, "tasks": TASKS}
+FACTS = TaskFacts(kind="classification", metric="accuracy")
+TASKS = dict.fromkeys(("sentiment_of_reviews", "paraphrase_of_questions"), FACTS)
+START = StartEvent(version="1", mode="federated", device="cpu", workers=0, seed=0, num_rounds=2, tasks=TASKS)
 
 
-def evaluation(number: int, task: str, accuracy: float | None) -> dict[str, Any]:
-    return {"event": "evaluation", "round": number, "task": task, "metrics": {"accuracy": accuracy}}
+def evaluation(number: int, task: str, accuracy: float | None) -> EvaluationEvent:
+    return EvaluationEvent(round=number, task=task, metrics={"accuracy": accuracy})
 
 
-def round_end(number: int) -> dict[str, Any]:
-    event = {"event": "round", "round": number, "clients": 2, "failures": 1, "tasks": dict.fromkeys(TASKS, 1)}
-    return event | {"aggregated": [], "bytes_up": 2_000_000, "bytes_down": 3_000, "seconds": 1.0}
+def round_end(number: int) -> RoundEvent:
+    return RoundEvent(
+        round=number,
+        clients=2,
+        failures=1,
+        tasks=dict.fromkeys(TASKS, 1),
+        bytes_up=2_000_000,
+        bytes_down=3_000,
+        seconds=1.0,
+    )
 
 
 def told(display: PlainDisplay) -> None:
     display(START)
-    display({"event": "clients", "clients": {"a": {}, "b": {}, "c": {}, "d": {}}})
+    display(ClientsEvent(clients=dict.fromkeys("abcd", ClientFacts())))
     for number, accuracy in ((0, None), (1, 0.75), (2, 0.5)):
         for client in "abc":
-            display({"event": "answer", "round": number, "client": client})
+            display(AnswerEvent(round=number, client=client, samples=0))
         for task in TASKS:
             display(evaluation(number, task, accuracy))
         display(round_end(number))
@@ -64,7 +83,7 @@ def test_rounds_told_before_a_resume_are_not_told_again():
     seen = io.StringIO()
     display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True))
     display.name = "first"
-    display({"event": "resumed", "round": 1, "broken": ["round-0002.json: is broken"], "missing": "round 0"})
+    display(ResumedEvent(round=1, broken=["round-0002.json: is broken"], missing="round 0"))
     said = seen.getvalue()
     assert said.splitlines() == [
         "  round-0002.json: is broken",
@@ -74,3 +93,17 @@ def test_rounds_told_before_a_resume_are_not_told_again():
     told(display)
     assert "after round 1" not in seen.getvalue().removeprefix(said)
     assert "after round 2: sentiment_of_reviews accuracy 0.500" in seen.getvalue()
+
+
+def test_a_capability_says_its_line_itself():
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=200, soft_wrap=True))
+    display(EarlyStopEvent(round=3, task="sst2", best_round=1, score=0.75))
+    facts = {"agreement": {}, "measured": {}}
+    moved = LayerMove(layer="encoder.layer.1", before="all", after="task", reason="tasks disagree", **facts)
+    stayed = LayerMove(layer="encoder.layer.0", before="all", after="all", reason="too early", **facts)
+    display(SharingEvent(round=3, layers=[stayed, moved]))
+    assert seen.getvalue().splitlines() == [
+        "  sst2: head fixed at round 1 (0.750)",
+        "  encoder.layer.1: all -> task, tasks disagree",
+    ]

@@ -4,7 +4,8 @@ import errno
 import json
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from raw_events import raw_events
 
 
 def test_json_is_the_only_thing_on_stdout(cli, tmp_path):
@@ -18,7 +19,7 @@ def test_json_is_the_only_thing_on_stdout(cli, tmp_path):
     }
     assert (record["rounds"], record["failures"]) == (1, [])
     assert all(record[name] > 0 for name in ("seconds", "bytes_up", "bytes_down"))
-    end = read_events(RunFolder(tmp_path / "runs/demo"))[-1]
+    end = raw_events(RunFolder(tmp_path / "runs/demo"))[-1]
     assert record["weights_sha256"] == end["weights_sha256"]
     assert "=== Round 1/1 ===" in done.err
 
@@ -51,7 +52,7 @@ def test_a_finished_run_is_not_resumed(cli, runs):
 
 def test_a_resumed_run_tells_only_what_is_new(cli, runs):
     # As if killed after round 1 was told and before round 2 was.
-    whole = read_events(RunFolder(runs / "demo"))
+    whole = raw_events(RunFolder(runs / "demo"))
     kept = [e for e in whole if e["event"] != "end" and e.get("round", 0) <= 1]
     (runs / "demo/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in kept))
     for path in (runs / "demo/checkpoints").glob("round-0002.*"):
@@ -61,7 +62,7 @@ def test_a_resumed_run_tells_only_what_is_new(cli, runs):
     assert "demo goes on after round 1\n" in done.out
     assert "=== Round 1/2 ===" not in done.out
     assert done.out.count("=== Round 2/2 ===") == 1
-    assert read_events(RunFolder(runs / "demo"))[-1]["status"] == "done"
+    assert raw_events(RunFolder(runs / "demo"))[-1]["status"] == "done"
 
 
 def test_resume_takes_no_config(cli, runs):

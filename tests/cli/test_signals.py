@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from raw_events import raw_events
 
 FEDMTL = [sys.executable, "-c", "from fedmtl.cli import main; main()"]
 # Long enough that a signal after round 1 always comes before the end.
@@ -48,7 +49,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def check_folder(process: subprocess.Popen[str], run: RunFolder, number: signal.Signals) -> None:
     """The run ended by this signal, and its folder is whole up to the last round it told."""
     _, errors = process.communicate(timeout=60)
-    events = read_events(run)
+    events = raw_events(run)
     end, rounds = events[-1], [event["round"] for event in events if event["event"] == "round"]
     assert process.returncode == 128 + number
     assert (end["status"], end["rounds"]) == ("interrupted", rounds[-1])
@@ -78,7 +79,7 @@ def test_a_run_ended_by_ctrl_c_goes_on_to_the_weights_of_one_that_was_not(cli, s
     whole = json.loads(cli("run", *LONG, "--set", "compute.workers=0", "--json", "--name", "whole").out)
     assert resumed["rounds"] == whole["rounds"] == NUM_ROUNDS
     assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert read_events(run)[-1]["status"] == "done"
+    assert raw_events(run)[-1]["status"] == "done"
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
@@ -91,4 +92,4 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
-    assert read_events(RunFolder(tmp_path / "runs/demo"))[-1]["status"] == "done"
+    assert raw_events(RunFolder(tmp_path / "runs/demo"))[-1]["status"] == "done"

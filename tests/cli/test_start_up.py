@@ -36,6 +36,36 @@ print({HEAVY})
     assert python(code) == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_defines_no_events(arguments):
+    # Thirty records take as long to define as typer takes to parse a command.
+    code = f"""
+import sys
+from fedmtl.cli import main
+sys.argv[1:] = {arguments}
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in sys.modules if name in ("fedmtl.runs.events", "fedmtl.cli.display")])
+"""
+    assert python(code) == "[]"
+
+
+def test_the_status_of_a_run_loads_no_numeric_library(runs):
+    code = f"""
+import sys
+from fedmtl.cli import main
+sys.argv[1:] = ["status", {str(next(iter(runs.iterdir())))!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print({HEAVY})
+"""
+    assert python(code) == "[]"
+
+
 def test_a_run_loads_no_code_that_it_does_not_compute_with(tmp_path):
     # Each of these takes longer to import than a round of small clients does to train.
     unused = ("transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "sklearn")

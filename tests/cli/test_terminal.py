@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 from fedmtl.cli import app as cli_app
 from fedmtl.cli.app import app
-from fedmtl.cli.progress import LiveDisplay, PlainDisplay
+from fedmtl.cli.display import LiveDisplay, PlainDisplay
 from fedmtl.cli.terminal import StageBars, Terminal
-from fedmtl.runs.folder import append_event, create_run
+from fedmtl.runs.event_lines import from_json
+from fedmtl.runs.folder import create_run
+from fedmtl.runs.log import append_event
 
 # Clears the screen and forges a line; a C1 introducer; a right-to-left override; rich's markup that closes nothing.
 HOSTILE = "\x1b[2J\x1b[1;31mx\n  after round 9: sst2 accuracy 1.000\r\x9b31m\u202eevil[/b]"
@@ -28,8 +30,8 @@ def is_quiet(text: str) -> bool:
 def test_a_failure_cannot_forge_a_line_or_send_an_escape_code(display, key):
     seen = io.StringIO()
     shown = display(Terminal(file=seen, width=500))
-    shown(START)
-    shown({"event": "failure", "round": 1, "client": "a", "reason": "late"} | {key: HOSTILE})
+    shown(from_json(START))
+    shown(from_json({"event": "failure", "round": 1, "client": "a", "reason": "late"} | {key: HOSTILE}))
     assert is_quiet(seen.getvalue())
     assert "\\x1b[2J\\x1b[1;31mx\\n" in seen.getvalue()
     assert "evil[/b]" in seen.getvalue()
@@ -60,7 +62,7 @@ def hostile_run(folder):
         {"event": "clients", "clients": {"[/b]": {"tasks": {"sst2": {"examples": 1, "labels": {}}}}}},
         {"event": "failure", "round": 1, "client": HOSTILE, "reason": HOSTILE},
     ):
-        append_event(run, event)
+        append_event(run, from_json(event))
     return run
 
 
@@ -87,7 +89,7 @@ def test_compare_takes_runs_and_tasks_of_any_name(tmp_path):
     runs = [create_run(tmp_path, "demo") for _ in range(2)]
     for run in runs:
         for event in events:
-            append_event(run, event)
+            append_event(run, from_json(event))
     result = CliRunner().invoke(app, ["compare", *(str(run.path) for run in runs)])
     assert result.exit_code == 0, result.exception
     assert is_quiet(result.stdout)

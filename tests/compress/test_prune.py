@@ -12,8 +12,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
 from fedmtl.predict.run import load_run
-from fedmtl.runs.folder import read_events
 from fedmtl.sharing.keys import Key, weights_sha256
+from raw_events import raw_events
 from small_config import SMALL
 
 
@@ -32,7 +32,7 @@ def test_a_pruned_run_goes_on_from_the_model_for_so_many_epochs(finished):
     assert (training.pruning.amount, training.pruning.rounds, training.pruning.start_round) == (0.3, 3, 0)
     assert (Path(config.model.start_from), Path(config.output)) == (finished.model, finished.path.parent)
     run = start_run(config, "second")
-    [*_, last] = [event for event in read_events(run) if event["event"] == "pruning"]
+    [*_, last] = [event for event in raw_events(run) if event["event"] == "pruning"]
     assert last["pruned"] == round(0.3 * last["linear"]["weights"]) <= last["linear"]["zeros"]
     zeros = sum(int((value == 0).sum()) for value in load_model(run.model).weights.values())
     assert zeros == last["all"]["zeros"]
@@ -68,7 +68,7 @@ def test_a_run_with_fewer_heads_federates(fewer_heads):
     pruned, run = fewer_heads
     # One of two heads, 64 wide, and 256 of 512 neurons, in each of two layers: 64 * (3 * 129 + 128) + 256 * 257.
     assert pruned.parameters[0] - pruned.parameters[1] == 2 * (64 * (3 * 129 + 128) + 256 * 257)
-    [*_, last] = [event for event in read_events(run) if event["event"] == "round"]
+    [*_, last] = [event for event in raw_events(run) if event["event"] == "round"]
     assert last["clients"] == 2
     trained, start = load_model(run.model), load_model(Path(pruned.config.model.start_from))
     assert trained.model.layout.num_heads == 1
@@ -101,7 +101,7 @@ class Silent:
 
 def test_no_epochs_only_prune_and_score(finished):
     run = start_run(prune_run(finished, Cut(amount=0.5, ffn=0.25), 0).config, "second")
-    events = read_events(run)
+    events = raw_events(run)
     assert {event["round"] for event in events if event["event"] == "evaluation"} == {0}
     [pruning] = [event for event in events if event["event"] == "pruning"]
     assert pruning["pruned"] == round(0.5 * pruning["linear"]["weights"])

@@ -18,8 +18,9 @@ from fedmtl.experiment.run import start_run
 from fedmtl.federation import client as client_side
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Job, Update
-from fedmtl.runs.folder import RunFolder, create_run, read_events
+from fedmtl.runs.folder import RunFolder, create_run
 from fedmtl.sharing.keys import weights_sha256
+from raw_events import raw_events
 
 DEADLY = 2
 PLACES = ("state saved", "half written", "trained", "written")
@@ -135,13 +136,13 @@ def test_files_are_written_over_once_their_update_was_let_go(prepared, engine):
 
 
 def end_sha(run: RunFolder) -> str:
-    [end] = [event for event in read_events(run) if event["event"] == "end"]
+    [end] = [event for event in raw_events(run) if event["event"] == "end"]
     sha: str = end["weights_sha256"]
     return sha
 
 
 def events_of(run: RunFolder, kind: str) -> list[dict]:
-    return [event for event in read_events(run) if event["event"] == kind]
+    return [event for event in raw_events(run) if event["event"] == kind]
 
 
 def client_files(run: RunFolder) -> dict[str, str]:

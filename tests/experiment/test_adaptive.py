@@ -13,10 +13,12 @@ from fedmtl.experiment import run as run_module
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import weights_sha256
 from fedmtl.tasks.embedded import embedded_columns
+from raw_events import raw_events
 
 DEEP = "model.server_model=random-2x32"
 # Below .98 tasks disagree: something splits in every round.
@@ -35,7 +37,7 @@ def digest(run: RunFolder) -> str:
 
 
 def decisions(run: RunFolder, layer: str) -> list[dict]:
-    events = [event for event in read_events(run) if event["event"] == "sharing"]
+    events = [event for event in raw_events(run) if event["event"] == "sharing"]
     return [own for event in events for own in event["layers"] if own["layer"] == layer]
 
 
@@ -87,7 +89,7 @@ def test_opposed_tasks_split_the_top_layer_within_five_rounds(opposed):
     moved = [own for own in decisions(opposed, "encoder.layer.1") if own["before"] != own["after"]]
     assert [(own["before"], own["after"]) for own in moved] == [("all", "task")]
     assert moved[0]["agreement"]["a/b"] < -0.1
-    plans = [event for event in read_events(opposed) if event["event"] == "plan"]
+    plans = [event for event in raw_events(opposed) if event["event"] == "plan"]
     assert plans[1]["rules"][0] == ["encoder.layer.1.*", "task"]
     assert plans[1]["total"] > plans[0]["total"]
 
@@ -95,7 +97,7 @@ def test_opposed_tasks_split_the_top_layer_within_five_rounds(opposed):
 def test_what_is_saved_and_scored_is_the_plan_of_the_end(opposed):
     loaded = load_run(opposed)
     assert loaded.saved.plan.level("encoder.layer.1.output.dense.weight") == "task"
-    events = [event for event in read_events(opposed) if event["event"] == "evaluation" and event["round"] == 5]
+    events = [event for event in raw_events(opposed) if event["event"] == "evaluation" and event["round"] == 5]
     again = evaluate_validation(loaded)
     for event in events:
         assert again[event["task"]].metrics["pearson"] == pytest.approx(event["metrics"]["pearson"], abs=1e-4)
@@ -108,7 +110,7 @@ def test_any_number_of_workers_gives_the_same_weights(make_config):
     runs = [start_run(make_config(*BOTH, *kept, f"compute.workers={workers}"), "parity") for workers in (0, 2)]
     assert len({digest(run) for run in runs}) == 1
     assert decisions(runs[0], "encoder.layer.1")[-1]["after"] == "task"
-    told = [[e for e in read_events(run) if e["event"] in ("sharing", "task_weights")] for run in runs]
+    told = [[e for e in raw_events(run) if e["event"] in ("sharing", "task_weights")] for run in runs]
     assert told[0] == told[1]
 
 
@@ -120,7 +122,7 @@ def test_any_number_of_workers_gives_the_same_weights(make_config):
 def test_a_resumed_run_comes_to_the_same_weights_and_decisions(make_config, monkeypatch, extra):
     settings = [*BOTH, *extra]
     whole = start_run(make_config(*settings), "whole")
-    whole_plans = [event for event in read_events(whole) if event["event"] == "plan"]
+    whole_plans = [event for event in raw_events(whole) if event["event"] == "plan"]
     assert len(whole_plans) > 1
 
     class Killed(BaseException):
@@ -140,8 +142,8 @@ def test_a_resumed_run_comes_to_the_same_weights_and_decisions(make_config, monk
     resumed = resume_run(RunFolder(whole.path.parent / "killed"))
     assert digest(resumed) == digest(whole)
     kinds = ("sharing", "task_weights", "plan")
-    assert [e for e in read_events(resumed) if e["event"] in kinds] == [
-        e for e in read_events(whole) if e["event"] in kinds
+    assert [e for e in raw_events(resumed) if e["event"] in kinds] == [
+        e for e in raw_events(whole) if e["event"] in kinds
     ]
 
 
@@ -155,7 +157,7 @@ def test_clients_with_several_tasks_give_evidence_too(make_config):
 
 def test_nothing_moves_and_nothing_is_told_by_default(make_config):
     run = start_run(make_config(), "still")
-    assert not {event["event"] for event in read_events(run)} & {"sharing", "task_weights"}
+    assert not {event["event"] for event in raw_events(run)} & {"sharing", "task_weights"}
     state = load_checkpoint(run.checkpoints)
     assert state is not None
     assert state.extra == {}

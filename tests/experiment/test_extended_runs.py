@@ -13,8 +13,9 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.keys import Key
+from raw_events import raw_events
 
 CROSS = ["model.pair=cross", "model.pool=cls"]
 LORA = ["model.lora.rank=2", "model.lora.dropout=0.1"]
@@ -23,7 +24,7 @@ ROWS = [("the film was fine",), ("a very long and dull night at the movies",), (
 
 
 def events(run, kind):
-    return [event for event in read_events(run) if event["event"] == kind]
+    return [event for event in raw_events(run) if event["event"] == kind]
 
 
 def digest(run):

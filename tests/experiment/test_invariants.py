@@ -27,9 +27,11 @@ from fedmtl.federation.messages import Update
 from fedmtl.federation.wire import decode_job, encode_job
 from fedmtl.methods.server_optimizers import server_step
 from fedmtl.predict.run import evaluate_validation, load_run
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import weights_sha256
+from raw_events import raw_events
 
 PERSONAL = 'sharing.rules=[{"heads.similarity.*": client}, {"heads.*": task}, {"*": all}]'
 GROUPS = [
@@ -82,7 +84,7 @@ def test_1_any_number_of_workers_gives_the_same_weights(make_config, overrides):
 
 def test_1_what_crosses_is_what_would_cross_a_network(make_config):
     run = start_run(make_config(), "bytes")
-    updates = [event for event in read_events(run) if event["event"] == "update"]
+    updates = [event for event in raw_events(run) if event["event"] == "update"]
     prepared = prepare(make_config())
     info = prepared.clients[updates[0]["client"]]
     job = Dispatch(prepared.strategy).job(
@@ -99,7 +101,7 @@ def test_1_lossy_codecs_save_what_they_promise_and_are_counted(make_config, code
     sizes = []
     down = "int8" if codec == "topk" else codec
     for settings in ([], [f"wire.up={codec}", f"wire.down={down}"]):
-        events = read_events(start_run(make_config(*settings), "bytes"))
+        events = raw_events(start_run(make_config(*settings), "bytes"))
         sizes.append([e["bytes_up"] for e in events if e["event"] == "update"])
     # vectors stay exact, and a model 32 wide has many of them
     for exact, lossy in zip(*sizes, strict=True):
@@ -170,7 +172,7 @@ def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, monke
         with pytest.raises(Killed):
             start_run(make_config(*overrides), "killed")
     killed = RunFolder(whole.path.parent / "killed")
-    assert not any(event["event"] == "end" for event in read_events(killed))
+    assert not any(event["event"] == "end" for event in raw_events(killed))
     resumed = resume_run(killed)
     assert digest(resumed) == digest(whole)
     assert _scores(resumed) == _scores(whole)
@@ -252,8 +254,8 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
     )
     assert digest(mixed) == digest(calm)
     failures = summarize(read_events(mixed), "mixed").failures
-    assert [(failure["round"], failure["client"]) for failure in failures] == [(1, "bad"), (2, "bad")]
-    assert all(reason in failure["reason"] for failure in failures)
+    assert [(failure.round, failure.client) for failure in failures] == [(1, "bad"), (2, "bad")]
+    assert all(reason in failure.reason for failure in failures)
     assert "bad" in mixed.report.read_text()
     assert reason in mixed.report.read_text()
 
@@ -292,7 +294,7 @@ def test_5_vocabulary_slices_change_no_average(make_config):
     assert b is not None
     for key in a.weights:
         torch.testing.assert_close(a.weights[key], b.weights[key], atol=1e-6, rtol=1e-5)
-    sent = [sum(e["bytes_up"] for e in read_events(run) if e["event"] == "round") for run in (sliced, whole)]
+    sent = [sum(e["bytes_up"] for e in raw_events(run) if e["event"] == "round") for run in (sliced, whole)]
     assert sent[0] < sent[1]
 
 
@@ -317,7 +319,7 @@ def test_7_the_scores_can_be_recomputed_from_the_folder(make_config, one_thread)
     # After two rounds the scores differ by 5e-5 between texts, and single precision rounds them to 1e-7: to five digits
     # Pearson's r is the same only in the same arithmetic, that of one thread.
     run = start_run(make_config(), "recomputed")
-    events = read_events(run)
+    events = raw_events(run)
     final = {event["task"]: event for event in events if event["event"] == "evaluation" and event["round"] == 2}
     for task, scores in evaluate_validation(load_run(run)).items():
         for metric, value in final[task]["metrics"].items():
@@ -334,7 +336,7 @@ def test_7_the_scores_can_be_recomputed_from_the_folder(make_config, one_thread)
 
 
 def test_7_rounds_add_up_to_their_parts(make_config):
-    events = read_events(start_run(make_config(), "sums"))
+    events = raw_events(start_run(make_config(), "sums"))
     for number in (1, 2):
         own = [event for event in events if event.get("round") == number]
         updates = [event for event in own if event["event"] == "update"]
@@ -352,7 +354,7 @@ def test_7_rounds_add_up_to_their_parts(make_config):
 def _scores(run: RunFolder) -> list[tuple[int, str, str]]:
     return [
         (event["round"], event["task"], json.dumps(event["metrics"]))
-        for event in read_events(run)
+        for event in raw_events(run)
         if event["event"] == "evaluation"
     ]
 

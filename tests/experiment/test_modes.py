@@ -5,13 +5,16 @@ import pytest
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.runs.folder import RunFolder, append_results, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
+from fedmtl.runs.results import append_results
 from fedmtl.runs.summary import summarize
+from raw_events import raw_events
 
 
 def run(config, name):
     started = start_run(config, name)
-    return started, read_events(started)
+    return started, raw_events(started)
 
 
 def parameters(events):
@@ -64,8 +67,8 @@ def test_a_client_alone_is_told_nothing_of_the_labels_of_others(make_config):
 
 
 def test_compare_shows_the_guides_standard_against_multi_task(make_config):
-    shared = summarize(run(make_config(), "shared")[1])
-    apart = summarize(run(make_config("mode=federated_single_task"), "apart")[1])
+    shared = summarize(read_events(start_run(make_config(), "shared")))
+    apart = summarize(read_events(start_run(make_config("mode=federated_single_task"), "apart")))
     assert shared.parameters is not None
     assert apart.parameters is not None
     heads = 2 * 33 + 2 * (4 * 32 + 1 + 1) + (4 * 32 + 1 + 1)
@@ -195,13 +198,13 @@ def test_a_local_run_that_was_interrupted_resumes_to_the_same_models(make_config
 
 
 def test_local_counts_a_whole_model_per_client(make_config):
-    _, events = run(make_config("mode=local", "training.num_rounds=0"), "local")
-    shared = summarize(run(make_config("training.num_rounds=0"), "shared")[1]).parameters
+    local = start_run(make_config("mode=local", "training.num_rounds=0"), "local")
+    shared = summarize(read_events(start_run(make_config("training.num_rounds=0"), "shared"))).parameters
     heads = {"sentiment": 2 * 33, "paraphrase": 2 * (4 * 32 + 2), "similarity": 4 * 32 + 2}
     assert shared is not None
     encoder = shared - sum(heads.values())
     # six clients, each with an encoder and the head of its own task
-    assert summarize(events).parameters == 6 * encoder + 2 * sum(heads.values())
+    assert summarize(read_events(local)).parameters == 6 * encoder + 2 * sum(heads.values())
 
 
 def test_a_client_that_trains_alone_is_clipped_to_nobody(make_config):

@@ -45,4 +45,4 @@ def test_what_stays_at_clients_is_counted_once_for_each(make_config, rule, kept)
     prepared = replace(prepared, state=replace(prepared.state, plan=plan))
     found = opening_events(prepared)[-1]
     # Three clients a task, each with the head of its one task.
-    assert found["at_clients"] == (3 * sum(found["heads"].values()) if kept else 0)
+    assert found.at_clients == (3 * sum(found.heads.values()) if kept else 0)

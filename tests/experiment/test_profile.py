@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import read_events
+from raw_events import raw_events
 
 SERVER = {
     "cutting slices", "encoding", "waiting for clients", "decoding", "checking", "averaging", "server optimizer",
@@ -17,7 +17,7 @@ CLIENTS = {
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_profiled_run_tells_where_its_seconds_went(make_config, workers):
     run = start_run(make_config(f"compute.workers={workers}", "training.num_rounds=2"), "timed", profile=True)
-    found = [event for event in read_events(run) if event["event"] == "profile"]
+    found = [event for event in raw_events(run) if event["event"] == "profile"]
     assert [event["round"] for event in found] == [0, 1, 2]
     last = found[-1]
     assert sum(last["server"].values()) == pytest.approx(last["seconds"])
@@ -30,7 +30,7 @@ def test_a_run_without_it_tells_nothing_and_gives_the_same_weights(make_config):
     ends = []
     for profiled in (False, True):
         run = start_run(make_config("training.num_rounds=1"), "same", profile=profiled)
-        events = read_events(run)
+        events = raw_events(run)
         assert any(event["event"] == "profile" for event in events) is profiled
         ends.append(events[-1]["weights_sha256"])
     assert ends[0] == ends[1]

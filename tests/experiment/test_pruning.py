@@ -11,9 +11,10 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.methods.pruning import pruned_weights
 from fedmtl.model.saved import load_model
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.keys import Key, weights_sha256
 from fedmtl.sharing.weights import linear_weights
+from raw_events import raw_events
 
 PRUNING = "training.pruning={amount: 0.5, rounds: 2, start_round: 0}"
 ONE_TASK = ("tasks={sentiment: {train_samples: 40, val_samples: 24}}", "federation.clients_per_task=3")
@@ -60,7 +61,7 @@ def test_pruned_weights_stay_zero_through_a_federation(make_config, overrides):
 
 def test_the_event_tells_linear_layers_from_all_weights(make_config):
     run = start_run(make_config(PRUNING, *ONE_TASK, *ROUNDS), "pruned")
-    events = [event for event in read_events(run) if event["event"] == "pruning"]
+    events = [event for event in raw_events(run) if event["event"] == "pruning"]
     assert [event["round"] for event in events] == [0, 1, 2, 3]
     assert [event["target"] for event in events] == [0.25, 0.5, 0.5, 0.5]
     last, state = events[-1], load_checkpoint(run.checkpoints)
@@ -90,7 +91,7 @@ def test_workers_and_resume_give_the_same_bits(make_config):
 def test_a_stopped_head_is_left_as_its_best_round_had_it(make_config):
     told = ("tasks.sentiment.patience=1", "training.num_rounds=6", "checkpoint.every=1")
     run = start_run(make_config("training.pruning={amount: 0.9, rounds: 6}", *ONE_TASK, *told), "stopped")
-    [stop] = [event for event in read_events(run) if event["event"] == "early_stop"]
+    [stop] = [event for event in raw_events(run) if event["event"] == "early_stop"]
     name = "heads.sentiment.weight"
     best = load_checkpoint(run.checkpoints, stop["best_round"]).weights[Key("task:sentiment", name)]
     state = load_checkpoint(run.checkpoints)
@@ -114,6 +115,6 @@ def test_what_cannot_be_pruned_is_told(make_config, overrides, words):
 
 def test_a_run_without_pruning_has_no_word_of_it(make_config):
     run = start_run(make_config(*ONE_TASK, "training.num_rounds=1"), "plain")
-    assert not any(event["event"] == "pruning" for event in read_events(run))
+    assert not any(event["event"] == "pruning" for event in raw_events(run))
     assert "pruning" not in load_checkpoint(run.checkpoints).extra
     assert "Sparsity" not in run.report.read_text()

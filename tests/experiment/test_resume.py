@@ -14,8 +14,13 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
-from fedmtl.runs.folder import RunFolder, locked, read_events
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import ResumedEvent, RoundEvent
+from fedmtl.runs.files import locked
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
+from raw_events import raw_events
 from small_config import SMALL
 
 KEPT = [
@@ -79,7 +84,7 @@ class TestLock:
         refused = []
 
         def observe(event):
-            if event["event"] == "round" and not refused:
+            if isinstance(event, RoundEvent) and not refused:
                 with pytest.raises(FedmtlError, match="another process is at work") as caught:
                     resume_run(RunFolder(folder / "busy"))
                 refused.append(str(caught.value))
@@ -97,11 +102,11 @@ class TestCheckpoints:
         harm(kept, 3)
         seen = []
         resume_run(kept, seen.append)
-        told = next(event for event in seen if event["event"] == "resumed")
+        told = first_of(seen, ResumedEvent)
         # The true round, and which file is broken.
-        assert told["round"] == 2
-        assert len(told["broken"]) == 1
-        assert "round-0003" in told["broken"][0]
+        assert told.round == 2
+        assert len(told.broken) == 1
+        assert "round-0003" in told.broken[0]
         assert digest(kept) == whole
 
     def test_further_back_than_clients_remember_is_refused_by_name(self, kept):
@@ -151,7 +156,7 @@ class TestCheckpoints:
         path = client / "round-0002.safetensors"
         path.write_bytes(path.read_bytes()[:40])
         resume_run(kept)
-        failures = [event for event in read_events(kept) if event["event"] == "failure"]
+        failures = [event for event in raw_events(kept) if event["event"] == "failure"]
         assert {event["client"] for event in failures} == {client.name}
         assert all("round-0002.safetensors" in event["reason"] for event in failures)
 
@@ -189,7 +194,7 @@ class TestEvents:
         assert "plain goes on after round 3" in done.stdout
         assert digest(plain) == whole
         # The opening is whole again, whatever was lost.
-        kinds = [event["event"] for event in read_events(plain)][:6]
+        kinds = [event["event"] for event in raw_events(plain)][:6]
         assert kinds == ["start", "data", "data", "data", "clients", "plan"]
         if how != "opening":
             assert "are lost; the weights are not" in done.stdout
@@ -237,7 +242,7 @@ def test_a_run_that_ends_by_a_mistake_of_ours_says_that_it_is_over_and_goes_on_f
     with pytest.raises(ZeroDivisionError):
         start_run(config, "broken")
     run = RunFolder(plain.path.parent / "broken")
-    end = read_events(run)[-1]
+    end = raw_events(run)[-1]
     assert (end["event"], end["status"], end["reason"]) == ("end", "failed", "unexpected ZeroDivisionError")
     assert run.report.exists()
     assert digest(resume_run(run)) == digest(plain)

@@ -10,9 +10,11 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import Key
+from raw_events import raw_events
 
 TWO_TASKS = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}}"
 UNCERTAIN = ["training.loss_weighting=uncertainty", "training.head_rate=10"]
@@ -60,7 +62,7 @@ def test_what_was_seen_is_told_per_client_round_and_run(make_config):
     # Clients a and b: 40 sentiment, 20 + 20 similarity, 40 paraphrase; batches of 8.
     # A joint epoch is as long as the longer task: five steps.
     run = start_run(make_config(TWO_TASKS, "training.task_schedule=joint", "training.gradients=pcgrad"), "seen")
-    events = read_events(run)
+    events = raw_events(run)
     updates = {(e["client"], e["round"]): e for e in events if e["event"] == "update"}
     for number in (1, 2):
         assert updates["a", number]["tasks"]["sentiment"]["seen"] == 40
@@ -73,7 +75,7 @@ def test_what_was_seen_is_told_per_client_round_and_run(make_config):
         both = [updates[client, number]["tasks"]["similarity"]["seen"] for client in ("a", "b")]
         assert rounds[number]["seen"] == {"sentiment": 40, "similarity": sum(both), "paraphrase": 40}
         assert rounds[number]["samples"] == 80 + sum(both)
-    passes = summarize(events).to_json()["passes"]
+    passes = summarize(read_events(run)).to_json()["passes"]
     assert passes["sentiment"] == passes["paraphrase"] == 2.0
     assert passes["similarity"] == (rounds[1]["seen"]["similarity"] + rounds[2]["seen"]["similarity"]) / 40
     assert f">{passes['similarity']:.2f}<" in run.report.read_text()
@@ -81,15 +83,15 @@ def test_what_was_seen_is_told_per_client_round_and_run(make_config):
 
 def test_steps_that_end_in_a_short_batch_are_counted_as_they_are(make_config):
     # Twenty examples in batches of 8: three batches are all of them, and no full batch more.
-    events = read_events(start_run(make_config("training.local_steps=3", "training.num_rounds=1"), "short"))
-    assert [e["samples"] for e in events if e["event"] == "round"] == [0, 6 * 20]
-    assert summarize(events).tasks["sentiment"].passes == 1.0
+    run = start_run(make_config("training.local_steps=3", "training.num_rounds=1"), "short")
+    assert [e["samples"] for e in raw_events(run) if e["event"] == "round"] == [0, 6 * 20]
+    assert summarize(read_events(run)).tasks["sentiment"].passes == 1.0
 
 
 def test_a_task_that_was_not_drawn_is_not_returned(make_config):
     # One task a round and client, all its examples once; only heads that had their turn are averaged.
     run = start_run(make_config(TWO_TASKS, "training.task_schedule=epoch", "training.num_rounds=4"), "drawn")
-    events = read_events(run)
+    events = raw_events(run)
     sizes = {"sentiment": 40, "similarity": 20, "paraphrase": 40}
     drawn: dict[int, set[str]] = {}
     for event in events:

@@ -12,8 +12,8 @@ from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.model.saved import load_model
-from fedmtl.runs.folder import read_events
 from fedmtl.sharing.keys import Key
+from raw_events import raw_events
 
 
 @pytest.fixture
@@ -31,9 +31,7 @@ def test_the_new_run_starts_where_the_other_ended(finished, make_config, inner):
 
 def test_its_first_scores_are_the_others_last_ones_and_workers_agree(finished, make_config):
     def scores(run, number):
-        return {
-            e["task"]: e["metrics"] for e in read_events(run) if e["event"] == "evaluation" and e["round"] == number
-        }
+        return {e["task"]: e["metrics"] for e in raw_events(run) if e["event"] == "evaluation" and e["round"] == number}
 
     told = (
         f"model.start_from={finished.path}",

@@ -15,9 +15,11 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.messages import State
 from fedmtl.methods.distillation import ServerDistillation
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
+from raw_events import raw_events
 from small_config import SMALL
 
 TASKS = ("sentiment", "paraphrase", "similarity")
@@ -80,7 +82,7 @@ def test_the_taught_model_is_nearer_to_its_teacher_and_nothing_else_changed(teac
 
 def test_a_task_that_was_stopped_is_not_taught_any_more(teacher, texts, make_config):
     early = ("tasks.sentiment.patience=1", "training.num_rounds=6")
-    events = read_events(start_run(make_config(taught(teacher, texts, "tasks: [sentiment]"), *early), "stopped"))
+    events = raw_events(start_run(make_config(taught(teacher, texts, "tasks: [sentiment]"), *early), "stopped"))
     [stopped] = [event["round"] for event in events if event["event"] == "early_stop" and event["task"] == "sentiment"]
     lessons = {event["round"]: event["losses"] for event in events if event["event"] == "distillation"}
     assert stopped < 6
@@ -90,7 +92,7 @@ def test_a_task_that_was_stopped_is_not_taught_any_more(teacher, texts, make_con
 def test_a_round_ends_with_the_taught_weights_and_a_resume_gives_them_again(teacher, texts, make_config):
     config = make_config(taught(teacher, texts, "tasks: [sentiment, paraphrase]"), "checkpoint.every=1")
     whole = start_run(config, "whole", profile=True)
-    events = read_events(whole)
+    events = raw_events(whole)
     lessons = [event for event in events if event["event"] == "distillation"]
     assert [(event["round"], event["steps"], set(event["losses"])) for event in lessons] == [
         (1, 6, {"sentiment", "paraphrase"}),
@@ -101,7 +103,7 @@ def test_a_round_ends_with_the_taught_weights_and_a_resume_gives_them_again(teac
     assert "taught the model from a teacher: 12 steps" in whole.report.read_text()
     for path in whole.checkpoints.glob("round-0002*"):
         path.unlink()
-    before = summarize(events, "whole").weights_sha256
+    before = summarize(read_events(whole), "whole").weights_sha256
     assert load_checkpoint(whole.checkpoints).round == 1
     assert summarize(read_events(resume_run(whole)), "whole").weights_sha256 == before
 

@@ -17,10 +17,12 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.methods.distillation import in_form_of, open_teacher
 from fedmtl.predict.run import load_run, predict_texts
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task
+from raw_events import raw_events
 from small_config import SMALL
 
 CPU = "cpu"
@@ -49,7 +51,7 @@ def test_its_outputs_are_its_own_for_every_example_and_are_computed_once(teacher
     loaded = load_run(teacher)
     for _ in range(2):
         opened = open_teacher(
-            config, "clients", {name: part.task for name, part in data.items()}, CPU, lambda e: seen.append(e["task"])
+            config, "clients", {name: part.task for name, part in data.items()}, CPU, lambda e: seen.append(e.task)
         )
         for name, part in data.items():
             outputs = np.load(opened.outputs(part.task, part.train.texts))
@@ -117,7 +119,7 @@ def test_the_model_folder_itself_is_a_teacher_too(teacher, make_config):
 def test_students_come_nearer_to_their_teacher(teacher, make_config):
     # Weight 1: labels count nothing, so the distance to the teacher is all that training lowers.
     config = make_config(taught(teacher, "weight: 1.0"), "training.num_rounds=4", "model.head_dropout=0")
-    rounds = [event for event in read_events(start_run(config, "student")) if event["event"] == "round"]
+    rounds = [event for event in raw_events(start_run(config, "student")) if event["event"] == "round"]
     for task in ("sentiment", "paraphrase", "similarity"):
         assert rounds[4]["losses"][task] < rounds[1]["losses"][task]
 

@@ -113,12 +113,12 @@ def test_parameters_are_counted_by_scope_and_by_layer(folders):
     weights = initial_weights(model, plan)
     # Biases of a layer: q, k, v, output and norm 32 each, 48 up, 32 down, norm 32: 7 * 32 + 48 = 272 in 8 tensors.
     # A head: 32 * 2 + 2 = 66, and with one output 33.
-    counts = {entry["scope"]: (entry["parameters"], entry["tensors"]) for entry in scope_counts(weights)}
+    counts = {entry.scope: (entry.parameters, entry.tensors) for entry in scope_counts(weights)}
     assert counts["task:a"] == (272 + 66, 10)
     assert counts["task:b"] == (272 + 33, 10)
     assert sum(parameters for parameters, _ in counts.values()) == count_parameters(weights)
-    layers = {entry["layer"]: entry for entry in layer_counts(model, plan)}
+    layers = {entry.layer: entry for entry in layer_counts(model, plan)}
     assert list(layers) == ["embeddings", "encoder.layer.0", "encoder.layer.1", "heads.a", "heads.b"]
-    assert layers["encoder.layer.1"]["level"] == "all, task"
-    assert layers["encoder.layer.0"]["parameters"] == 4 * (32 * 32 + 32) + 2 * 32 * 48 + 48 + 32 + 4 * 32
-    assert layers["heads.b"]["parameters"] == 33
+    assert layers["encoder.layer.1"].level == "all, task"
+    assert layers["encoder.layer.0"].parameters == 4 * (32 * 32 + 32) + 2 * 32 * 48 + 48 + 32 + 4 * 32
+    assert layers["heads.b"].parameters == 33

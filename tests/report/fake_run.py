@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedmtl.report.page import render
+from fedmtl.runs.event_lines import from_json
+
 Event = dict[str, Any]
 
 NUM_ROUNDS = 8
@@ -240,3 +243,7 @@ def write_folder(folder: Path, events: list[Event] | None = None, config: str = 
     (folder / "events.jsonl").write_text("".join(lines), encoding="utf-8")
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     return folder
+
+
+def page_of(events: list[Event], config: str = CONFIG, name: str = "first") -> str:
+    return render([from_json(event) for event in events], config, name)

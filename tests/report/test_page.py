@@ -7,9 +7,9 @@ import pytest
 
 import fedmtl.report
 from fedmtl.errors import FedmtlError, RunNotFound
-from fedmtl.report.page import render, write_report
+from fedmtl.report.page import write_report
 
-from .fake_run import CONFIG, DIGEST, build_events, clients, start, training, write_folder
+from .fake_run import CONFIG, DIGEST, build_events, clients, page_of, start, training, write_folder
 
 HOSTILE = "<script>alert('x')</script>"
 WITHOUT_END = {"meta", "br"}
@@ -38,10 +38,6 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] != "style":
             self.text += f"{data}|"
-
-
-def page_of(events: list[dict[str, object]], config: str = CONFIG) -> str:
-    return render(events, config, "first")
 
 
 RUNS = {
@@ -94,7 +90,7 @@ def test_data_cannot_become_markup():
             event["source"] = HOSTILE
     events.insert(-1, {"event": "failure", "round": 2, "client": HOSTILE, "reason": f'"{HOSTILE}', "bytes_down": 1})
     events[-1]["reason"] = HOSTILE
-    page = render(events, f"</code></pre>{HOSTILE}", HOSTILE)
+    page = page_of(events, f"</code></pre>{HOSTILE}", HOSTILE)
     reader = Reader(page)
     assert "script" not in {tag for tag, _ in reader.tags}
     assert "<script" not in page

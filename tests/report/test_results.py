@@ -1,11 +1,9 @@
-from fedmtl.report.page import render
-
-from .fake_run import CONFIG, build_events
+from .fake_run import build_events, page_of
 from .test_page import Reader
 
 
 def text_of(events):
-    return Reader(render(events, CONFIG, "first")).text
+    return Reader(page_of(events)).text
 
 
 def test_row_has_start_best_and_final():

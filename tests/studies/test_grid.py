@@ -8,6 +8,7 @@ import pytest
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
+from fedmtl.runs.events import RoundEvent
 from fedmtl.runs.folder import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell
@@ -48,7 +49,7 @@ def test_a_cell_that_was_killed_goes_on_and_ends_with_the_same_weights(folder):
         pass
 
     def kill(event):
-        if event["event"] == "round" and event["round"] == 2:
+        if isinstance(event, RoundEvent) and event.round == 2:
             raise Killed
 
     config = config_from({**settings(num_rounds=3), "output": str(folder.cells)})

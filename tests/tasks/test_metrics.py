@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmtl.errors import WireError
-from fedmtl.runs.folder import METRICS
+from fedmtl.runs.event_lines import to_json, to_line
+from fedmtl.runs.results import METRICS
 from fedmtl.tasks.metrics import (
     ClassificationSums,
     RegressionSums,
     Scores,
     averages,
     constant_score,
-    evaluation_fields,
+    evaluation_event,
     score,
     sum_predictions,
     sums_from_dict,
@@ -208,8 +209,8 @@ class TestRegression:
         assert score(STSB, regress([3, 2, 1], [1, 2, 3])).marked == "no better than the mean prediction"
 
     def test_residuals_are_counted_in_21_edges_over_the_range_both_ways(self):
-        fields = evaluation_fields(STSB, regress([5, 0, 2.6, 20], [0, 5, 2.5, 0]))
-        edges, counts = fields["residuals"]["edges"], fields["residuals"]["counts"]
+        residuals = evaluation_event(1, STSB, regress([5, 0, 2.6, 20], [0, 5, 2.5, 0])).residuals
+        edges, counts = residuals.edges, residuals.counts
         assert (len(edges), edges[0], edges[10], edges[-1]) == (21, -5.0, 0.0, 5.0)
         # -5 is in the first bin, 0.1 in the one from 0 to 0.5, 5 and 20 in the last
         assert [counts[0], counts[10], counts[-1], sum(counts)] == [1, 1, 2, 4]
@@ -352,12 +353,13 @@ def test_the_metrics_are_the_columns_of_the_results():
 
 
 def test_an_evaluation_event_holds_what_its_numbers_come_from():
-    fields = evaluation_fields(TWO, predict(TWO, [0, 1, 1], [0, 0, 1]))
-    assert fields["confusion"] == [[1, 1], [0, 1]]
-    assert fields["metrics"]["accuracy"] == pytest.approx(2 / 3)
-    regression = json.loads(json.dumps(evaluation_fields(STSB, regress([1, 2, 3], [1, 3, 4]))))
+    event = evaluation_event(3, TWO, predict(TWO, [0, 1, 1], [0, 0, 1]))
+    assert (event.round, event.task, event.clients) == (3, TWO.name, None)
+    assert event.confusion == [[1, 1], [0, 1]]
+    assert event.metrics["accuracy"] == pytest.approx(2 / 3)
+    regression = json.loads(to_line(evaluation_event(3, STSB, regress([1, 2, 3], [1, 3, 4]), {"a": 0.5})))
     assert regression["moments"]["squared_error"] == pytest.approx(2.0)
-    assert set(fields) | {"moments", "residuals"} == set(regression) | {"confusion"}
+    assert set(to_json(event)) | {"moments", "residuals", "clients"} == set(regression) | {"confusion"}
 
 
 class TestAverages:

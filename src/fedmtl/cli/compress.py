@@ -19,7 +19,7 @@ from fedmtl.cli.terminal import Stages, make_stages, show, write
 from fedmtl.compress.augment.settings import AugmentSettings, parse_copies
 from fedmtl.compress.distill.settings import DistillSettings, parse_weights
 from fedmtl.compress.measure.measured import retention
-from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.training.layer_maps import parse_layer_map
 
 if TYPE_CHECKING:
@@ -209,10 +209,14 @@ def prune(
 
 def _sparsity(run: RunFolder) -> str | None:
     """What came to be zero, in words; None where nothing was pruned by magnitude."""
-    last = next((event for event in reversed(read_events(run)) if event["event"] == "pruning"), None)
-    if last is None:
+    from fedmtl.runs.event_lines import events_of
+    from fedmtl.runs.events import PruningEvent
+    from fedmtl.runs.log import read_events
+
+    pruned = events_of(read_events(run), PruningEvent)
+    if not pruned:
         return None
-    linear, every = (last[part]["zeros"] / last[part]["weights"] for part in ("linear", "all"))
+    linear, every = (part.zeros / part.weights for part in (pruned[-1].linear, pruned[-1].all))
     return f"zero: {linear:.1%} of the linear layers, {every:.1%} of all weights"
 
 

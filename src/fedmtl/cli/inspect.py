@@ -14,8 +14,7 @@ from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
 from fedmtl.cli.terminal import show, write
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import find_run, read_events
-from fedmtl.runs.summary import summarize
+from fedmtl.runs.folder import find_run
 
 
 def tasks() -> None:
@@ -57,6 +56,7 @@ def config(
 
 def status(run: Run, json_: Json = False) -> None:
     """How far a run is: its rounds, the sites seen, the last failure."""
+    from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import run_status
 
     found = find_run(run)
@@ -79,7 +79,7 @@ def status(run: Run, json_: Json = False) -> None:
             duration(site.seconds),
         )
     failure = told.last_failure
-    last = "none" if failure is None else f"{failure['client']} in round {failure['round']}: {failure['reason']}"
+    last = "none" if failure is None else f"{failure.client} in round {failure.round}: {failure.reason}"
     show(table, [f"{told.name}: {told.status}, round {told.rounds} of {told.num_rounds}", f"last failure: {last}"])
 
 
@@ -93,6 +93,9 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Put runs side by side, with differences, parameters and bytes."""
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.summary import summarize
+
     found = [find_run(name) for name in runs]
     if len(found) < 2:
         raise FedmtlError(f"compare: found only {found[0].name}; name two runs or more")

@@ -14,8 +14,8 @@ from fedmtl.cli.progress import Display, make_display
 from fedmtl.cli.terminal import write
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
-from fedmtl.runs.folder import RunFolder, find_run, locked, read_events, repair_events
-from fedmtl.runs.summary import summarize
+from fedmtl.runs.files import locked
+from fedmtl.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
     from fedmtl.experiment.run import OpenEngine
@@ -61,6 +61,9 @@ def run(
         done = _resume(resume, display, profile, engine, repair)
     display.finish(done)
     if json_:
+        from fedmtl.runs.log import read_events
+        from fedmtl.runs.summary import summarize
+
         write(json.dumps(summarize(read_events(done), done.name).to_json()))
 
 
@@ -91,6 +94,8 @@ def _opener(engine: Engine) -> OpenEngine:
 
 def repaired(run: RunFolder, display: Display) -> None:
     """Leave out the lines of a run's events that cannot be read, and say which."""
+    from fedmtl.runs.log import repair_events
+
     with locked(run.path):
         broken = repair_events(run)
     if broken:
@@ -99,11 +104,13 @@ def repaired(run: RunFolder, display: Display) -> None:
 
 
 def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: bool) -> RunFolder:
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.summary import summarize
+
     found = find_run(name)
     if repair:
         repaired(found, display)
-    events = read_events(found)
-    summary = summarize(events, found.name)
+    summary = summarize(read_events(found), found.name)
     if summary.status == "done" and found.report.exists():
         display.say(
             f"{found.name} is finished, there is nothing to resume; to train longer, start a new run:"

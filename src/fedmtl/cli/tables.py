@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedmtl.runs.summary import RunSummary
-
 if TYPE_CHECKING:
+    from fedmtl.runs.event_lines import Event
+    from fedmtl.runs.events import Aggregated, PlanEvent, RoundEvent, StartEvent
+    from fedmtl.runs.summary import RunSummary
     from fedmtl.tasks.metrics import Scores
-
-ProfileFields = Mapping[str, Any]
-Event = Mapping[str, Any]
 
 
 def number(value: float | None) -> str:
@@ -147,19 +145,21 @@ def _ratio(value: int | None, base: int | None, text: str) -> str:
     return f"{text} ({value / base:.2f}x)" if value and base and value != base else text
 
 
-def profile_table(events: Iterable[ProfileFields], workers: int) -> Table | None:
+def profile_table(events: Iterable[Event], workers: int) -> Table | None:
     """Seconds per round, the mean over rounds of training; without the first where there are more, as it warms up."""
-    rounds = [event for event in events if event["event"] == "profile" and event["round"] > 0]
+    from fedmtl.runs.events import ProfileEvent
+
+    rounds = [event for event in events if isinstance(event, ProfileEvent) and event.round > 0]
     shown = rounds[1:] or rounds
     if not shown:
         return None
-    total = fmean(event["seconds"] for event in shown)
+    total = fmean(event.seconds for event in shown)
     table = Table(title=f"where a round's {total:.2f} s went", title_justify="left")
     for column in ("", "seconds", "share"):
         table.add_column(column, justify="right" if column else "left")
-    for label, seconds in _means(shown, "server"):
+    for label, seconds in _means([event.server for event in shown]):
         table.add_row(label, f"{seconds:.3f}", f"{seconds / total:.1%}")
-    inside = list(_means(shown, "clients"))
+    inside = _means([event.clients for event in shown])
     if inside:
         table.add_section()
         spent = sum(seconds for _, seconds in inside)
@@ -170,60 +170,58 @@ def profile_table(events: Iterable[ProfileFields], workers: int) -> Table | None
     return table
 
 
-def _means(rounds: Sequence[ProfileFields], side: str) -> list[tuple[str, float]]:
-    labels = dict.fromkeys(label for event in rounds for label in event[side])
-    means = ((label, fmean(event[side].get(label, 0.0) for event in rounds)) for label in labels)
+def _means(rounds: Sequence[Mapping[str, float]]) -> list[tuple[str, float]]:
+    """What took how many seconds a round, the longest first."""
+    labels = dict.fromkeys(label for spent in rounds for label in spent)
+    means = ((label, fmean(spent.get(label, 0.0) for spent in rounds)) for label in labels)
     return sorted(means, key=lambda item: -item[1])
 
 
-def summary_lines(start: Event, plan: Event) -> list[str]:
+def summary_lines(start: StartEvent, plan: PlanEvent) -> list[str]:
     """The start-up summary: who shares how many parameters."""
-    heads = plan.get("heads", {})
     lines = [
         "MTL Server Model Summary:",
-        f"  Base Model: {start.get('encoder', '–')}",
-        f"  Tasks: {list(start.get('tasks', ()))}",
+        f"  Base Model: {'–' if start.encoder is None else start.encoder}",
+        f"  Tasks: {list(start.tasks)}",
     ]
-    in_heads = {f"task:{task}": count for task, count in heads.items()}
-    for scope in plan.get("scopes", ()):
-        encoder = scope["parameters"] - (in_heads.get(scope["scope"], 0) if scope["level"] == "task" else 0)
-        if scope["level"] == "all":
+    in_heads = {f"task:{task}": count for task, count in plan.heads.items()}
+    for scope in plan.scopes:
+        encoder = scope.parameters - (in_heads.get(scope.scope, 0) if scope.level == "task" else 0)
+        if scope.level == "all":
             lines.append(f"  Shared Parameters: {encoder:,}")
-        elif encoder and scope["level"] != "fixed":
-            lines.append(f"  Parameters of {scope['scope'].replace(':', ' ')}: {encoder:,}")
-        elif scope["level"] == "fixed":
-            lines.append(f"  Fixed Parameters: {scope['parameters']:,}")
-    if plan.get("at_clients"):
-        lines.append(f"  Parameters that stay at the clients: {plan['at_clients']:,} in all")
-    lines += [f"  Task '{task}' Head: {count:,} parameters" for task, count in heads.items()]
-    return [*lines, f"  Total Parameters: {plan.get('total', 0):,}"]
+        elif encoder and scope.level != "fixed":
+            lines.append(f"  Parameters of {scope.scope.replace(':', ' ')}: {encoder:,}")
+        elif scope.level == "fixed":
+            lines.append(f"  Fixed Parameters: {scope.parameters:,}")
+    if plan.at_clients:
+        lines.append(f"  Parameters that stay at the clients: {plan.at_clients:,} in all")
+    lines += [f"  Task '{task}' Head: {count:,} parameters" for task, count in plan.heads.items()]
+    return [*lines, f"  Total Parameters: {plan.total or 0:,}"]
 
 
-def round_lines(event: Event, start: Event) -> list[str]:
+def round_lines(event: RoundEvent, start: StartEvent) -> list[str]:
     """What was averaged in a round, over whom; tasks in the config's order."""
-    if event["round"] == 0:
+    if event.round == 0:
         return []
-    order = list(start.get("tasks", ()))
-    tasks = event.get("tasks", {})
+    order, tasks = list(start.tasks), event.tasks
     return [
-        f"=== Round {event['round']}/{start.get('num_rounds', '–')} ===",
-        f"Aggregating updates from {event.get('clients', 0)} clients across {len(tasks)} tasks",
+        f"=== Round {event.round}/{'–' if start.num_rounds is None else start.num_rounds} ===",
+        f"Aggregating updates from {event.clients or 0} clients across {len(tasks)} tasks",
         *(f"  Task '{task}': {tasks[task]} clients" for task in order if task in tasks),
-        *map(_aggregated_line, sorted(event.get("aggregated", ()), key=lambda entry: _place(entry, order))),
+        *map(_aggregated_line, sorted(event.aggregated, key=lambda entry: _place(entry, order))),
     ]
 
 
-def _place(entry: Event, order: list[str]) -> tuple[int, int]:
+def _place(entry: Aggregated, order: list[str]) -> tuple[int, int]:
     """What all share, then what some share, then the heads."""
-    if entry["head"] is not None:
-        return 2, order.index(entry["head"]) if entry["head"] in order else len(order)
-    return (0 if entry["scope"] == "all" else 1), 0
+    if entry.head is not None:
+        return 2, order.index(entry.head) if entry.head in order else len(order)
+    return (0 if entry.scope == "all" else 1), 0
 
 
-def _aggregated_line(entry: Event) -> str:
-    tensors, clients = entry["tensors"], entry["clients"]
-    if entry["head"] is not None:
-        return f"Aggregated {tensors} parameters for task '{entry['head']}' head from {clients} clients"
-    if entry["scope"] == "all":
-        return f"Aggregated {tensors} shared parameters from ALL {clients} clients"
-    return f"Aggregated {tensors} parameters of {entry['scope'].replace(':', ' ')} from {clients} clients"
+def _aggregated_line(entry: Aggregated) -> str:
+    if entry.head is not None:
+        return f"Aggregated {entry.tensors} parameters for task '{entry.head}' head from {entry.clients} clients"
+    if entry.scope == "all":
+        return f"Aggregated {entry.tensors} shared parameters from ALL {entry.clients} clients"
+    return f"Aggregated {entry.tensors} parameters of {entry.scope.replace(':', ' ')} from {entry.clients} clients"

@@ -29,7 +29,7 @@ from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.messages import Job, Update
 from fedmtl.federation.policy import Policy, round_up
 from fedmtl.model.lora import extended_plan
-from fedmtl.runs.folder import make_private_folder, write_atomic
+from fedmtl.runs.files import make_private_folder, write_atomic
 from fedmtl.sharing.keys import is_personal, owner_task
 from fedmtl.sharing.plan import SharingPlan, mode_plan
 from fedmtl.sharing.vocabulary import Rows, used_rows

@@ -30,12 +30,16 @@ from fedmtl.experiment.census import told_census
 from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
 from fedmtl.experiment.resume import take_up
-from fedmtl.experiment.run import Log, Observer, drive
+from fedmtl.experiment.run import Log, drive
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
 from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
-from fedmtl.runs.folder import RunFolder, create_run, locked, read_events, write_atomic
+from fedmtl.runs.event_lines import Event, Observer, first_of
+from fedmtl.runs.events import PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import read_events
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def resume_served(
         enrolments = _enrolments(config, place)
         prepared, membership = _prepare(config)
         state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
-        if not any(event["event"] == "plan" for event in read_events(run)):
+        if not first_of(read_events(run), PlanEvent):
             # Killed before the opening was whole: all of it is told anew.
             run.events.unlink(missing_ok=True)
         for event in read_events(run):
@@ -145,14 +149,14 @@ def _serve(
 ) -> RunFolder:
     now = [state.round]
 
-    def follow(event: dict[str, Any]) -> None:
-        if event["event"] == "round":
-            now[0] = event["round"]
+    def follow(event: Event) -> None:
+        if isinstance(event, RoundEvent):
+            now[0] = event.round
         observe(event)
 
     log = Log(run, follow, prepared.config)
     known = read_events(run)
-    if not any(event["event"] == "start" for event in known):
+    if not first_of(known, StartEvent):
         log(opening_events(prepared, told_census({}, prepared.tasks))[0])
     certificate = enrolments.certificate()
     warning = None if certificate is None else certificate.warning()
@@ -164,7 +168,7 @@ def _serve(
         engine = _open(prepared, membership, run, place, enrolments, log, lambda: now[0])
         opened.append(engine)
         _gather(prepared, engine, state, enrolments, log.observe)
-        if not any(event["event"] == "plan" for event in known):
+        if not first_of(known, PlanEvent):
             for event in opening_events(prepared, told_census(engine.hellos(), prepared.tasks))[1:]:
                 log(event)
         return engine
@@ -208,7 +212,7 @@ def _open(
     def note(note: Note) -> None:
         if note.hello is not None:
             tasks = {name: held.examples for name, held in note.hello.tasks.items()}
-            log({"event": "site", "round": round_now(), "client": note.client, "tasks": tasks})
+            log(SiteEvent(round=round_now(), client=note.client, tasks=tasks))
         elif note.kind == "refused":
             log(failure_event(Failure(round_now(), note.client, note.reason)))
         else:
@@ -238,7 +242,7 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     is_new = state.round == 0
     last = [client for client, number in state.accepted.items() if number == state.round]
     expected = set(enrolments.tasks() if is_new else last)
-    observe({"event": "waiting", "address": str(engine.address), "clients": sorted(expected)})
+    observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
     engine.wait_for(
         lambda there: expected <= set(there), federation.join_timeout if is_new else federation.round_timeout
     )

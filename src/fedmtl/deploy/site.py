@@ -14,7 +14,7 @@ from fedmtl.engines.flower.site_service import serve_site
 from fedmtl.engines.worker import WorkerPool
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.signals import raised
-from fedmtl.runs.folder import locked, make_private_folder
+from fedmtl.runs.files import locked, make_private_folder
 
 # Before the server's welcome says otherwise.
 MAX_BYTES = 1 << 36

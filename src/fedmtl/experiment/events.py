@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import transformers
@@ -14,106 +13,109 @@ from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, State, Update
 from fedmtl.methods.smart import step_passes
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.events import (
+    Aggregated,
+    Averages,
+    ClientFacts,
+    ClientsEvent,
+    ClientShare,
+    DataEvent,
+    EvaluationEvent,
+    FailureEvent,
+    PlanEvent,
+    RemarkEvent,
+    RoundEvent,
+    StartEvent,
+    TaskUpdate,
+    UpdateEvent,
+)
+from fedmtl.sharing.extra import NO_EXTRA
 from fedmtl.sharing.keys import HEADS, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
-from fedmtl.tasks.metrics import evaluation_fields
-from fedmtl.tasks.task import Task, task_fields
-
-Event = dict[str, Any]
+from fedmtl.tasks.metrics import evaluation_event
+from fedmtl.tasks.task import Task, task_facts
 
 
 def opening_events(prepared: Prepared, census: Census | None = None) -> list[Event]:
     """start, data, clients and plan: all that is known before round 0; who has what is counted here unless told."""
     census = census or take_census(prepared.population, prepared.tasks)
     config = prepared.config
-    start = {
-        "event": "start",
-        "version": __version__,
-        "mode": config.mode,
-        "seed": config.seed,
-        "synthetic": any(part.synthetic for part in prepared.data.values()),
-        "encoder": config.model.server_model,
-        "tasks": {name: task_fields(task, prepared.model.pools[name]) for name, task in prepared.tasks.items()},
-        "device": prepared.compute.device,
-        "workers": prepared.compute.workers,
-        "stack": prepared.compute.stack,
-        "precision": prepared.compute.precision,
-        "num_rounds": config.training.num_rounds,
-        "step_passes": step_passes(config.training.smart),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    start = StartEvent(
+        version=__version__,
+        mode=config.mode,
+        seed=config.seed,
+        synthetic=any(part.synthetic for part in prepared.data.values()),
+        encoder=config.model.server_model,
+        tasks={name: task_facts(task, prepared.model.pools[name]) for name, task in prepared.tasks.items()},
+        device=prepared.compute.device,
+        workers=prepared.compute.workers,
+        stack=prepared.compute.stack,
+        precision=prepared.compute.precision,
+        num_rounds=config.training.num_rounds,
+        step_passes=step_passes(config.training.smart),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+    )
     return [start, *_data_events(prepared, census), _clients_event(prepared, census), plan_event(prepared, census)]
 
 
-def plan_event(prepared: Prepared, census: Census) -> Event:
-    return {"event": "plan", **_plan_fields(prepared, prepared.state), "at_clients": _kept_by_clients(prepared, census)}
+def plan_event(prepared: Prepared, census: Census) -> PlanEvent:
+    return _plan_event(prepared, prepared.state, None, _kept_by_clients(prepared, census))
 
 
-def changed_plan_event(prepared: Prepared, state: State, before: Event) -> Event:
+def changed_plan_event(prepared: Prepared, state: State, before: PlanEvent) -> PlanEvent:
     """The plan after a round that moved a layer; what stays at clients does not move, and is as it was `before`."""
-    fields = _plan_fields(prepared, state)
-    return {"event": "plan", "round": state.round, **fields, "at_clients": before["at_clients"]}
+    return _plan_event(prepared, state, state.round, before.at_clients)
 
 
-def _plan_fields(prepared: Prepared, state: State) -> Event:
-    return {
-        "rules": [list(rule) for rule in state.plan.rules],
-        "groups": prepared.config.sharing.groups,
-        "scopes": scope_counts(state.weights),
-        "layers": layer_counts(prepared.model, state.plan),
-        "heads": _head_counts(prepared),
-        "total": count_parameters(state.weights),
-        "trainable": count_trainable(state.weights),
-    }
+def _plan_event(prepared: Prepared, state: State, round_number: int | None, at_clients: int) -> PlanEvent:
+    return PlanEvent(
+        round=round_number,
+        rules=[list(rule) for rule in state.plan.rules],
+        groups=dict(prepared.config.sharing.groups),
+        scopes=scope_counts(state.weights),
+        layers=layer_counts(prepared.model, state.plan),
+        heads=_head_counts(prepared),
+        total=count_parameters(state.weights),
+        trainable=count_trainable(state.weights),
+        at_clients=at_clients,
+    )
 
 
-def update_event(update: Update) -> Event:
-    return {
-        "event": "update",
-        "round": update.round,
-        "client": update.client,
-        "tasks": {
-            task: {"examples": count, "loss": update.losses.get(task), "seen": update.seen.get(task, 0)}
+def update_event(update: Update) -> UpdateEvent:
+    return UpdateEvent(
+        round=update.round,
+        client=update.client,
+        tasks={
+            task: TaskUpdate(examples=count, loss=update.losses.get(task), seen=update.seen.get(task, 0))
             for task, count in update.num_examples.items()
         },
-        **{
-            name: value
-            for extra in update.extra.values()
-            for name, value in extra.values.items()
-            if name == "conflicts"
-        },
-        "seconds": update.traffic.seconds,
-        "bytes_up": update.traffic.bytes_up,
-        "bytes_down": update.traffic.bytes_down,
-    }
+        conflicts=update.extra.get("pcgrad", NO_EXTRA).values.get("conflicts"),
+        seconds=update.traffic.seconds,
+        bytes_up=update.traffic.bytes_up,
+        bytes_down=update.traffic.bytes_down,
+    )
 
 
-def failure_event(failure: Failure) -> Event:
-    return {
-        "event": "failure",
-        "round": failure.round,
-        "client": failure.client,
-        "reason": failure.reason,
-        "bytes_up": failure.traffic.bytes_up,
-        "bytes_down": failure.traffic.bytes_down,
-    }
+def failure_event(failure: Failure) -> FailureEvent:
+    return FailureEvent(
+        round=failure.round,
+        client=failure.client,
+        reason=failure.reason,
+        bytes_up=failure.traffic.bytes_up,
+        bytes_down=failure.traffic.bytes_down,
+    )
 
 
-def remark_event(round_number: int, client: str, reason: str) -> Event:
+def remark_event(round_number: int, client: str, reason: str) -> RemarkEvent:
     """Something worth knowing that cost no contribution; the client is "" where it is about the server itself."""
-    return {"event": "remark", "round": round_number, "client": client, "reason": reason}
+    return RemarkEvent(round=round_number, client=client, reason=reason)
 
 
-def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[str, Task]) -> list[Event]:
+def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[str, Task]) -> list[EvaluationEvent]:
     return [
-        {
-            "event": "evaluation",
-            "round": round_number,
-            "task": name,
-            **evaluation_fields(tasks[name], sums),
-            **({"clients": dict(evaluation.clients[name])} if name in evaluation.clients else {}),
-        }
+        evaluation_event(round_number, tasks[name], sums, evaluation.clients.get(name))
         for name, sums in evaluation.sums.items()
     ]
 
@@ -123,67 +125,61 @@ def trained_samples(update: Update) -> int:
     return sum(update.seen.values())
 
 
-def round_event(turn: Round, seconds: float) -> Event:
+def round_event(turn: Round, seconds: float) -> RoundEvent:
     evaluation = turn.evaluation
     answers: list[Update | Failure] = [*turn.updates, *turn.failures]
     extra = evaluation.traffic if evaluation else None
-    return {
-        "event": "round",
-        "round": turn.number,
-        "clients": len(turn.updates),
-        "failures": len(turn.failures),
-        "tasks": _clients_per_task(turn),
-        "aggregated": _aggregated(turn),
-        "losses": _mean_losses(turn),
-        "seen": _seen(turn),
-        "samples": sum(map(trained_samples, turn.updates)),
-        "overall": evaluation.overall if evaluation else None,
-        "classification": evaluation.classification if evaluation else None,
-        "seconds": seconds,
-        "train_seconds": turn.train_seconds,
-        "longest_client_seconds": max((update.traffic.seconds for update in turn.updates), default=0.0),
-        "evaluate_seconds": turn.evaluate_seconds,
-        "bytes_up": sum(a.traffic.bytes_up for a in answers) + (extra.bytes_up if extra else 0),
-        "bytes_down": sum(a.traffic.bytes_down for a in answers) + (extra.bytes_down if extra else 0),
-    }
+    averages = Averages()
+    if evaluation:
+        averages = Averages(overall=evaluation.overall, classification=evaluation.classification)
+    return RoundEvent(
+        round=turn.number,
+        clients=len(turn.updates),
+        failures=len(turn.failures),
+        tasks=_clients_per_task(turn),
+        aggregated=_aggregated(turn),
+        losses=dict(_mean_losses(turn)),
+        seen=_seen(turn),
+        samples=sum(map(trained_samples, turn.updates)),
+        averages=averages,
+        seconds=seconds,
+        train_seconds=turn.train_seconds,
+        longest_client_seconds=max((update.traffic.seconds for update in turn.updates), default=0.0),
+        evaluate_seconds=turn.evaluate_seconds,
+        bytes_up=sum(a.traffic.bytes_up for a in answers) + (extra.bytes_up if extra else 0),
+        bytes_down=sum(a.traffic.bytes_down for a in answers) + (extra.bytes_down if extra else 0),
+    )
 
 
-def _data_events(prepared: Prepared, census: Census) -> list[Event]:
-    events = []
-    for name, part in prepared.data.items():
-        told: Event = {"labels": census.labels(name)}
-        if part.task.is_regression:
-            told = {"quantiles": census.quantiles[name]} if name in census.quantiles else {}
-        events.append(
-            {
-                "event": "data",
-                "task": name,
-                "source": part.origin,
-                "train": census.examples(name),
-                "validation": len(part.validation),
-                "truncated": census.truncated[name],
-                "validation_cut": part.validation_cut,
-                **told,
-            }
+def _data_events(prepared: Prepared, census: Census) -> list[DataEvent]:
+    return [
+        DataEvent(
+            task=name,
+            source=part.origin,
+            train=census.examples(name),
+            validation=len(part.validation),
+            truncated=census.truncated[name],
+            validation_cut=part.validation_cut,
+            labels=None if part.task.is_regression else dict(census.labels(name)),
+            quantiles=[*census.quantiles[name]] if part.task.is_regression and name in census.quantiles else None,
         )
-    return events
+        for name, part in prepared.data.items()
+    ]
 
 
-def _clients_event(prepared: Prepared, census: Census) -> Event:
+def _clients_event(prepared: Prepared, census: Census) -> ClientsEvent:
     configured = prepared.config.clients
-    return {
-        "event": "clients",
-        "clients": {
-            client: {
-                "tasks": {
-                    name: {"examples": part.examples, "labels": dict(part.labels)} for name, part in held.items()
-                },
-                "from_round": configured[client].from_round if client in configured else 1,
-                "until_round": configured[client].until_round if client in configured else None,
-            }
-            for client, held in census.clients.items()
-        },
+    clients = {
+        client: ClientFacts(
+            tasks={
+                name: ClientShare(examples=part.examples, labels=dict(part.labels)) for name, part in shares.items()
+            },
+            from_round=configured[client].from_round if client in configured else 1,
+            until_round=configured[client].until_round if client in configured else None,
+        )
+        for client, shares in census.clients.items()
     }
+    return ClientsEvent(clients=clients)
 
 
 def _kept_by_clients(prepared: Prepared, census: Census) -> int:
@@ -216,7 +212,7 @@ def _clients_per_task(turn: Round) -> dict[str, int]:
     return counts
 
 
-def _aggregated(turn: Round) -> list[Event]:
+def _aggregated(turn: Round) -> list[Aggregated]:
     """For every scope, what tasks own apart: how many tensors were averaged, over how many clients."""
     tensors: dict[tuple[str, str | None], set[str]] = {}
     clients: dict[tuple[str, str | None], set[str]] = {}
@@ -226,7 +222,7 @@ def _aggregated(turn: Round) -> list[Event]:
             tensors.setdefault(entry, set()).add(key.name)
             clients.setdefault(entry, set()).add(update.client)
     return [
-        {"scope": scope, "head": head, "tensors": len(names), "clients": len(clients[scope, head])}
+        Aggregated(scope=scope, head=head, tensors=len(names), clients=len(clients[scope, head]))
         for (scope, head), names in tensors.items()
     ]
 

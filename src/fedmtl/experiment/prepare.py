@@ -32,12 +32,13 @@ from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import ServerSetup
 from fedmtl.federation.strategy import Strategy
-from fedmtl.methods.distillation import Observer, open_teacher
+from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
+from fedmtl.runs.event_lines import Observer
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan, mode_plan
 from fedmtl.sharing.weights import initial_weights

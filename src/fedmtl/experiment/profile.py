@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fedmtl.engines.local import PROFILES
+from fedmtl.runs.events import ProfileEvent
 from fedmtl.timing import Stopwatch, measuring
 
 ELSEWHERE = "elsewhere"
@@ -22,8 +22,8 @@ class Profile:
         self._watch, self._spool = watch, spool
         self._last = time.perf_counter()
 
-    def take(self) -> dict[str, Any]:
-        """The fields of a `profile` event, from the one before to now; `clients` is summed over all workers."""
+    def take(self, round_number: int) -> ProfileEvent:
+        """The `profile` event of a round, from the one before to now; `clients` is summed over all workers."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         server = self._watch.take()
@@ -34,7 +34,7 @@ class Profile:
                 for label, spent in json.loads(line).items():
                     clients[label] = clients.get(label, 0.0) + spent
             path.unlink()
-        return {"seconds": seconds, "server": server, "clients": clients}
+        return ProfileEvent(round=round_number, seconds=seconds, server=server, clients=clients)
 
 
 @contextmanager

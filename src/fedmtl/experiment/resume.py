@@ -7,8 +7,7 @@ are not passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import opening_events
@@ -16,11 +15,13 @@ from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client_state import kept_rounds
 from fedmtl.federation.messages import State
-from fedmtl.runs.folder import RunFolder, cut_back, missing_rounds, read_events, repair_advice, write_events
+from fedmtl.runs.event_lines import Event, Observer, round_of
+from fedmtl.runs.events import ClientsEvent, DataEvent, PlanEvent, ResumedEvent, RoundEvent, StartEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import missing_rounds, read_events, read_lines, repair_advice, write_lines
+from fedmtl.runs.results import cut_back
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import is_personal
-
-Observer = Callable[[dict[str, Any]], None]
 
 
 def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clients: bool, repair: bool) -> State:
@@ -49,20 +50,18 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
             f"{run.events}: has no `round` of {_rounds(missing)}, and the checkpoint is of round {last};"
             f" {repair_advice(run)}"
         )
-    observe({"event": "resumed", "round": max(last, 0), "broken": list(found.broken), "missing": _rounds(missing)})
+    observe(ResumedEvent(round=max(last, 0), broken=tuple(found.broken), missing=_rounds(missing)))
     cut_back(run, last)
     return state
 
 
-def opened_events(run: RunFolder, prepared: Prepared) -> list[dict[str, Any]]:
+def opened_events(run: RunFolder, prepared: Prepared) -> list[Event]:
     """The run's events with a whole opening: one that was cut by a kill or a repair is written anew."""
-    known = read_events(run)
-    opening = [event for event in known if _is_opening(event)]
-    kinds = [event["event"] for event in opening]
+    known = read_lines(run)
+    kinds = [line.event.kind for line in known if _is_opening(line.event)]
     if sorted(kinds) != sorted(["start", *["data"] * len(prepared.tasks), "clients", "plan"]):
-        known = [*opening_events(prepared), *(event for event in known if not _is_opening(event))]
-        write_events(run, known)
-    return known
+        write_lines(run, [*opening_events(prepared), *(line for line in known if not _is_opening(line.event))])
+    return read_events(run)
 
 
 def _no_state(extra: Extra) -> None:
@@ -70,13 +69,13 @@ def _no_state(extra: Extra) -> None:
         raise ValueError("this rule remembers nothing")
 
 
-def _is_opening(event: dict[str, Any]) -> bool:
-    return event["event"] in ("start", "data", "clients", "plan") and "round" not in event
+def _is_opening(event: Event) -> bool:
+    return isinstance(event, StartEvent | DataEvent | ClientsEvent | PlanEvent) and round_of(event) is None
 
 
-def _check_first(run: RunFolder, found: Checkpoint, events: list[dict[str, Any]]) -> None:
+def _check_first(run: RunFolder, found: Checkpoint, events: Sequence[Event]) -> None:
     """Raise where checkpoints must have been: a round's events come right before its checkpoint."""
-    last = max((event["round"] for event in events if event["event"] == "round"), default=0)
+    last = max((event.round for event in events if isinstance(event, RoundEvent)), default=0)
     if found.state is None and last > 0:
         raise FedmtlError(
             f"{run.checkpoints}: has no checkpoint, but {run.events.name} tells of round {last}; put back the folder,"

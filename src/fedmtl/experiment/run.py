@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,23 +48,17 @@ from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.strategy import Strategy
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
-from fedmtl.runs.folder import (
-    RunFolder,
-    append_event,
-    append_results,
-    create_run,
-    cut_back,
-    locked,
-    read_events,
-    write_atomic,
-)
+from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
+from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import append_results, cut_back
 from fedmtl.runs.tracker import Trackers
 from fedmtl.sharing.keys import weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.timing import timed
-
-Observer = Callable[[dict[str, Any]], None]
 
 
 def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
@@ -131,7 +124,7 @@ def resume_run(
     With `repair`, a run whose events have lost rounds goes on without them.
     """
     with locked(run.path):
-        if any(event["event"] == "distill" for event in read_events(run)):
+        if first_of(read_events(run), DistillEvent):
             raise FedmtlError(
                 f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`"
             )
@@ -150,7 +143,7 @@ class Log:
         self._run, self.observe = run, observe
         self._trackers = Trackers(trackers(config, run.path), self._remark)
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         append_event(self._run, event)
         self.observe(event)
         self._trackers.event(event)
@@ -176,7 +169,7 @@ class _Watched:
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self._engine.run(jobs, deadline):
             samples = trained_samples(answer) if isinstance(answer, Update) else 0
-            self._observe({"event": "answer", "round": answer.round, "client": answer.client, "samples": samples})
+            self._observe(AnswerEvent(round=answer.round, client=answer.client, samples=samples))
             yield answer
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
@@ -213,7 +206,7 @@ def drive(
                 now = time.perf_counter()
                 _record(turn, now - last, run, log, prepared)
                 if spent is not None:
-                    log({"event": "profile", "round": turn.number, **spent.take()})
+                    log(spent.take(turn.number))
                 state, last = turn.state, now
             farewell()
     except RoundFailed as failed:
@@ -256,13 +249,14 @@ def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluati
 
 @timed("writing", whole=True)
 def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
-    own = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
+    own: list[Event] = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
     if turn.evaluation is not None:
         own += map(failure_event, turn.evaluation.failures)
         own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += map(dict, turn.events)
-    if any(layer["before"] != layer["after"] for event in turn.events for layer in event.get("layers", ())):
-        known = next(event for event in reversed(read_events(run)) if event["event"] == "plan")
+    own += turn.events
+    if any(layer.before != layer.after for event in own if isinstance(event, SharingEvent) for layer in event.layers):
+        known = last_of(read_events(run), PlanEvent)
+        assert known is not None, "a run's opening has a plan"
         own.append(changed_plan_event(prepared, turn.state, known))
     own.append(round_event(turn, seconds))
     for event in own:
@@ -280,15 +274,14 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         state.weights,
         prepared.config.model,
     )
-    seconds = sum(event["seconds"] for event in read_events(run) if event["event"] == "round")
+    seconds = sum(event.seconds or 0.0 for event in read_events(run) if isinstance(event, RoundEvent))
     log(
-        {
-            "event": "end",
-            "status": status,
-            "reason": reason,
-            "rounds": state.round,
-            "seconds": seconds,
-            "weights_sha256": weights_sha256(state.weights),
-        }
+        EndEvent(
+            status=status,
+            reason=reason,
+            rounds=state.round,
+            seconds=seconds,
+            weights_sha256=weights_sha256(state.weights),
+        )
     )
     write_report(run.path)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
@@ -161,7 +162,7 @@ class Round:
     evaluation: Evaluation | None
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
-    events: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class Scorer(Protocol):

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from fedmtl.federation.progress import follow
 from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
+from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights
 from fedmtl.timing import timed
@@ -81,7 +81,7 @@ def _blamed(name: str, round_number: int) -> Iterator[None]:
 
 def _through(strategy: Strategy, state: State, hook: Callable[[ServerMethod, State], Step]) -> Step:
     """The state after one hook of all methods, phase by phase, and all that they have to say."""
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     for method in sorted(strategy.methods, key=lambda method: PHASES.index(method.phase)):
         with _blamed(method.name, state.round):
             step = hook(method, state)

@@ -7,21 +7,21 @@ averaged weights), then `constraint` (what must hold whatever the others did).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedmtl.config import Config
 from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, State, Update
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.runs.event_lines import Event, Observer
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings
 
-Event = dict[str, Any]
 Phase = Literal["plan", "weights", "constraint"]
 PHASES: tuple[Phase, ...] = ("plan", "weights", "constraint")
 
@@ -37,7 +37,7 @@ class ServerSetup:
     plan: SharingPlan
     settings: LocalSettings
     device: str
-    observe: Callable[[Event], None] = lambda event: None
+    observe: Observer = lambda event: None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from fedmtl.federation.aggregators.mean import add_delta
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
 from fedmtl.model.binding import BoundModel
+from fedmtl.runs.events import LayerMove, SharingEvent
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights, layer_of, owner_task
 from fedmtl.sharing.plan import SharingPlan, group_depth, move
@@ -98,17 +99,17 @@ class AdaptiveSharing(ServerMethod):
         assert self._updates is not None
         state, decisions = adapt(after, self._settings, self._layers, self._tasks, self._updates.measure())
         layers = [
-            {
-                "layer": decision.layer,
-                "agreement": dict(decision.smoothed),
-                "measured": dict(decision.measured),
-                "before": decision.before,
-                "after": decision.after,
-                "reason": decision.reason,
-            }
+            LayerMove(
+                layer=decision.layer,
+                agreement=dict(decision.smoothed),
+                measured=dict(decision.measured),
+                before=decision.before,
+                after=decision.after,
+                reason=decision.reason,
+            )
             for decision in decisions
         ]
-        return Step(state, ({"event": "sharing", "round": state.round, "layers": layers},))
+        return Step(state, (SharingEvent(round=state.round, layers=layers),))
 
     def check(self, extra: Extra) -> None:
         if extra.tensors or set(extra.values) - {LAYERS}:

@@ -7,7 +7,7 @@ without labels after every round: ensemble distillation (Lin et al. 2020) with a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel, num_outputs
 from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
+from fedmtl.runs.event_lines import Observer
+from fedmtl.runs.events import DistillationEvent, TeacherEvent
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.plan import SharingPlan
@@ -41,7 +43,6 @@ from fedmtl.training.settings import LocalSettings, with_methods
 
 NAME = "distillation"
 TEACHER, TEXTS = "training.distillation.teacher", "training.distillation.texts"
-Observer = Callable[[dict[str, Any]], None]
 
 
 class Distilled(LocalMethod):
@@ -93,14 +94,8 @@ class ServerDistillation(ServerMethod):
     def after_aggregation(self, before: State, after: State) -> Step:
         started = time.perf_counter()
         state, losses, steps = self._train(after)
-        event = {
-            "event": "distillation",
-            "round": state.round,
-            "losses": losses,
-            "steps": steps,
-            "seconds": time.perf_counter() - started,
-        }
-        return Step(state, (event,))
+        seconds = time.perf_counter() - started
+        return Step(state, (DistillationEvent(round=state.round, losses=dict(losses), steps=steps, seconds=seconds),))
 
     def _train(self, state: State) -> tuple[State, dict[str, float], int]:
         going = {
@@ -203,7 +198,7 @@ class Teacher:
         path = tokens.with_name(f"{tokens.name}-{self._digest}-{task.name}-{num_outputs(task)}.npy")
         if not path.exists():
             count = len(texts[0])
-            self._observe({"event": "teacher", "task": task.name, "examples": count})
+            self._observe(TeacherEvent(task=task.name, examples=count))
             kind = np.float32 if own.is_regression else np.int64
             shard = Shard(tokens, np.zeros(count, dtype=kind), np.arange(count, dtype=np.int64))
             found, _ = predict(self._model(), task.name, shard, 64, self._device)

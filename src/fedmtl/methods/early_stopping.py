@@ -12,6 +12,7 @@ from dataclasses import replace
 from fedmtl.capabilities import Capability
 from fedmtl.federation.messages import Evaluation, Progress, State
 from fedmtl.federation.server_method import ServerMethod, Step
+from fedmtl.runs.events import EarlyStopEvent
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import ADAPTERS, HEADS, owner_task
 from fedmtl.sharing.plan import move
@@ -34,13 +35,12 @@ class EarlyStopping(ServerMethod):
         for name in due:
             state = _fix_head(state, name, list(self._tasks))
         events = [
-            {
-                "event": "early_stop",
-                "round": state.round,
-                "task": name,
-                "best_round": state.progress[name].best_round,
-                "score": state.progress[name].best_score,
-            }
+            EarlyStopEvent(
+                round=state.round,
+                task=name,
+                best_round=state.progress[name].best_round,
+                score=state.progress[name].best_score,
+            )
             for name in due
         ]
         return Step(state, tuple(events))

@@ -22,8 +22,10 @@ from fedmtl.capabilities import Capability
 from fedmtl.config import Config, PruningConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import ClientId, ClientInfo, State
-from fedmtl.federation.server_method import Event, RoundSettings, ServerMethod, ServerSetup, Step, with_extra
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
 from fedmtl.model.binding import BoundModel
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.events import PruningEvent, Zeros
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
@@ -57,13 +59,14 @@ class Pruning(ServerMethod):
 
     def report(self, state: State) -> tuple[Event, ...]:
         """How sparse the model is after a round; counts, so that the shares can be recomputed."""
-        event = {
-            "event": "pruning",
-            "round": state.round,
-            "target": share_after(self._settings, state.round),
-            "pruned": sum(int(mask.sum()) for mask in pruned_weights(state).values()),
-            **sparsity(state.weights, self._linear),
-        }
+        counts = sparsity(state.weights, self._linear)
+        event = PruningEvent(
+            round=state.round,
+            target=share_after(self._settings, state.round),
+            pruned=sum(int(mask.sum()) for mask in pruned_weights(state).values()),
+            linear=Zeros(**counts["linear"]),
+            all=Zeros(**counts["all"]),
+        )
         return (event,)
 
     def check(self, extra: Extra) -> None:

@@ -14,6 +14,7 @@ from fedmtl.capabilities import Capability
 from fedmtl.config import TaskWeightingConfig
 from fedmtl.federation.messages import ClientId, ClientInfo, Progress, State
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup
+from fedmtl.runs.events import TaskWeightsEvent
 
 NAME = "task_weighting"
 MOST = 2.0
@@ -32,8 +33,7 @@ class TaskWeighting(ServerMethod):
     ) -> RoundSettings:
         factors = progress_factors(self._settings, state.progress)
         weights = {task: weight * factors.get(task, 1.0) for task, weight in self._weights.items()}
-        event = {"event": "task_weights", "round": state.round + 1, "weights": weights}
-        return RoundSettings(factors, events=(event,))
+        return RoundSettings(factors, events=(TaskWeightsEvent(round=state.round + 1, weights=dict(weights)),))
 
 
 def progress_factors(settings: TaskWeightingConfig, progress: Mapping[str, Progress]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from fedmtl.model.encoder import Encoder, describe_encoder
 from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside
 from fedmtl.model.multitask import MultiTaskModel, build_model
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs.folder import write_atomic
+from fedmtl.runs.files import write_atomic
 from fedmtl.sharing.keys import LOG_VARIANCE, Weights, owner_task, weights_sha256
 from fedmtl.sharing.plan import PlanRecord, SharingPlan, move
 from fedmtl.tasks.task import Task, read_tasks

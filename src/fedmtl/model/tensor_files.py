@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt, parse_json
-from fedmtl.runs.folder import write_atomic
+from fedmtl.runs.files import write_atomic
 from fedmtl.sharing.keys import Key, Weights
 
 SEPARATOR = "|"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from statistics import fmean
+from typing import TypeVar
 
 from fedmtl.report.charts import Bar, Frame, Label, bar_chart, bar_range, x_axis
 from fedmtl.report.data import takes_part
-from fedmtl.report.formats import MISSING, count, duration, number, plural, score, size
+from fedmtl.report.formats import MISSING, count, duration, plural, score, size
 from fedmtl.report.markup import Html, legend, table, tag
 from fedmtl.report.outline import section
-from fedmtl.report.record import Event, Run
+from fedmtl.report.record import Run
 from fedmtl.report.results import last_evaluation
+from fedmtl.runs.events import ClientFacts, FailureEvent, RoundEvent, UpdateEvent
 
 MOST_ROWS = 24
 MOST_CLIENTS = 500
+
+OfClient = TypeVar("OfClient", UpdateEvent, FailureEvent)
 
 
 def traffic(run: Run) -> Html:
@@ -25,52 +30,52 @@ def traffic(run: Run) -> Html:
     return section("cost", panels, *([tag("p", _teaching(run), class_="guide")] if run.distillations else []))
 
 
-def _bytes(rounds: dict[int, Event]) -> Html:
+def _bytes(rounds: dict[int, RoundEvent]) -> Html:
     bars = []
     for at, event in rounds.items():
-        up, down = _amount(event, "bytes_up"), _amount(event, "bytes_down")
+        up, down = event.bytes_up or 0, event.bytes_down or 0
         words = f"round {at}: {size(up)} up, {size(down)} down"
         bars.append(_bar(at, rounds, ((up, "up"), (-down, "down")), words))
     if not any(value for bar in bars for value, _ in bar.segments):
         return tag("figure", tag("figcaption", tag("b", "Bytes")), tag("p", "Nothing was sent.", class_="guide"))
-    total_up = sum(_amount(event, "bytes_up") for event in rounds.values())
-    total_down = sum(_amount(event, "bytes_down") for event in rounds.values())
+    total_up = sum(event.bytes_up or 0 for event in rounds.values())
+    total_down = sum(event.bytes_down or 0 for event in rounds.values())
     words = f"{size(total_up)} up and {size(total_down)} down in all rounds together."
     chart = _chart(bars, "Bytes per round", words, lambda value: size(abs(value)) if value else "0")
     key = legend((("up", "up, from clients"), ("down", "down, to clients")))
     return tag("figure", tag("figcaption", tag("b", "Bytes per round")), chart, key)
 
 
-def _seconds(rounds: dict[int, Event]) -> Html:
+def _seconds(rounds: dict[int, RoundEvent]) -> Html:
     bars = []
     for at, event in rounds.items():
-        train, evaluate = _amount(event, "train_seconds"), _amount(event, "evaluate_seconds")
-        other = max(0.0, _amount(event, "seconds") - train - evaluate)
+        train, evaluate = event.train_seconds or 0.0, event.evaluate_seconds or 0.0
+        other = max(0.0, (event.seconds or 0.0) - train - evaluate)
         words = f"round {at}: {duration(train)} train, {duration(evaluate)} evaluate, {duration(other)} other"
         bars.append(_bar(at, rounds, ((train, "up"), (evaluate, "down"), (other, "other")), words))
-    total = sum(_amount(event, "seconds") for event in rounds.values())
+    total = sum(event.seconds or 0.0 for event in rounds.values())
     chart = _chart(bars, "Seconds per round", f"{duration(total)} in all rounds together.", None)
     key = legend((("up", "training"), ("down", "evaluation"), ("other", "other")))
     return tag("figure", tag("figcaption", tag("b", "Seconds per round")), chart, key)
 
 
-def _answers(rounds: dict[int, Event]) -> Html:
+def _answers(rounds: dict[int, RoundEvent]) -> Html:
     bars = []
     for at, event in rounds.items():
-        accepted, failed = _amount(event, "clients"), _amount(event, "failures")
-        words = f"round {at}: {accepted:.0f} accepted, {failed:.0f} failed"
+        accepted, failed = event.clients or 0, event.failures or 0
+        words = f"round {at}: {accepted} accepted, {failed} failed"
         bars.append(_bar(at, rounds, ((accepted, "up"), (failed, "wrong")), words))
-    failures = sum(_amount(event, "failures") for event in rounds.values())
-    chart = _chart(bars, "Clients per round", f"{failures:.0f} failures in all rounds together.", None)
+    failures = sum(event.failures or 0 for event in rounds.values())
+    chart = _chart(bars, "Clients per round", f"{failures} failures in all rounds together.", None)
     key = legend((("up", "accepted"), ("wrong", "failed")))
     return tag("figure", tag("figcaption", tag("b", "Clients per round")), chart, key)
 
 
 def _teaching(run: Run) -> str:
     """What the server's own lessons cost, and what they came to."""
-    seconds = sum(_amount(event, "seconds") for event in run.distillations)
-    steps = sum(int(_amount(event, "steps")) for event in run.distillations)
-    first, last = run.distillations[0].get("losses", {}), run.distillations[-1].get("losses", {})
+    seconds = sum(event.seconds or 0.0 for event in run.distillations)
+    steps = sum(event.steps or 0 for event in run.distillations)
+    first, last = run.distillations[0].losses, run.distillations[-1].losses
     losses = (f"{task} {score(first.get(task))} to {score(last.get(task))}" for task in {**first, **last})
     return (
         f"After its mean the server taught the model from a teacher: {steps:,} steps in"
@@ -78,7 +83,7 @@ def _teaching(run: Run) -> str:
     )
 
 
-def _bar(at: int, rounds: dict[int, Event], segments: tuple[tuple[float, str], ...], words: str) -> Bar:
+def _bar(at: int, rounds: dict[int, RoundEvent], segments: tuple[tuple[float, str], ...], words: str) -> Bar:
     # Gaps between very thin bars flicker.
     half = 0.4 if len(rounds) <= 50 else 0.5
     return Bar(at - half, at + half, segments, words)
@@ -89,10 +94,6 @@ def _chart(bars: list[Bar], title: str, words: str, label: Label | None) -> Html
     right = max(bars[-1].right, bars[0].left + 6)
     frame = Frame(x=(bars[0].left - 0.1, right + 0.1), y=bar_range(bars), left=56)
     return bar_chart(frame, bars, title=title, description=words, axis=x_axis(frame, "round"), label=label)
-
-
-def _amount(event: Event, field: str) -> float:
-    return number(event.get(field)) or 0.0
 
 
 def participants(run: Run) -> Html:
@@ -111,15 +112,15 @@ def _contributions(run: Run) -> Html:
     rows = []
     for client in clients:
         sent, failed = updates.get(client, []), failures.get(client, [])
-        seconds = [known for event in sent if (known := number(event.get("seconds"))) is not None]
+        seconds = [event.seconds for event in sent if event.seconds is not None]
         row: list[object] = [
             client,
-            takes_part(run.clients.get(client, {})),
+            takes_part(run.clients.get(client, ClientFacts())),
             len(sent),
             tag("b", len(failed), class_="bad") if failed else 0,
             duration(fmean(seconds)) if seconds else MISSING,
-            size(_sum(sent, "bytes_up")),
-            size(_sum(sent, "bytes_down") + _sum(failed, "bytes_down")),
+            size(sum(event.bytes_up or 0 for event in sent)),
+            size(sum(event.bytes_down or 0 for event in sent) + sum(event.bytes_down or 0 for event in failed)),
         ]
         rows.append([*row, scores.get(client, MISSING)] if scores else row)
     head = ["Client", "Rounds", "Updates", "Failures", "Mean time", "Up", "Down"]
@@ -132,23 +133,20 @@ def _contributions(run: Run) -> Html:
     return table(caption, head, rows, words={1, 7}, tall=len(rows) > MOST_ROWS)
 
 
-def _by_client(events: tuple[Event, ...]) -> dict[str, list[Event]]:
-    found: dict[str, list[Event]] = defaultdict(list)
+def _by_client(events: Iterable[OfClient]) -> dict[str, list[OfClient]]:
+    found: dict[str, list[OfClient]] = defaultdict(list)
     for event in events:
-        found[str(event.get("client"))].append(event)
+        found[event.client].append(event)
     return dict(found)
-
-
-def _sum(events: list[Event], field: str) -> float:
-    return sum(number(event.get(field)) or 0.0 for event in events)
 
 
 def _scores(run: Run) -> dict[str, str]:
     """Main metrics per client in words, where tasks were scored at the clients."""
     found: dict[str, list[str]] = defaultdict(list)
     for task in run.tasks:
-        for client, value in (last_evaluation(run, task).get("clients") or {}).items():
-            found[client].append(f"{task} {score(number(value))}")
+        last = last_evaluation(run, task)
+        for client, value in ((last and last.clients) or {}).items():
+            found[client].append(f"{task} {score(value)}")
     return {client: ", ".join(words) for client, words in found.items()}
 
 
@@ -157,10 +155,10 @@ def _failures(run: Run) -> Html:
         return tag("p", "No client failed.")
     rows = [
         (
-            tag("b", event.get("client")),
-            event.get("round"),
-            event.get("reason"),
-            size(event.get("bytes_down")),
+            tag("b", event.client),
+            event.round,
+            event.reason,
+            size(event.bytes_down),
         )
         for event in run.failures
     ]

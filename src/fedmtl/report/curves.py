@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fedmtl.report.charts import Frame, Line, Mark, line_chart, padded
-from fedmtl.report.formats import number, percent, score
+from fedmtl.report.formats import percent, score
 from fedmtl.report.markup import Html, tag
 from fedmtl.report.outline import section
-from fedmtl.report.record import Event, Run, Series, average, main_metric, series, summarize
+from fedmtl.report.record import Run, Series, average, main_metric, series, summarize
 from fedmtl.report.results import task_name
 from fedmtl.report.sharing import task_weights
+from fedmtl.runs.events import Zeros
 
 SMALLEST_SPAN = 0.05
 _SPARSITY_RIGHT = 62.0
@@ -23,12 +24,13 @@ def sparsity(run: Run) -> Html:
     """The share of zeros by round, in linear layers and in all weights; nothing where none were pruned."""
     if not run.pruned:
         return Html()
+    by_round = sorted(run.pruned.items())
     lines = [
-        Line(part, {at: _share(event[part]) for at, event in sorted(run.pruned.items())}, light=part == "all")
-        for part in ("all", "linear")
+        Line("all", {at: _share(event.all) for at, event in by_round}, light=True),
+        Line("linear", {at: _share(event.linear) for at, event in by_round}, light=False),
     ]
     last = run.pruned[max(run.pruned)]
-    ends = f"{percent(_share(last['linear']))} of the linear layers, {percent(_share(last['all']))} of all weights"
+    ends = f"{percent(_share(last.linear))} of the linear layers, {percent(_share(last.all))} of all weights"
     known = [value for line in lines for value in line.scores.values() if value is not None]
     frame = Frame(x=(0, max(run.last_round, 1)), y=padded(known, SMALLEST_SPAN), height=200, right=_SPARSITY_RIGHT)
     caption = tag("figcaption", tag("b", "Sparsity"), f"zero: {ends}")
@@ -38,8 +40,8 @@ def sparsity(run: Run) -> Html:
     )
 
 
-def _share(counts: Event) -> float:
-    return float(counts["zeros"] / counts["weights"]) if counts["weights"] else 0.0
+def _share(counts: Zeros) -> float:
+    return counts.zeros / counts.weights if counts.weights else 0.0
 
 
 def curves(run: Run) -> Html:
@@ -75,7 +77,7 @@ def _averages(run: Run) -> Html:
 
 
 def _scores(run: Run, task: str, metric: str) -> Html:
-    evaluated = {name for event in run.evaluations.get(task, {}).values() for name in event["metrics"]}
+    evaluated = {name for event in run.evaluations.get(task, {}).values() for name in event.metrics}
     others = [name for name in _BOUNDED if name in evaluated and name != metric]
     lines = [Line(name, series(run, task, name), light=True) for name in others]
     lines.append(Line(metric, series(run, task, metric)))
@@ -100,8 +102,8 @@ def _score_chart(run: Run, lines: list[Line], title: str, marks: list[Mark], axi
 
 
 def _losses(run: Run, task: str) -> Html:
-    training = {at: number(event.get("losses", {}).get(task)) for at, event in run.rounds.items() if at > 0}
-    validation = {at: number(event.get("loss")) for at, event in run.evaluations.get(task, {}).items()}
+    training = {at: event.losses.get(task) for at, event in run.rounds.items() if at > 0}
+    validation = {at: event.loss for at, event in run.evaluations.get(task, {}).items()}
     title = f"{task}: loss by round"
     if not (lines := _drawable([Line("validation", validation, light=True), Line("training", training)])):
         return tag("p", f"{title}: not recorded.", class_="guide")
@@ -131,9 +133,9 @@ def _describe(line: Line) -> str:
 
 def _marks(run: Run, task: str) -> list[Mark]:
     marks = []
-    trained = [at for at, event in run.rounds.items() if event.get("tasks", {}).get(task)]
+    trained = [at for at, event in run.rounds.items() if event.tasks.get(task)]
     if trained and min(trained) > 1:
         marks.append(Mark(min(trained), "joins"))
     if task in run.stops:
-        marks.append(Mark(run.stops[task]["round"], f"head fixed, best round {run.stops[task]['best_round']}"))
+        marks.append(Mark(run.stops[task].round, f"head fixed, best round {run.stops[task].best_round}"))
     return marks

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from statistics import median
 
 from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, svg
-from fedmtl.report.formats import MISSING, count, number, percent, plural, tick
+from fedmtl.report.formats import MISSING, count, known, percent, plural, tick
 from fedmtl.report.markup import Html, join, legend, notes, table, tag
 from fedmtl.report.outline import section
-from fedmtl.report.record import Event, Run
+from fedmtl.report.record import Run
 from fedmtl.report.results import task_name
+from fedmtl.runs.events import ClientFacts, ClientShare, DataEvent, TaskFacts
 from fedmtl.runs.summary import passes
 
 MOST_COLOURS = 7
@@ -24,7 +25,7 @@ _FULL = Frame(x=(0, 1), y=(0, 1), width=96, height=10, left=0, right=0, top=0, b
 def label_colours(run: Run, task: str) -> dict[str, str]:
     """Label -> CSS class: a hue for a category, a shade for a range of scores, `other` for rare ones."""
     counts = _counts(run, task)
-    if run.task(task).get("kind") == "regression":
+    if run.task(task).kind == "regression":
         last = max(1, len(counts) - 1)
         return {label: f"shade{round(i * 7 / last)}" for i, label in enumerate(counts)}
     if len(counts) <= MOST_COLOURS:
@@ -35,11 +36,11 @@ def label_colours(run: Run, task: str) -> dict[str, str]:
 
 def _counts(run: Run, task: str) -> dict[str, float]:
     """Examples per label over all clients, in the task's own order of labels."""
-    totals: dict[str, float] = {str(label): 0.0 for label in run.task(task).get("labels") or ()}
-    held = [client.get("tasks", {}).get(task) or {} for client in run.clients.values()]
-    for label, many in (pair for share in held for pair in (share.get("labels") or {}).items()):
-        totals[label] = totals.get(label, 0.0) + (number(many) or 0.0)
-    if run.task(task).get("kind") == "regression":
+    totals: dict[str, float] = dict.fromkeys(run.task(task).labels or (), 0.0)
+    shares = [client.tasks[task] for client in run.clients.values() if task in client.tasks]
+    for label, many in (pair for share in shares for pair in (share.labels or {}).items()):
+        totals[label] = totals.get(label, 0.0) + many
+    if run.task(task).kind == "regression":
         return dict(sorted(totals.items(), key=lambda item: _lower_end(item[0])))
     return totals
 
@@ -52,11 +53,11 @@ def _lower_end(label: str) -> float:
         return float("-inf")
 
 
-def segments(labels: Mapping[str, object], colours: Mapping[str, str]) -> tuple[tuple[float, str], ...]:
+def segments(labels: Mapping[str, float], colours: Mapping[str, str]) -> tuple[tuple[float, str], ...]:
     """Stacked (count, CSS class) in the order of `colours`, with the labels of one class added up."""
     totals: dict[str, float] = {}
     for label, colour in colours.items():
-        totals[colour] = totals.get(colour, 0.0) + (number(labels.get(label)) or 0.0)
+        totals[colour] = totals.get(colour, 0.0) + labels.get(label, 0.0)
     return tuple((many, colour) for colour, many in totals.items() if many)
 
 
@@ -66,9 +67,9 @@ def label_legend(colours: Mapping[str, str]) -> Html:
     return legend((*named, ("other", f"{rest} other labels")) if rest else named)
 
 
-def spell(labels: Mapping[str, object]) -> str:
+def spell(labels: Mapping[str, float]) -> str:
     """Label counts in words, the largest first where there are many."""
-    pairs = [(label, number(many) or 0.0) for label, many in labels.items()]
+    pairs = list(labels.items())
     if len(pairs) > 12:
         pairs = sorted(pairs, key=lambda pair: -pair[1])[:12]
     words = ", ".join(f"{label} {count(many)}" for label, many in pairs)
@@ -82,15 +83,15 @@ def partition(run: Run) -> Html:
     return section("partition", *shown)
 
 
-def holdings(run: Run, task: str) -> dict[str, Event]:
-    """What each client that has examples of a task holds of it."""
-    shares = {client: info.get("tasks", {}).get(task) for client, info in run.clients.items()}
-    return {client: share for client, share in shares.items() if share}
+def holdings(run: Run, task: str) -> dict[str, ClientShare]:
+    """What each client that has examples of a task has of it."""
+    shares = {client: facts.tasks.get(task) for client, facts in run.clients.items()}
+    return {client: share for client, share in shares.items() if share not in (None, ClientShare())}
 
 
-def takes_part(info: Event) -> str:
+def takes_part(facts: ClientFacts) -> str:
     """The rounds a client takes part in, in words."""
-    first, last = info.get("from_round") or 1, info.get("until_round")
+    first, last = facts.from_round or 1, facts.until_round
     if last is None:
         return "all" if first <= 1 else f"from {first}"
     return f"until {last}" if first <= 1 else f"{first}–{last}"
@@ -103,10 +104,10 @@ def _map(run: Run) -> list[Html]:
     rows = [
         (
             client,
-            takes_part(info),
-            *(_cell(info.get("tasks", {}).get(task), colours[task], largest[task]) for task in tasks),
+            takes_part(facts),
+            *(_cell(facts.tasks.get(task), colours[task], largest[task]) for task in tasks),
         )
-        for client, info in run.clients.items()
+        for client, facts in run.clients.items()
     ]
     sums = (sum(_examples(share) for share in holdings(run, task).values()) for task in tasks)
     totals = (tag("span", count(total), class_="many") for total in sums)
@@ -117,31 +118,31 @@ def _map(run: Run) -> list[Html]:
     return [tag("p", guide, class_="guide"), tag("div", *keys, class_="keys"), box]
 
 
-def _cell(share: Event | None, colours: Mapping[str, str], largest: float) -> Html:
-    if not share:
+def _cell(share: ClientShare | None, colours: Mapping[str, str], largest: float) -> Html:
+    if share is None or share == ClientShare():
         return tag("span", "·", class_="none")
     examples = _examples(share)
-    parts = segments(share.get("labels") or {}, colours) or ((examples, "other"),)
+    parts = segments(share.labels or {}, colours) or ((examples, "other"),)
     total = sum(many for many, _ in parts)
     scale = _FULL.width * examples / largest / total if largest and total else 0.0
     rects, x = [], 0.0
     for many, colour in parts:
         rects.append(tag("rect", class_=colour, x=x, width=many * scale, y=0, height=_FULL.height))
         x += many * scale
-    words = f"{count(examples)} examples: {spell(share.get('labels') or {})}"
+    words = f"{count(examples)} examples: {spell(share.labels or {})}"
     return join((tag("span", count(examples), class_="many"), svg(_FULL, words, words, *rects)), " ")
 
 
-def _examples(share: Event) -> float:
-    return number(share.get("examples")) or 0.0
+def _examples(share: ClientShare) -> float:
+    return float(share.examples or 0)
 
 
 def _strips(run: Run) -> list[Html]:
     tasks = [task for task in run.tasks if holdings(run, task)]
     guide = "Each bar is one client, the largest first; its height is the number of training examples."
     late: dict[str, list[str]] = {}
-    for client, info in run.clients.items():
-        if (words := takes_part(info)) != "all":
+    for client, facts in run.clients.items():
+        if (words := takes_part(facts)) != "all":
             late.setdefault(words, []).append(client)
     lines = (f"Rounds {words}: {_names(clients)}." for words, clients in late.items())
     panels = tag("div", *(_strip(run, task) for task in tasks), class_="panels")
@@ -167,9 +168,9 @@ def _strip(run: Run, task: str) -> Html:
     return tag("figure", caption, chart, label_legend(colours))
 
 
-def _client_bar(i: int, client: str, share: Event, colours: Mapping[str, str]) -> Bar:
-    parts = segments(share.get("labels") or {}, colours) or ((_examples(share), "other"),)
-    words = f"{client}: {count(share.get('examples', MISSING))} examples: {spell(share.get('labels') or {})}"
+def _client_bar(i: int, client: str, share: ClientShare, colours: Mapping[str, str]) -> Bar:
+    parts = segments(share.labels or {}, colours) or ((_examples(share), "other"),)
+    words = f"{client}: {count(share.examples)} examples: {spell(share.labels or {})}"
     return Bar(i + 0.06, i + 0.94, parts, words)
 
 
@@ -189,41 +190,40 @@ def datasets(run: Run) -> Html:
     )
 
 
-def _row(run: Run, task: str, event: Event) -> list[object]:
-    about = run.task(task)
-    validation: object = count(event.get("validation"))
-    if event.get("validation_cut"):
+def _row(run: Run, task: str, event: DataEvent) -> list[object]:
+    facts = run.task(task)
+    validation: object = count(event.validation)
+    if event.validation_cut:
         validation = join((validation, tag("small", "cut from train")), " ")
     return [
-        about.get("kind", MISSING),
-        event.get("source", MISSING),
-        count(event.get("train")),
+        facts.kind or MISSING,
+        known(event.source),
+        count(event.train),
         _passes(run, task, event),
         _truncated(event),
         validation,
-        _labels(about, event),
+        _labels(facts, event),
     ]
 
 
-def _passes(run: Run, task: str, event: Event) -> str:
-    found = passes(number(event.get("train")), run.rounds.values(), task)
+def _passes(run: Run, task: str, event: DataEvent) -> str:
+    found = passes(event.train, run.rounds.values(), task)
     return MISSING if found is None else f"{found:.2f}"
 
 
-def _truncated(event: Event) -> Html:
-    cut, train = number(event.get("truncated")), number(event.get("train"))
-    share = percent(cut / train) if cut and train else ""
-    return join((count(cut), tag("small", share)), " ")
+def _truncated(event: DataEvent) -> Html:
+    share = percent(event.truncated / event.train) if event.truncated and event.train else ""
+    return join((count(event.truncated), tag("small", share)), " ")
 
 
-def _labels(about: Event, event: Event) -> str:
-    if event.get("labels"):
-        return spell(event["labels"])
-    found = event.get("quantiles") or ()
-    values = [number(value) for value in (found.values() if isinstance(found, dict) else found)]
+def _labels(facts: TaskFacts, event: DataEvent) -> str:
+    if event.labels:
+        return spell(event.labels)
+    found = event.quantiles or ()
+    values = list(found.values() if isinstance(found, dict) else found)
     if not values:
         return MISSING
-    span = about.get("score_range")
+    span = facts.score_range
     within = f" on a scale of {span[0]:g} to {span[1]:g}" if span else ""
     words = ", ".join(MISSING if value is None else tick(value, 0.01) for value in values)
     return f"quantiles {words}{within}"

@@ -14,6 +14,11 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def known(value: object) -> str:
+    """`value` as text, or a dash where it was not recorded."""
+    return MISSING if value is None else str(value)
+
+
 def score(value: float | None) -> str:
     """0.9123 -> .912"""
     if value is None:

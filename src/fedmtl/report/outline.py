@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedmtl.report.formats import MISSING, count, duration, number, plural, score, size
+from fedmtl.report.formats import MISSING, count, duration, known, plural, score, size
 from fedmtl.report.markup import Html, join, tag
 from fedmtl.report.record import Run, average, summarize
 
@@ -45,16 +45,15 @@ def masthead(run: Run) -> Html:
 
 
 def _badges(run: Run) -> list[Html]:
-    status = run.end.get("status")
-    words = str(status) if status else "not ended"
+    status = run.end.status
+    words = status or "not ended"
     look = _STATUS.get(words, "open")
     badges = [tag("span", words, class_=f"badge {look}")]
-    if run.start.get("synthetic"):
+    if run.start.synthetic:
         title = "The texts and labels were generated; scores say nothing about real data."
         badges.append(tag("span", "synthetic data", class_="badge synthetic", title=title))
-    reason = run.end.get("reason")
-    if reason:
-        badges.append(tag("span", reason, class_="reason"))
+    if run.end.reason:
+        badges.append(tag("span", run.end.reason, class_="reason"))
     elif not status:
         badges.append(tag("span", "No end was recorded: the run is still going, or was killed.", class_="reason"))
     return badges
@@ -71,65 +70,60 @@ def _lede(run: Run) -> str:
 
 
 def _rounds(run: Run) -> str:
-    done = run.end.get("rounds", run.last_round)
-    planned = run.start.get("num_rounds", done)
+    done = run.last_round if run.end.rounds is None else run.end.rounds
+    planned = done if run.start.num_rounds is None else run.start.num_rounds
     return count(done) if done == planned else f"{count(done)} of {count(planned)}"
 
 
 def _facts(run: Run) -> Html:
     start = run.start
     facts: list[tuple[str, object]] = [
-        ("Mode", str(start.get("mode", MISSING)).replace("_", " ")),
-        ("Encoder", start.get("encoder", MISSING)),
-        ("Seed", start.get("seed", MISSING)),
+        ("Mode", known(start.mode).replace("_", " ")),
+        ("Encoder", known(start.encoder)),
+        ("Seed", known(start.seed)),
         ("Rounds", _rounds(run)),
         ("Time", _seconds(run)),
-        ("Sent by clients", _bytes(run, "bytes_up")),
-        ("Sent to clients", _bytes(run, "bytes_down")),
+        ("Sent by clients", _bytes(sum(event.bytes_up or 0 for event in run.rounds.values()))),
+        ("Sent to clients", _bytes(sum(event.bytes_down or 0 for event in run.rounds.values()))),
         ("Computed on", _machine(run)),
         *([("A training step", _passes(run))] if _passes(run) else []),
         ("Versions", _versions(run)),
-        ("Weights, SHA-256", _hash(run.end.get("weights_sha256"))),
+        ("Weights, SHA-256", _hash(run.end.weights_sha256)),
     ]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts")
 
 
 def _seconds(run: Run) -> Html:
-    spent = number(run.end.get("seconds"))
+    spent = run.end.seconds
     if spent is None:
-        spent = sum(number(event.get("seconds")) or 0.0 for event in run.rounds.values())
+        spent = sum(event.seconds or 0.0 for event in run.rounds.values())
     return tag("span", duration(spent), title=f"{spent:,.1f} s")
 
 
-def _bytes(run: Run, field: str) -> Html:
-    total = sum(number(event.get(field)) or 0.0 for event in run.rounds.values())
+def _bytes(total: int) -> Html:
     return tag("span", size(total), title=f"{total:,.0f} bytes, the sum over rounds")
 
 
 def _machine(run: Run) -> str:
-    device, workers = run.start.get("device", MISSING), number(run.start.get("workers"))
-    stack = number(run.start.get("stack"))
+    device, workers, stack = known(run.start.device), run.start.workers, run.start.stack
     if stack:
-        return f"{device}, {plural(int(stack), 'client')} at once, {run.start.get('precision', MISSING)}"
-    return f"{device}, {plural(int(workers), 'worker')}" if workers else str(device)
+        return f"{device}, {plural(stack, 'client')} at once, {known(run.start.precision)}"
+    return f"{device}, {plural(workers, 'worker')}" if workers else device
 
 
 def _passes(run: Run) -> str:
     """What a step costs, where that is more than the one pass everybody expects."""
-    passes = run.start.get("step_passes") or {}
-    forward, backward = (int(number(passes.get(way)) or 1) for way in ("forward", "backward"))
+    passes = run.start.step_passes or {}
+    forward, backward = (passes.get(way) or 1 for way in ("forward", "backward"))
     return f"{forward} passes forward, {backward} back" if forward > 1 else ""
 
 
 def _versions(run: Run) -> str:
-    known = {
-        "fedmtl": run.start.get("version"),
-        **{name: run.start.get(name) for name in ("torch", "transformers")},
-    }
-    return ", ".join(f"{name} {version}" for name, version in known.items() if version) or MISSING
+    versions = {"fedmtl": run.start.version, "torch": run.start.torch, "transformers": run.start.transformers}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version) or MISSING
 
 
-def _hash(digest: object) -> Html:
+def _hash(digest: str | None) -> Html:
     """Cut short by the style sheet only, so that one click selects, and copies, all of it."""
     if not digest:
         return join((MISSING,))

@@ -11,11 +11,14 @@ from fedmtl.report.data import datasets, partition
 from fedmtl.report.markup import Html, tag
 from fedmtl.report.outline import links, masthead, section
 from fedmtl.report.predictions import predictions
-from fedmtl.report.record import Event, Run, gather
+from fedmtl.report.record import Run, gather
 from fedmtl.report.results import results
 from fedmtl.report.sharing import sharing
 from fedmtl.report.single_page import STYLE
-from fedmtl.runs.folder import RunFolder, read_events, write_atomic
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 
 
 def write_report(folder: Path) -> Path:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, svg, x_axis
-from fedmtl.report.formats import count, number, score
+from fedmtl.report.formats import count, score
 from fedmtl.report.markup import Html, join, table, tag
 from fedmtl.report.outline import section
-from fedmtl.report.record import Event, Run
+from fedmtl.report.record import Run
 from fedmtl.report.results import last_evaluation, task_name
+from fedmtl.runs.events import EvaluationEvent, Residuals
 
 MOST_CELLS = 12
 WORST_PAIRS = 10
@@ -89,15 +90,15 @@ def _worst(names: Sequence[str], counts: Counts) -> Html:
     return table("Most frequent confusions", ("True", "Predicted", "Times", "of"), rows, words={1})
 
 
-def residuals(task: str, evaluation: Event) -> Html:
+def residuals(task: str, evaluation: EvaluationEvent) -> Html:
     """The histogram where residuals were recorded, and the errors where they are defined."""
-    return join((_histogram(task, evaluation.get("residuals") or {}), _errors(evaluation.get("metrics") or {})))
+    return join((_histogram(task, evaluation.residuals), _errors(evaluation.metrics)))
 
 
-def _histogram(task: str, found: Event) -> Html:
-    edges, counts = found.get("edges") or [], found.get("counts") or []
-    if not counts or len(edges) != len(counts) + 1:
+def _histogram(task: str, found: Residuals | None) -> Html:
+    if found is None or not found.counts or len(found.edges) != len(found.counts) + 1:
         return tag("p", "No residuals were recorded.", class_="guide")
+    edges, counts = found.edges, found.counts
     bars = [
         Bar(left, right, ((float(many), "up"),), f"{score(left)} to {score(right)}: {count(many)}")
         for left, right, many in zip(edges, edges[1:], counts, strict=False)
@@ -111,9 +112,9 @@ def _histogram(task: str, found: Event) -> Html:
     return bar_chart(frame, bars, title=f"{task}: residuals", description=words, axis=join(parts))
 
 
-def _errors(metrics: Event) -> Html:
+def _errors(metrics: Mapping[str, float | None]) -> Html:
     pairs = (
-        tag("div", tag("dt", words), tag("dd", score(number(metrics[name]))))
+        tag("div", tag("dt", words), tag("dd", score(metrics[name])))
         for name, words in _ERRORS.items()
         if name in metrics
     )
@@ -130,12 +131,12 @@ def predictions(run: Run) -> Html:
 
 def _panel(run: Run, task: str) -> Html | None:
     event = last_evaluation(run, task)
-    if event.get("confusion"):
-        inside = confusion(task, run.task(task).get("labels") or (), event["confusion"])
-    elif event.get("residuals") or event.get("moments"):
+    if event is not None and event.confusion:
+        inside = confusion(task, run.task(task).labels or (), event.confusion)
+    elif event is not None and (event.residuals or event.moments):
         inside = residuals(task, event)
     else:
         return None
-    caption = tag("figcaption", tag("b", task_name(run, task)), f"round {event['round']}")
-    width = "wide" if len(event.get("confusion") or ()) in WIDE_TABLES else None
+    caption = tag("figcaption", tag("b", task_name(run, task)), f"round {event.round}")
+    width = "wide" if len(event.confusion or ()) in WIDE_TABLES else None
     return tag("figure", caption, inside, class_=width)

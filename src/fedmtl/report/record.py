@@ -10,17 +10,37 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import linear_regression, mean
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from fedmtl.report.formats import number
+from fedmtl.runs.event_lines import Event, last_of
+from fedmtl.runs.events import (
+    ClientFacts,
+    ClientsEvent,
+    DataEvent,
+    DistillationEvent,
+    EarlyStopEvent,
+    EndEvent,
+    EvaluationEvent,
+    FailureEvent,
+    PlanEvent,
+    PruningEvent,
+    RoundEvent,
+    SharingEvent,
+    StartEvent,
+    TaskFacts,
+    TaskWeightsEvent,
+    UpdateEvent,
+)
 
-Event = dict[str, Any]
 # A smaller change over the whole window is not worth a word, however steady it is.
 SMALLEST_CHANGE = 0.005
 FEWEST_POINTS = 4
 # Student's t, two-sided 95 %, for 2, 3, ... degrees of freedom; the last one serves all larger ones.
 _STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 Series = Mapping[int, float | None]
+# What is known of a task that the start event does not name.
+NO_FACTS = TaskFacts(kind="")
+Kind = TypeVar("Kind", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -28,63 +48,66 @@ class Run:
     """What happened, by task, round and client; `end` is empty while the run has not ended."""
 
     name: str
-    start: Event
-    data: dict[str, Event]
-    clients: dict[str, Event]
-    plans: tuple[Event, ...]
-    updates: tuple[Event, ...]
-    failures: tuple[Event, ...]
-    evaluations: dict[str, dict[int, Event]]
-    stops: dict[str, Event]
-    rounds: dict[int, Event]
-    end: Event
-    distillations: tuple[Event, ...] = ()
-    weights: dict[int, Event] = field(default_factory=dict)
-    decisions: dict[int, Event] = field(default_factory=dict)
-    pruned: dict[int, Event] = field(default_factory=dict)
+    start: StartEvent
+    data: dict[str, DataEvent]
+    clients: dict[str, ClientFacts]
+    plans: tuple[PlanEvent, ...]
+    updates: tuple[UpdateEvent, ...]
+    failures: tuple[FailureEvent, ...]
+    evaluations: dict[str, dict[int, EvaluationEvent]]
+    stops: dict[str, EarlyStopEvent]
+    rounds: dict[int, RoundEvent]
+    end: EndEvent
+    distillations: tuple[DistillationEvent, ...] = ()
+    weights: dict[int, TaskWeightsEvent] = field(default_factory=dict)
+    decisions: dict[int, SharingEvent] = field(default_factory=dict)
+    pruned: dict[int, PruningEvent] = field(default_factory=dict)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Every task that any event names, the configured ones first."""
-        return tuple({**self.start.get("tasks", {}), **self.data, **self.evaluations})
+        return tuple({**self.start.tasks, **self.data, **self.evaluations})
 
     @property
     def last_round(self) -> int:
         scored = (number for by_round in self.evaluations.values() for number in by_round)
         return max((*self.rounds, *scored), default=0)
 
-    def task(self, name: str) -> Event:
+    def task(self, name: str) -> TaskFacts:
         """What the start event says about a task; empty when it says nothing."""
-        found: Event = self.start.get("tasks", {}).get(name) or {}
-        return found
+        return self.start.tasks.get(name, NO_FACTS)
 
 
 def gather(events: Sequence[Event], name: str) -> Run:
     """The run that `events` tell of; where two events speak of the same thing the later one holds."""
-    kinds: dict[str, list[Event]] = defaultdict(list)
+    kinds: dict[type[Event], list[Event]] = defaultdict(list)
     for event in events:
-        if event.get("event") in ("start", "round"):
-            kinds["end"].clear()  # A run that goes on after its end was resumed.
-        kinds[str(event.get("event"))].append(event)
-    evaluations: dict[str, dict[int, Event]] = {}
-    for event in kinds["evaluation"]:
-        evaluations.setdefault(event["task"], {})[event["round"]] = event
+        if isinstance(event, StartEvent | RoundEvent):
+            kinds[EndEvent].clear()  # A run that goes on after its end was resumed.
+        kinds[type(event)].append(event)
+
+    def of(cls: type[Kind]) -> list[Kind]:
+        return [event for event in kinds[cls] if isinstance(event, cls)]
+
+    evaluations: dict[str, dict[int, EvaluationEvent]] = {}
+    for evaluation in of(EvaluationEvent):
+        evaluations.setdefault(evaluation.task, {})[evaluation.round] = evaluation
     return Run(
         name=name,
-        start=(kinds["start"] or [{}])[-1],
-        data={event["task"]: event for event in kinds["data"]},
-        clients={client: info for event in kinds["clients"] for client, info in event["clients"].items()},
-        plans=tuple(kinds["plan"]),
-        updates=tuple(kinds["update"]),
-        failures=tuple(kinds["failure"]),
+        start=last_of(events, StartEvent) or StartEvent(),
+        data={event.task: event for event in of(DataEvent)},
+        clients={client: facts for event in of(ClientsEvent) for client, facts in event.clients.items()},
+        plans=tuple(of(PlanEvent)),
+        updates=tuple(of(UpdateEvent)),
+        failures=tuple(of(FailureEvent)),
         evaluations={task: dict(sorted(by_round.items())) for task, by_round in evaluations.items()},
-        stops={event["task"]: event for event in kinds["early_stop"]},
-        rounds={event["round"]: event for event in sorted(kinds["round"], key=lambda event: event["round"])},
-        end=(kinds["end"] or [{}])[-1],
-        distillations=tuple(kinds["distillation"]),
-        weights={event["round"]: event for event in kinds["task_weights"]},
-        decisions={event["round"]: event for event in kinds["sharing"]},
-        pruned={event["round"]: event for event in kinds["pruning"]},
+        stops={event.task: event for event in of(EarlyStopEvent)},
+        rounds={event.round: event for event in sorted(of(RoundEvent), key=lambda event: event.round)},
+        end=(of(EndEvent) or [EndEvent()])[-1],
+        distillations=tuple(of(DistillationEvent)),
+        weights={event.round: event for event in of(TaskWeightsEvent)},
+        decisions={event.round: event for event in of(SharingEvent)},
+        pruned={event.round: event for event in of(PruningEvent)},
     )
 
 
@@ -110,26 +133,30 @@ class Summary:
 
 def main_metric(run: Run, task: str) -> str:
     """The task's main metric; the first one evaluated where the start event names none."""
-    evaluated = (name for event in run.evaluations.get(task, {}).values() for name in event["metrics"])
-    return str(run.task(task).get("metric") or next(evaluated, "score"))
+    evaluated = (name for event in run.evaluations.get(task, {}).values() for name in event.metrics)
+    return run.task(task).metric or next(evaluated, "score")
 
 
 def series(run: Run, task: str, metric: str) -> dict[int, float | None]:
     """A metric by evaluated round, None where it was undefined."""
     events = run.evaluations.get(task, {})
-    return {at: number(event["metrics"].get(metric)) for at, event in events.items()}
+    return {at: event.metrics.get(metric) for at, event in events.items()}
 
 
 def average(run: Run, name: Literal["overall", "classification"]) -> dict[int, float | None]:
     """An average by evaluated round: as the round event says, else the mean if every task has a score."""
     evaluated = sorted({at for by_round in run.evaluations.values() for at in by_round})
-    return {at: number(run.rounds[at].get(name)) if at in run.rounds else _mean_at(run, name, at) for at in evaluated}
+    return {at: _average(run.rounds[at], name) if at in run.rounds else _mean_at(run, name, at) for at in evaluated}
+
+
+def _average(event: RoundEvent, name: Literal["overall", "classification"]) -> float | None:
+    return event.overall if name == "overall" else event.classification
 
 
 def _mean_at(run: Run, name: str, at: int) -> float | None:
-    counted = [task for task in run.tasks if not run.task(task).get("auxiliary")]
+    counted = [task for task in run.tasks if not run.task(task).auxiliary]
     if name == "classification":
-        counted = [task for task in counted if run.task(task).get("kind") == "classification"]
+        counted = [task for task in counted if run.task(task).kind == "classification"]
         metrics = dict.fromkeys(counted, "accuracy")
     else:
         metrics = {task: main_metric(run, task) for task in counted}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedmtl.report.formats import MISSING, change, count, number, score
+from fedmtl.report.formats import MISSING, change, count, score
 from fedmtl.report.markup import Html, escape, join, notes, table, tag
 from fedmtl.report.outline import section
 from fedmtl.report.record import (
     FEWEST_POINTS,
     SMALLEST_CHANGE,
-    Event,
     Run,
     Summary,
     Trend,
@@ -19,6 +18,7 @@ from fedmtl.report.record import (
     series,
     summarize,
 )
+from fedmtl.runs.events import EvaluationEvent
 
 _ARROW = {"rising": "↗", "flat": "→", "falling": "↘"}
 _HEAD = ("Task", "Start", "Best", "Final", "Trend")
@@ -42,14 +42,14 @@ def results(run: Run) -> Html:
     )
 
 
-def last_evaluation(run: Run, task: str) -> Event:
-    """The task's last evaluation; empty when it was never scored."""
+def last_evaluation(run: Run, task: str) -> EvaluationEvent | None:
+    """The task's last evaluation; None when it was never scored."""
     events = run.evaluations.get(task)
-    return events[max(events)] if events else {}
+    return events[max(events)] if events else None
 
 
 def task_name(run: Run, task: str) -> Html:
-    if not run.task(task).get("auxiliary"):
+    if not run.task(task).auxiliary:
         return escape(task)
     aside = tag("span", "auxiliary", class_="aside", title="trains the encoder, does not count in the averages")
     return join((task, aside), " ")
@@ -65,7 +65,7 @@ def _task_row(run: Run, task: str) -> list[object]:
         _value(summary.best, events.get(summary.best_round or 0), metric),
         _value(summary.final, final, metric),
     )
-    remarks = [] if final is None else [final.get("marked") or (final.get("undefined") or {}).get(metric)]
+    remarks = [] if final is None else [final.marked or (final.undefined or {}).get(metric)]
     if summary.final_round is not None and summary.final_round < run.last_round:
         remarks.append(f"round {summary.final_round}")
     return _row(task_name(run, task), metric, summary, values, ", ".join(filter(None, remarks)))
@@ -91,15 +91,15 @@ def _row(name: Html, metric: str, summary: Summary, values: tuple[str, str, str]
     ]
 
 
-def _value(value: float | None, event: Event | None, metric: str) -> Html:
+def _value(value: float | None, event: EvaluationEvent | None, metric: str) -> Html:
     """A score, with a dagger where its evaluation is marked and the reason where it is undefined."""
     if event is None:
         return tag("span", MISSING, title="not evaluated")
     if value is None:
-        reason = (event.get("undefined") or {}).get(metric, "undefined, no reason recorded")
+        reason = (event.undefined or {}).get(metric, "undefined, no reason recorded")
         return tag("span", MISSING, title=reason)
-    if event.get("marked"):
-        return join((score(value), tag("sup", "†", title=event["marked"])))
+    if event.marked:
+        return join((score(value), tag("sup", "†", title=event.marked)))
     return escape(score(value))
 
 
@@ -111,7 +111,7 @@ def _trend(found: Trend | None) -> Html:
     return join((words, tag("small", *moved)))
 
 
-def _shown(run: Run, task: str) -> list[Event]:
+def _shown(run: Run, task: str) -> list[EvaluationEvent]:
     """The evaluations whose scores the results show: start, best and final."""
     events = run.evaluations.get(task, {})
     summary = summarize(series(run, task, main_metric(run, task)))
@@ -123,8 +123,8 @@ def _marked_notes(run: Run) -> list[str]:
     found: dict[str, list[str]] = {}
     for task in run.tasks:
         for event in _shown(run, task):
-            if event.get("marked"):
-                found.setdefault(str(event["marked"]), []).append(f"{task} at round {event['round']}")
+            if event.marked:
+                found.setdefault(event.marked, []).append(f"{task} at round {event.round}")
     return [f"† {words}: {', '.join(where)}." for words, where in found.items()]
 
 
@@ -132,15 +132,15 @@ def _undefined_notes(run: Run) -> list[str]:
     lines = []
     for task in run.tasks:
         for event in _shown(run, task):
-            for metric, reason in (event.get("undefined") or {}).items():
-                lines.append(f"{MISSING} {metric} of {task} at round {event['round']} is undefined: {reason}.")
+            for metric, reason in (event.undefined or {}).items():
+                lines.append(f"{MISSING} {metric} of {task} at round {event.round} is undefined: {reason}.")
     return lines
 
 
 def _stop_notes(run: Run) -> list[str]:
     return [
-        f"{task} stopped early after round {stop['round']}: its head stays as it was in round "
-        f"{stop['best_round']}, which scored {score(number(stop.get('score')))}; the encoder goes on."
+        f"{task} stopped early after round {stop.round}: its head stays as it was in round "
+        f"{stop.best_round}, which scored {score(stop.score)}; the encoder goes on."
         for task, stop in run.stops.items()
     ]
 
@@ -150,20 +150,20 @@ def _all_metrics(run: Run) -> list[Html]:
     kinds: dict[str, list[str]] = {}
     for task in run.tasks:
         if run.evaluations.get(task):
-            kinds.setdefault(str(run.task(task).get("kind", "other")), []).append(task)
+            kinds.setdefault(run.task(task).kind or "other", []).append(task)
     return [_metric_table(run, kind, tasks) for kind, tasks in kinds.items()]
 
 
 def _metric_table(run: Run, kind: str, tasks: list[str]) -> Html:
-    finals = {task: last_evaluation(run, task) for task in tasks}
-    metrics = list(dict.fromkeys(name for event in finals.values() for name in event["metrics"]))
+    finals = {task: event for task in tasks if (event := last_evaluation(run, task)) is not None}
+    metrics = list(dict.fromkeys(name for event in finals.values() for name in event.metrics))
     rows = [
         (
             task_name(run, task),
-            event["round"],
-            *(_value(number(event["metrics"].get(name)), event, name) for name in metrics),
-            score(number(event.get("loss"))),
-            count(event.get("examples")),
+            event.round,
+            *(_value(event.metrics.get(name), event, name) for name in metrics),
+            score(event.loss),
+            count(event.examples),
         )
         for task, event in finals.items()
     ]

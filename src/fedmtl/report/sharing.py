@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedmtl.report.charts import Frame, Line, line_chart, padded
-from fedmtl.report.formats import count, number, percent, score
+from fedmtl.report.formats import count, percent, score
 from fedmtl.report.markup import Html, join, notes, table, tag
 from fedmtl.report.outline import section
-from fedmtl.report.record import Event, Run
+from fedmtl.report.record import Run
+from fedmtl.runs.events import LayerFacts, LayerMove, PlanEvent, ScopeFacts
 
 LEVELS = {
     "all": "one value for every client",
@@ -44,7 +45,7 @@ def layer_moves(run: Run) -> Html:
     rows = []
     for layer, decided in reversed(by_layer.items()):
         last = decided[max(decided)]
-        rows.append((layer, *(_cell(decided.get(at)) for at in shown), chip(last["after"])))
+        rows.append((layer, *(_cell(decided.get(at)) for at in shown), chip(last.after)))
     caption = "Agreement of the tasks in each movable layer, by round; the input at the bottom"
     guide = (
         "Each cell is the lowest smoothed cosine between the updates of two tasks. Where tasks disagree a layer "
@@ -59,8 +60,8 @@ def task_weights(run: Run) -> Html:
     """A panel with how much each task counted in each round; nothing where the weights were fixed."""
     if not run.weights:
         return Html()
-    tasks = list(dict.fromkeys(task for event in run.weights.values() for task in event["weights"]))
-    lines = [Line(task, {at: number(e["weights"].get(task)) for at, e in run.weights.items()}) for task in tasks]
+    tasks = list(dict.fromkeys(task for event in run.weights.values() for task in event.weights))
+    lines = [Line(task, {at: event.weights.get(task) for at, event in run.weights.items()}) for task in tasks]
     known = [value for line in lines for value in line.scores.values() if value is not None]
     y = padded(known, SMALLEST_WEIGHT_SPAN)
     frame = Frame(x=(0, max(run.last_round, 1)), y=y, height=200, right=_RIGHT)
@@ -72,17 +73,17 @@ def task_weights(run: Run) -> Html:
     )
 
 
-def _by_layer(run: Run) -> dict[str, dict[int, Event]]:
+def _by_layer(run: Run) -> dict[str, dict[int, LayerMove]]:
     """layer -> round -> what was decided of it, layers in model order."""
-    layers: dict[str, dict[int, Event]] = {}
+    layers: dict[str, dict[int, LayerMove]] = {}
     for at, event in sorted(run.decisions.items()):
-        for decided in event["layers"]:
-            layers.setdefault(decided["layer"], {})[at] = decided
+        for decided in event.layers:
+            layers.setdefault(decided.layer, {})[at] = decided
     return layers
 
 
-def _moved(decided: Event) -> bool:
-    return bool(decided["before"] != decided["after"])
+def _moved(decided: LayerMove) -> bool:
+    return decided.before != decided.after
 
 
 def _shown(run: Run) -> list[int]:
@@ -92,29 +93,29 @@ def _shown(run: Run) -> list[int]:
     return [
         at
         for place, at in enumerate(rounds)
-        if place % apart == 0 or at == rounds[-1] or any(map(_moved, run.decisions[at]["layers"]))
+        if place % apart == 0 or at == rounds[-1] or any(map(_moved, run.decisions[at].layers))
     ]
 
 
-def _cell(decided: Event | None) -> Html:
+def _cell(decided: LayerMove | None) -> Html:
     if decided is None:
         return Html()
-    agreement = {pair: number(value) for pair, value in (decided["agreement"] or decided["measured"]).items()}
+    agreement = decided.agreement or decided.measured
     known = [value for value in agreement.values() if value is not None]
     lowest = min(known, default=None)
-    arrow = tag("small", f"→ {decided['after']}") if _moved(decided) else Html()
-    words = "; ".join([*(f"{pair} {score(value)}" for pair, value in agreement.items()), decided["reason"]])
+    arrow = tag("small", f"→ {decided.after}") if _moved(decided) else Html()
+    words = "; ".join([*(f"{pair} {score(value)}" for pair, value in agreement.items()), decided.reason])
     look = "cell right" if lowest is None or lowest >= 0 else "cell wrong"
     share = f"--share:{min(1.0, 2 * abs(lowest or 0.0)) * 60:.0f}%"
     return tag("div", score(lowest), arrow, class_=look, style=share, title=words)
 
 
-def _words(by_layer: dict[str, dict[int, Event]]) -> list[str]:
+def _words(by_layer: dict[str, dict[int, LayerMove]]) -> list[str]:
     moves = [
-        (at, f"Round {at}: {layer} went from {own['before']} to {own['after']}; {own['reason']}.")
+        (at, f"Round {at}: {layer} went from {move.before} to {move.after}; {move.reason}.")
         for layer, decided in by_layer.items()
-        for at, own in decided.items()
-        if _moved(own)
+        for at, move in decided.items()
+        if _moved(move)
     ]
     return [words for _, words in sorted(moves)] or ["No layer moved."]
 
@@ -131,57 +132,56 @@ def sharing(run: Run) -> Html:
     return section("sharing", *parts)
 
 
-def _key(plan: Event) -> Html:
-    used = {str(part.get("level")).split(".")[0] for part in (*plan.get("layers", ()), *plan.get("scopes", ()))}
+def _key(plan: PlanEvent) -> Html:
+    levels = [layer.level for layer in plan.layers] + [scope.level for scope in plan.scopes]
+    used = {level.split(".")[0] for level in levels}
     items = (tag("li", chip(level), " ", words) for level, words in LEVELS.items() if level in used)
     return tag("ul", *items, class_="legend levels")
 
 
-def _stack(plan: Event) -> Html:
+def _stack(plan: PlanEvent) -> Html:
     """The layers as they lie on each other: the text enters below, the answers leave on top."""
-    layers = list(reversed(plan.get("layers") or []))
+    layers = plan.layers[::-1]
     total = _sum(layers)
     rows = [
         (
-            tag("span", layer.get("layer"), class_=f"slab {level_class(layer.get('level'))}"),
-            chip(layer.get("level")),
-            count(layer.get("parameters")),
+            tag("span", layer.layer, class_=f"slab {level_class(layer.level)}"),
+            chip(layer.level),
+            count(layer.parameters),
             _portion(layer, total),
         )
         for layer in layers
     ]
-    total_words = count(plan.get("total") or total)
-    trained = plan.get("trainable")
-    some = "" if trained in (None, plan.get("total")) else f", {count(trained)} of them trained"
+    total_words = count(plan.total or total)
+    some = "" if plan.trainable in (None, plan.total) else f", {count(plan.trainable)} of them trained"
     caption = f"Layers, the input at the bottom; {total_words} parameters{some}"
     head = ("Layer", "Shared by", "Parameters", "Portion")
     return table(caption, head, rows, words={1, 3}, class_="stack", tall=len(rows) > 40)
 
 
-def _scopes(plan: Event) -> Html:
-    scopes = plan.get("scopes") or []
+def _scopes(plan: PlanEvent) -> Html:
+    total = _sum(plan.scopes)
     rows = [
         (
-            tag("code", scope.get("scope")),
-            chip(scope.get("level")),
-            count(scope.get("parameters")),
-            count(scope.get("tensors")),
-            _portion(scope, _sum(scopes)),
+            tag("code", scope.scope),
+            chip(scope.level),
+            count(scope.parameters),
+            count(scope.tensors),
+            _portion(scope, total),
         )
-        for scope in scopes
+        for scope in plan.scopes
     ]
-    caption = f"Scopes: who holds one value together; {count(_sum(scopes))} parameters in all of them"
+    caption = f"Scopes: who holds one value together; {count(total)} parameters in all of them"
     head = ("Scope", "Level", "Parameters", "Tensors", "Portion")
     return table(caption, head, rows, words={1, 4}, tall=len(rows) > 24)
 
 
-def _rules(plan: Event) -> Html:
-    rows = [(tag("code", pattern), chip(level)) for pattern, level in plan.get("rules") or ()]
+def _rules(plan: PlanEvent) -> Html:
+    rows = [(tag("code", pattern), chip(level)) for pattern, level in plan.rules]
     rules = table("Rules, the first match wins", ("Parameters named", "Level"), rows, words={1})
-    groups = plan.get("groups") or {}
-    if not groups:
+    if not plan.groups:
         return rules
-    return join((rules, tag("p", f"Groups of tasks: {_members(groups)}.", class_="guide")))
+    return join((rules, tag("p", f"Groups of tasks: {_members(plan.groups)}.", class_="guide")))
 
 
 def _members(members: object) -> str:
@@ -191,13 +191,13 @@ def _members(members: object) -> str:
     return ", ".join(map(str, members)) if isinstance(members, Sequence) else str(members)
 
 
-def _sum(parts: Sequence[Event]) -> float:
-    return sum(number(part.get("parameters")) or 0.0 for part in parts)
+def _sum(parts: Sequence[LayerFacts | ScopeFacts]) -> int:
+    return sum(part.parameters for part in parts)
 
 
-def _portion(part: Event, total: float) -> Html:
+def _portion(part: LayerFacts | ScopeFacts, total: int) -> Html:
     """A part of its own table: scopes add up to more than the layers where groups hold several values."""
-    share = _sum([part]) / total if total else 0.0
-    bar = tag("span", class_=f"fill {level_class(part.get('level'))}", style=f"width:{share:.2%}")
+    share = part.parameters / total if total else 0.0
+    bar = tag("span", class_=f"fill {level_class(part.level)}", style=f"width:{share:.2%}")
     words = tag("span", percent(share), class_="many")
     return tag("span", words, tag("span", bar, class_="track"), class_="portion")

@@ -1,1 +1,1 @@
-"""The run folder: its files, its events, and what can be read out of them."""
+"""A run folder: its files, its events, its table of rounds, and what a run came to."""

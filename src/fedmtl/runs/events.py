@@ -1,24 +1,39 @@
-"""An event is one line of events.jsonl; this file says what each kind may hold, as docs/run-folder.md lays down."""
+"""The kinds of events that a run writes: each is a frozen record with the fields that docs/run-folder.md lists.
+
+A plug-in defines a kind of its own in the same way as this module does, with a dotted name:
+
+    @event_kind("mypackage.clipped")
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class ClippedEvent(Event):
+        round: Round
+        norms: Numbers
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, NotRequired, Required
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
+from pydantic import AfterValidator, Field
 
-_LARGEST = 1 << 62
-
-Round = Annotated[int, Field(ge=0, le=10**9)]
-Count = Annotated[int, Field(ge=0, le=_LARGEST)]
-# Sums of a few of them stay finite.
-Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=1 << 20)]
-Numbers = dict[str, Number | None]
-Counts = dict[str, Count]
+from fedmtl.runs.event_lines import (
+    NULL,
+    Count,
+    Counts,
+    Event,
+    Flag,
+    Given,
+    Integer,
+    LiveEvent,
+    Number,
+    Numbers,
+    Round,
+    Seconds,
+    Text,
+    event_kind,
+)
 
 
 def _is_square(rows: list[list[int]]) -> list[list[int]]:
@@ -33,157 +48,82 @@ def _rise(edges: list[float]) -> list[float]:
     return edges
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in ("classification", "regression"):
-        raise ValueError("a task's kind is classification or regression")
-    return kind
+# The parts of events. Fields have defaults where files of an earlier version may lack them.
 
 
-_open = with_config(ConfigDict(extra="allow", strict=True))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """What `start` says of a task; `metrics` names those of a kind of task that is not built in."""
+
+    kind: Text
+    labels: list[Text] | None = field(default=None, metadata=NULL)
+    metric: Given[Text] = None
+    auxiliary: Flag = False
+    pair: Text | None = field(default=None, metadata=NULL)
+    pool: Text | None = field(default=None, metadata=NULL)
+    score_range: Annotated[list[Number], Field(min_length=2, max_length=2), AfterValidator(_rise)] | None = field(
+        default=None, metadata=NULL
+    )
+    metrics: Given[list[Text]] = None
 
 
-@_open
-class AboutTask(TypedDict):
-    kind: Annotated[Text, AfterValidator(_known_kind)]
-    metric: NotRequired[Text]
-    labels: NotRequired[list[Text] | None]
-    score_range: NotRequired[Annotated[list[Number], Field(min_length=2, max_length=2), AfterValidator(_rise)] | None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientShare:
+    """A client's training examples of one task."""
+
+    examples: Given[Count] = None
+    labels: Counts | None = None
 
 
-@_open
-class Start(TypedDict, total=False):
-    version: Text
-    mode: Text
-    seed: int
-    synthetic: bool
-    encoder: Text
-    device: Text
-    precision: Text
-    tasks: dict[str, AboutTask]
-    num_rounds: Round
-    step_passes: dict[str, Count] | None
-    workers: Count
-    stack: Count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFacts:
+    """What `clients` says of a client."""
+
+    tasks: dict[str, ClientShare] = field(default_factory=dict)
+    from_round: Round | None = field(default=None, metadata=NULL)
+    until_round: Round | None = field(default=None, metadata=NULL)
 
 
-@_open
-class Data(TypedDict, total=False):
-    task: Required[Text]
-    source: Text
-    train: Count
-    validation: Count
-    truncated: Count
-    labels: Counts | None
-    quantiles: list[Number | None] | Numbers | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeFacts:
+    """The size of one scope of a plan."""
 
-
-@_open
-class Holding(TypedDict, total=False):
-    examples: Count
-    labels: Counts | None
-
-
-@_open
-class AboutClient(TypedDict, total=False):
-    tasks: dict[str, Holding]
-    from_round: Round | None
-    until_round: Round | None
-
-
-@_open
-class Clients(TypedDict):
-    clients: dict[str, AboutClient]
-
-
-@_open
-class Scope(TypedDict):
     scope: Text
     level: Text
     parameters: Count
     tensors: Count
 
 
-@_open
-class Layer(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """The size of one layer of a plan; `level` has several words where its parameters have several levels."""
+
     layer: Text
     level: Text
     parameters: Count
 
 
-@_open
-class Plan(TypedDict, total=False):
-    rules: list[Annotated[list[Text], Field(min_length=2, max_length=2)]]
-    scopes: list[Scope]
-    layers: list[Layer]
-    heads: Counts
-    total: Count
-    trainable: Count
-    at_clients: Count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUpdate:
+    """What a client's update says of one task."""
+
+    examples: Count | None = None
+    loss: Number | None = field(default=None, metadata=NULL)
+    seen: Count | None = None
 
 
-@_open
-class Site(TypedDict):
-    round: Round
-    client: Text
-    tasks: dict[str, Any]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """A histogram of predictions minus scores."""
 
-
-@_open
-class Update(TypedDict, total=False):
-    round: Required[Round]
-    client: Required[Text]
-    tasks: dict[str, dict[str, Number | None]]
-    conflicts: Number | None
-    seconds: Seconds
-    bytes_up: Count
-    bytes_down: Count
-
-
-@_open
-class Failure(TypedDict, total=False):
-    round: Required[Round]
-    client: Required[Text]
-    reason: Text
-    bytes_up: Count
-    bytes_down: Count
-
-
-@_open
-class Residuals(TypedDict):
     edges: Annotated[list[Number], AfterValidator(_rise)]
     counts: list[Count]
 
 
-@_open
-class Evaluation(TypedDict, total=False):
-    round: Required[Round]
-    task: Required[Text]
-    metrics: Required[Numbers]
-    undefined: dict[str, Text] | None
-    loss: Number | None
-    examples: Count
-    marked: Text | None
-    confusion: Annotated[list[list[Count]], AfterValidator(_is_square)] | None
-    residuals: Residuals | None
-    clients: Numbers | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMove:
+    """What was decided of one movable layer; it moved where `before` and `after` differ."""
 
-
-@_open
-class Distillation(TypedDict, total=False):
-    round: Required[Round]
-    losses: Numbers
-    steps: Count
-    seconds: Seconds
-
-
-@_open
-class TaskWeights(TypedDict):
-    round: Round
-    weights: Numbers
-
-
-@_open
-class Decision(TypedDict):
     layer: Text
     agreement: Numbers
     measured: Numbers
@@ -192,124 +132,327 @@ class Decision(TypedDict):
     reason: Text
 
 
-@_open
-class Sharing(TypedDict):
-    round: Round
-    layers: list[Decision]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zeros:
+    """How many weights there are, and how many of them are zero."""
 
-
-@_open
-class Zeros(TypedDict):
     weights: Count
     zeros: Count
 
 
-@_open
-class Pruning(TypedDict):
-    round: Round
-    linear: Zeros
-    all: Zeros
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregated:
+    """One averaged scope; `head` is the task whose head it is, None for the encoder."""
 
-
-@_open
-class EarlyStop(TypedDict):
-    round: Round
-    task: Text
-    best_round: Round | None
-    score: NotRequired[Number | None]
-
-
-@_open
-class Aggregated(TypedDict):
     scope: Text
     head: Text | None
     tensors: Count
     clients: Count
 
 
-@_open
-class RoundEnd(TypedDict, total=False):
-    round: Required[Round]
-    clients: Count
-    failures: Count
-    tasks: Counts
-    aggregated: list[Aggregated]
-    losses: Numbers
-    seen: Counts
-    samples: Count
-    overall: Number | None
-    classification: Number | None
-    seconds: Seconds
-    train_seconds: Seconds
-    longest_client_seconds: Seconds
-    evaluate_seconds: Seconds
-    bytes_up: Count
-    bytes_down: Count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averages:
+    """The averages over tasks after a round; None is undefined, or not evaluated."""
+
+    overall: Number | None = field(default=None, metadata=NULL)
+    classification: Number | None = field(default=None, metadata=NULL)
 
 
-@_open
-class Profile(TypedDict):
+@event_kind("start")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEvent(Event):
+    """A run begins."""
+
+    version: Given[Text] = None
+    mode: Given[Text] = None
+    seed: Given[Integer] = None
+    synthetic: Flag = False
+    encoder: Given[Text] = None
+    tasks: dict[str, TaskFacts] = field(default_factory=dict)
+    device: Given[Text] = None
+    workers: Given[Count] = None
+    stack: Given[Count] = None
+    precision: Given[Text] = None
+    num_rounds: Given[Round] = None
+    step_passes: Counts | None = None
+    torch: Given[Text] = None
+    transformers: Given[Text] = None
+
+
+@event_kind("data")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataEvent(Event):
+    """The examples of one task."""
+
+    task: Text
+    source: Given[Text] = None
+    train: Given[Count] = None
+    augmented: Given[Count] = None
+    validation: Given[Count] = None
+    truncated: Given[Count] = None
+    validation_cut: Flag = False
+    labels: Counts | None = None
+    quantiles: list[Number | None] | Numbers | None = None
+
+
+@event_kind("clients")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientsEvent(Event):
+    """Which client has how many examples of which task."""
+
+    clients: dict[str, ClientFacts]
+
+
+@event_kind("plan")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEvent(Event):
+    """The sharing plan in numbers; `round` is there where a round changed the plan."""
+
+    round: Given[Round] = None
+    rules: list[Annotated[list[Text], Field(min_length=2, max_length=2)]] = field(default_factory=list)
+    groups: dict[str, Any] = field(default_factory=dict)
+    scopes: list[ScopeFacts] = field(default_factory=list)
+    layers: list[LayerFacts] = field(default_factory=list)
+    heads: Counts = field(default_factory=dict)
+    total: Given[Count] = None
+    trainable: Given[Count] = None
+    at_clients: Count = 0
+
+
+@event_kind("site")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteEvent(Event):
+    """A site came to the server, or came again; `tasks` counts its examples."""
+
+    round: Round
+    client: Text
+    tasks: dict[str, Any]
+
+
+@event_kind("update")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateEvent(Event):
+    """The server accepted a client's update."""
+
+    round: Round
+    client: Text
+    tasks: dict[str, TaskUpdate] = field(default_factory=dict)
+    conflicts: Number | None = None
+    seconds: Given[Seconds] = None
+    bytes_up: Given[Count] = None
+    bytes_down: Given[Count] = None
+
+
+@event_kind("failure")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureEvent(Event):
+    """A client's contribution to a round was lost or refused."""
+
+    round: Round
+    client: Text
+    reason: Given[Text] = None
+    bytes_up: Given[Count] = None
+    bytes_down: Given[Count] = None
+
+
+@event_kind("remark")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemarkEvent(Event):
+    """Something worth knowing that cost no contribution; the client is "" where it is about the server itself."""
+
+    round: Round
+    client: Text
+    reason: Given[Text] = None
+
+
+@event_kind("evaluation")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEvent(Event):
+    """One task was scored; a classification has `confusion`, a regression `moments` and `residuals`."""
+
+    round: Round
+    task: Text
+    metrics: Numbers
+    undefined: dict[str, Text] | None = field(default=None, metadata=NULL)
+    loss: Number | None = field(default=None, metadata=NULL)
+    examples: Given[Count] = None
+    marked: Text | None = field(default=None, metadata=NULL)
+    confusion: Annotated[list[list[Count]], AfterValidator(_is_square)] | None = None
+    moments: dict[str, Any] | None = None
+    residuals: Residuals | None = None
+    clients: Numbers | None = None
+
+
+@event_kind("round")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEvent(Event):
+    """A round ended; `averages` is None where a pass of a distillation was not scored.
+
+    In the file the two averages are fields of the line itself.
+    """
+
+    round: Round
+    stage: Given[Text] = None
+    clients: Given[Count] = None
+    failures: Given[Count] = None
+    tasks: Counts = field(default_factory=dict)
+    aggregated: list[Aggregated] = field(default_factory=list)
+    losses: Numbers = field(default_factory=dict)
+    seen: Given[Counts] = None
+    samples: Given[Count] = None
+    averages: Averages | None = field(default=None, metadata={"flat": ("overall", "classification")})
+    seconds: Given[Seconds] = None
+    train_seconds: Given[Seconds] = None
+    longest_client_seconds: Given[Seconds] = None
+    evaluate_seconds: Given[Seconds] = None
+    bytes_up: Given[Count] = None
+    bytes_down: Given[Count] = None
+
+    @property
+    def overall(self) -> float | None:
+        """The mean of the tasks' main metrics; None where it is undefined or was not evaluated."""
+        return self.averages.overall if self.averages else None
+
+    @property
+    def classification(self) -> float | None:
+        """The mean accuracy; None where it is undefined or was not evaluated."""
+        return self.averages.classification if self.averages else None
+
+
+@event_kind("profile")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileEvent(Event):
+    """Where a round's seconds went, at the server and summed over the clients' workers."""
+
     round: Round
     seconds: Seconds
     server: dict[str, Seconds]
     clients: dict[str, Seconds]
 
 
-@_open
-class End(TypedDict, total=False):
-    status: Text
-    reason: Text | None
-    rounds: Round
-    seconds: Seconds
-    weights_sha256: Text | None
+@event_kind("end")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEvent(Event):
+    """A run ended: done, interrupted or failed."""
+
+    status: Given[Text] = None
+    reason: Text | None = field(default=None, metadata=NULL)
+    rounds: Given[Round] = None
+    seconds: Given[Seconds] = None
+    weights_sha256: Text | None = field(default=None, metadata=NULL)
 
 
-@_open
-class AnyEvent(TypedDict, total=False):
+@event_kind("distillation")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationEvent(Event):
+    """The server trained the averaged model towards a teacher; `losses` are by task."""
+
     round: Round
+    losses: Numbers = field(default_factory=dict)
+    steps: Given[Count] = None
+    seconds: Given[Seconds] = None
 
 
-_KINDS: dict[str, Any] = {
-    "start": Start,
-    "data": Data,
-    "clients": Clients,
-    "plan": Plan,
-    "site": Site,
-    "update": Update,
-    "failure": Failure,
-    "evaluation": Evaluation,
-    "distillation": Distillation,
-    "task_weights": TaskWeights,
-    "sharing": Sharing,
-    "pruning": Pruning,
-    "early_stop": EarlyStop,
-    "round": RoundEnd,
-    "profile": Profile,
-    "end": End,
-}
+@event_kind("distill")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillEvent(Event):
+    """This run is a student's, made by `fedmtl distill`."""
+
+    teacher: Text
+    start: Any = field(default=None, metadata=NULL)
+    settings: dict[str, Any] = field(default_factory=dict)
+    teacher_metrics: Numbers = field(default_factory=dict)
 
 
-@lru_cache(maxsize=64)
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_KINDS[kind])
+@event_kind("task_weights")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWeightsEvent(Event):
+    """How much each task counted in a round."""
+
+    round: Round
+    weights: Numbers
 
 
-@lru_cache(maxsize=1)
-def _any_adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(AnyEvent)
+@event_kind("sharing")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingEvent(Event):
+    """What adaptive sharing decided of the movable layers, from the bottom to the top."""
+
+    round: Round
+    layers: list[LayerMove]
+
+    def lines(self) -> Sequence[str]:
+        moved = [layer for layer in self.layers if layer.before != layer.after]
+        return [f"  {layer.layer}: {layer.before} -> {layer.after}, {layer.reason}" for layer in moved]
 
 
-def event_mistake(event: Any) -> str | None:
-    """What is wrong with a parsed line, in words for a message; None where readers may rely on it."""
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return "is not an event"
-    kind = event["event"]
-    try:
-        _any_adapter().validate_python(event)
-        if kind in _KINDS:
-            _adapter(kind).validate_python(event)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(map(str, first["loc"])) or "it"
-        return f"its `{kind}` is not one: {path[:80]}: {first['msg'][:120]}"
-    return None
+@event_kind("pruning")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningEvent(Event):
+    """How sparse the model is after a round; counts, so that the shares can be recomputed."""
+
+    round: Round
+    target: Given[Number] = None
+    pruned: Given[Count] = None
+    linear: Zeros
+    all: Zeros
+
+
+@event_kind("early_stop")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopEvent(Event):
+    """A task stopped: its head stays as it was in its best round."""
+
+    round: Round
+    task: Text
+    best_round: Round | None
+    score: Number | None = field(default=None, metadata=NULL)
+
+    def lines(self) -> Sequence[str]:
+        score = "–" if self.score is None else f"{self.score:.3f}"
+        return [f"  {self.task}: head fixed at round {self.best_round} ({score})"]
+
+
+# For observers only, never in the file.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEvent(LiveEvent):
+    """A client's update or failure arrived."""
+
+    _kind: ClassVar[str] = "answer"
+
+    round: int
+    client: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherEvent(LiveEvent):
+    """A teacher begins to compute its outputs for so many examples of a task."""
+
+    _kind: ClassVar[str] = "teacher"
+
+    task: str
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedEvent(LiveEvent):
+    """A run goes on after a round; `broken` names damaged checkpoints, `missing` rounds without events, in words."""
+
+    _kind: ClassVar[str] = "resumed"
+
+    round: int
+    broken: Sequence[str] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingEvent(LiveEvent):
+    """The server listens and waits for these clients."""
+
+    _kind: ClassVar[str] = "waiting"
+
+    address: str
+    clients: Sequence[str]

@@ -6,10 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fedmtl.runs.event_lines import Event, from_json, last_of
+from fedmtl.runs.events import (
+    ClientsEvent,
+    DataEvent,
+    EndEvent,
+    EvaluationEvent,
+    FailureEvent,
+    PlanEvent,
+    RoundEvent,
+    SiteEvent,
+    StartEvent,
+    TaskFacts,
+    UpdateEvent,
+)
+
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
 Metrics = dict[str, float | None]
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -18,6 +32,15 @@ class Best:
 
     value: float
     round: int
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """A client whose contribution to a round was lost, and why."""
+
+    round: int
+    client: str
+    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class RunSummary:
     seconds: float
     bytes_up: int
     bytes_down: int
-    failures: tuple[dict[str, Any], ...]
+    failures: tuple[ClientFailure, ...]
     parameters: int | None
     weights_sha256: str | None
 
@@ -75,80 +98,74 @@ class RunSummary:
             "seconds": self.seconds,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
-            "failures": list(self.failures),
+            "failures": [asdict(failure) for failure in self.failures],
             "weights_sha256": self.weights_sha256,
         }
 
 
-def summarize(events: Sequence[Mapping[str, Any]], name: str = "") -> RunSummary:
-    """The summary of a run, finished or not; bytes and seconds count every round."""
-    start, plan, end = (_last(events, kind) for kind in ("start", "plan", "end"))
-    rounds = [event for event in events if event["event"] == "round"]
-    scored = [event for event in events if event["event"] == "evaluation"]
-    train = {event["task"]: event.get("train") for event in events if event["event"] == "data"}
-    averaged = [event for event in rounds if "overall" in event]
-    final = averaged[-1] if averaged else {}
+def summarize(events: Sequence[Event | Mapping[str, Any]], name: str = "") -> RunSummary:
+    """The summary of a run, finished or not; bytes and seconds count every round.
+
+    The studies still give events as JSON objects.
+    """
+    known = [event if isinstance(event, Event) else from_json(event) for event in events]
+    start = last_of(known, StartEvent) or StartEvent()
+    plan, end = last_of(known, PlanEvent), last_of(known, EndEvent) or EndEvent()
+    rounds = [event for event in known if isinstance(event, RoundEvent)]
+    scored = [event for event in known if isinstance(event, EvaluationEvent)]
+    train = {event.task: event.train for event in known if isinstance(event, DataEvent)}
+    averaged = [event for event in rounds if event.averages is not None]
     return RunSummary(
         name=name,
-        mode=start.get("mode", ""),
-        status=end.get("status", "unfinished"),
-        synthetic=bool(start.get("synthetic", False)),
+        mode=start.mode or "",
+        status="unfinished" if end.status is None else end.status,
+        synthetic=start.synthetic,
         tasks={
             task: _summarize_task(
-                about, [event for event in scored if event["task"] == task], passes(train.get(task), rounds, task)
+                facts, [event for event in scored if event.task == task], passes(train.get(task), rounds, task)
             )
-            for task, about in start.get("tasks", {}).items()
+            for task, facts in start.tasks.items()
         },
-        overall=final.get("overall"),
-        classification=final.get("classification"),
-        rounds=max((event["round"] for event in rounds), default=0),
-        seconds=end.get("seconds") or sum(event.get("seconds") or 0.0 for event in rounds),
-        bytes_up=sum(event.get("bytes_up") or 0 for event in rounds),
-        bytes_down=sum(event.get("bytes_down") or 0 for event in rounds),
+        overall=averaged[-1].overall if averaged else None,
+        classification=averaged[-1].classification if averaged else None,
+        rounds=max((event.round for event in rounds), default=0),
+        seconds=end.seconds or sum(event.seconds or 0.0 for event in rounds),
+        bytes_up=sum(event.bytes_up or 0 for event in rounds),
+        bytes_down=sum(event.bytes_down or 0 for event in rounds),
         failures=tuple(
-            {key: event.get(key) for key in ("round", "client", "reason")}
-            for event in events
-            if event["event"] == "failure"
+            ClientFailure(event.round, event.client, event.reason) for event in known if isinstance(event, FailureEvent)
         ),
-        parameters=plan["total"] + plan.get("at_clients", 0) if "total" in plan else None,
-        weights_sha256=end.get("weights_sha256"),
+        parameters=None if plan is None or plan.total is None else plan.total + plan.at_clients,
+        weights_sha256=end.weights_sha256,
     )
 
 
-def passes(train: float | None, rounds: Iterable[Mapping[str, Any]], task: str) -> float | None:
+def passes(train: float | None, rounds: Iterable[RoundEvent], task: str) -> float | None:
     """Examples of the task that were trained on, over the `train` there are; None where either was not recorded."""
-    told = [event["seen"] for event in rounds if "seen" in event]
-    return sum(seen.get(task, 0) for seen in told) / train if train and told else None
+    counts = [event.seen for event in rounds if event.seen is not None]
+    return sum(seen.get(task, 0) for seen in counts) / train if train and counts else None
 
 
-def _summarize_task(
-    about: Mapping[str, Any], scored: Sequence[Mapping[str, Any]], num_passes: float | None
-) -> TaskSummary:
-    first, last = (scored[0], scored[-1]) if scored else ({}, {})
-    metrics = list(dict.fromkeys(metric for event in scored for metric in event["metrics"]))
+def _summarize_task(facts: TaskFacts, scored: Sequence[EvaluationEvent], num_passes: float | None) -> TaskSummary:
+    metrics = list(dict.fromkeys(metric for event in scored for metric in event.metrics))
     return TaskSummary(
-        kind=about["kind"],
-        metric=about.get("metric", ""),
-        start=dict(first.get("metrics", {})),
+        kind=facts.kind,
+        metric=facts.metric or "",
+        start=dict(scored[0].metrics) if scored else {},
         best={metric: _best(metric, scored) for metric in metrics},
-        final=dict(last.get("metrics", {})),
-        marked=last.get("marked"),
+        final=dict(scored[-1].metrics) if scored else {},
+        marked=scored[-1].marked if scored else None,
         passes=num_passes,
     )
 
 
-def _best(metric: str, scored: Sequence[Mapping[str, Any]]) -> Best | None:
-    defined = [event for event in scored if event["metrics"].get(metric) is not None]
+def _best(metric: str, scored: Sequence[EvaluationEvent]) -> Best | None:
+    defined = [(value, event.round) for event in scored if (value := event.metrics.get(metric)) is not None]
     if not defined:
         return None
-    # min and max keep the first of equals, so a tie is won by the earlier round.
+    # min and max return the first of equals, so a tie is won by the earlier round.
     choose = min if metric in _LOWER_IS_BETTER else max
-    event = choose(defined, key=lambda event: event["metrics"][metric])
-    return Best(event["metrics"][metric], event["round"])
-
-
-def _last(events: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
-    return next((event for event in reversed(events) if event["event"] == kind), {})
+    return Best(*choose(defined, key=lambda pair: pair[0]))
 
 
 @dataclass(frozen=True)
@@ -173,44 +190,45 @@ class RunStatus:
     rounds: int
     num_rounds: int
     sites: Mapping[str, SiteStatus]
-    last_failure: Event | None
+    last_failure: ClientFailure | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run_status(events: Sequence[Event], name: str) -> RunStatus:
+def run_status(events: Iterable[Event], name: str) -> RunStatus:
+    """How far a run is: its rounds, and every client so far."""
     sites: dict[str, SiteStatus] = {}
     status, rounds, num_rounds = "waiting", 0, 0
-    last_failure: Event | None = None
+    last_failure: ClientFailure | None = None
     for event in events:
-        kind, client = event["event"], event.get("client", "")
-        if kind == "start":
-            num_rounds = event.get("num_rounds", 0)
-        elif kind == "clients":
-            for known, about in event["clients"].items():
-                sites.setdefault(known, SiteStatus(tuple(about.get("tasks", ()))))
-        elif kind == "site":
-            sites[client] = replace(sites.get(client, SiteStatus()), tasks=tuple(event["tasks"]))
-        elif kind == "round":
-            status, rounds = "running", event["round"]
-        elif kind == "update":
-            sites[client] = _updated(sites.get(client, SiteStatus(tuple(event.get("tasks", ())))), event)
-        elif kind == "failure":
-            before = sites.get(client, SiteStatus())
-            sites[client] = replace(before, failures=before.failures + 1)
-            last_failure = {"round": event["round"], "client": client, "reason": event.get("reason", "")}
-        elif kind == "end":
-            status = event.get("status", "")
+        match event:
+            case StartEvent():
+                num_rounds = event.num_rounds or 0
+            case ClientsEvent():
+                for client, facts in event.clients.items():
+                    sites.setdefault(client, SiteStatus(tuple(facts.tasks)))
+            case SiteEvent(client=client):
+                sites[client] = replace(sites.get(client, SiteStatus()), tasks=tuple(event.tasks))
+            case RoundEvent():
+                status, rounds = "running", event.round
+            case UpdateEvent(client=client):
+                sites[client] = _updated(sites.get(client, SiteStatus(tuple(event.tasks))), event)
+            case FailureEvent(client=client):
+                before = sites.get(client, SiteStatus())
+                sites[client] = replace(before, failures=before.failures + 1)
+                last_failure = ClientFailure(event.round, client, event.reason or "")
+            case EndEvent():
+                status = event.status or ""
     return RunStatus(name, status, rounds, num_rounds, sites, last_failure)
 
 
-def _updated(before: SiteStatus, event: Event) -> SiteStatus:
+def _updated(before: SiteStatus, event: UpdateEvent) -> SiteStatus:
     return replace(
         before,
         updates=before.updates + 1,
-        last_round=event["round"],
-        bytes_up=before.bytes_up + event.get("bytes_up", 0),
-        bytes_down=before.bytes_down + event.get("bytes_down", 0),
-        seconds=before.seconds + event.get("seconds", 0.0),
+        last_round=event.round,
+        bytes_up=before.bytes_up + (event.bytes_up or 0),
+        bytes_down=before.bytes_down + (event.bytes_down or 0),
+        seconds=before.seconds + (event.seconds or 0.0),
     )

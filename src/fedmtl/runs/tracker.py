@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-Event = Mapping[str, Any]
+from fedmtl.runs.event_lines import Event
 
 
 class Tracker(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
+from fedmtl.runs.events import LayerFacts, ScopeFacts
 from fedmtl.sharing.keys import ADAPTERS, Weights, layer_of
 from fedmtl.sharing.plan import SharingPlan
 
@@ -31,26 +32,26 @@ def initial_weights(model: NamedParameters, plan: SharingPlan) -> Weights:
     return weights
 
 
-def scope_counts(weights: Weights) -> list[dict[str, Any]]:
+def scope_counts(weights: Weights) -> list[ScopeFacts]:
     """Parameters and tensors of every scope, in order of appearance."""
-    counts: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, list[int]] = {}
     for key, value in weights.items():
-        level = key.scope.partition(":")[0]
-        entry = counts.setdefault(key.scope, {"scope": key.scope, "level": level, "parameters": 0, "tensors": 0})
-        entry["parameters"] += value.numel()
-        entry["tensors"] += 1
-    return list(counts.values())
+        sizes.setdefault(key.scope, []).append(value.numel())
+    return [
+        ScopeFacts(scope=scope, level=scope.partition(":")[0], parameters=sum(own), tensors=len(own))
+        for scope, own in sizes.items()
+    ]
 
 
-def layer_counts(model: NamedParameters, plan: SharingPlan) -> list[dict[str, Any]]:
+def layer_counts(model: NamedParameters, plan: SharingPlan) -> list[LayerFacts]:
     """Layers in model order with their level (the levels, where a layer has several) and their size."""
-    layers: dict[str, dict[str, Any]] = {}
+    levels: dict[str, dict[str, None]] = {}
+    sizes: dict[str, int] = {}
     for name, (module, leaf) in model.canonical().items():
-        entry = layers.setdefault(layer_of(name), {"layer": layer_of(name), "level": [], "parameters": 0})
-        if plan.level(name) not in entry["level"]:
-            entry["level"].append(plan.level(name))
-        entry["parameters"] += getattr(module, leaf).numel()
-    return [{**entry, "level": ", ".join(entry["level"])} for entry in layers.values()]
+        layer = layer_of(name)
+        levels.setdefault(layer, {})[plan.level(name)] = None
+        sizes[layer] = sizes.get(layer, 0) + getattr(module, leaf).numel()
+    return [LayerFacts(layer=layer, level=", ".join(levels[layer]), parameters=size) for layer, size in sizes.items()]
 
 
 def linear_weights(model: NamedParameters) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from fedmtl.runs.events import EvaluationEvent, Residuals
 from fedmtl.tasks.sums import ClassificationSums, RegressionSums, Sums, residual_edges, sum_predictions, sums_from_dict
 from fedmtl.tasks.task import Task
 
@@ -19,7 +19,7 @@ __all__ = [
     "Sums",
     "averages",
     "constant_score",
-    "evaluation_fields",
+    "evaluation_event",
     "score",
     "sum_predictions",
     "sums_from_dict",
@@ -92,20 +92,30 @@ def constant_score(task: Task, labels: np.ndarray) -> float:
     return score(task, sum_predictions(task, given, labels, 0.0, False)).metrics[task.metric] or 0.0
 
 
-def evaluation_fields(task: Task, sums: Sums) -> dict[str, Any]:
-    """What an `evaluation` event says of a task, all but `round`, `task` and `clients`."""
+def evaluation_event(
+    round_number: int, task: Task, sums: Sums, clients: Mapping[str, float | None] | None = None
+) -> EvaluationEvent:
+    """The `evaluation` event of a task; `clients` has their main metrics where it was scored at clients."""
     scores = score(task, sums)
-    fields: dict[str, Any] = {
-        "metrics": scores.metrics,
-        "undefined": scores.undefined,
-        "loss": scores.loss,
-        "examples": scores.examples,
-        "marked": scores.marked,
-    }
+    confusion = moments = residuals = None
     if isinstance(sums, ClassificationSums):
-        return fields | {"confusion": sums.confusion.tolist()}
-    residuals = {"edges": residual_edges(task).tolist(), "counts": sums.residuals.tolist()}
-    return fields | {"moments": sums.moments(), "residuals": residuals}
+        confusion = sums.confusion.tolist()
+    else:
+        moments = sums.moments()
+        residuals = Residuals(edges=residual_edges(task).tolist(), counts=sums.residuals.tolist())
+    return EvaluationEvent(
+        round=round_number,
+        task=task.name,
+        metrics=scores.metrics,
+        undefined=scores.undefined,
+        loss=scores.loss,
+        examples=scores.examples,
+        marked=scores.marked,
+        confusion=confusion,
+        moments=moments,
+        residuals=residuals,
+        clients=None if clients is None else dict(clients),
+    )
 
 
 def _mean(wanted: Sequence[tuple[Task, str]], scores: Mapping[str, Scores]) -> float | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
+
+if TYPE_CHECKING:
+    from fedmtl.runs.events import TaskFacts
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,19 @@ class Task:
         return self.kind == "regression"
 
 
-def task_fields(task: Task, pool: str) -> dict[str, Any]:
-    """What a run tells of a task when it starts; `pool` is how the model pools for it."""
-    return {
-        "kind": task.kind,
-        "labels": list(task.labels),
-        "metric": task.metric,
-        "auxiliary": task.auxiliary,
-        "pair": task.pair if task.is_pair else None,
-        "pool": pool,
-        "score_range": list(task.score_range) if task.is_regression else None,
-    }
+def task_facts(task: Task, pool: str) -> TaskFacts:
+    """What a run says of a task when it starts; `pool` is how the model pools for it."""
+    from fedmtl.runs.events import TaskFacts
+
+    return TaskFacts(
+        kind=task.kind,
+        labels=list(task.labels),
+        metric=task.metric,
+        auxiliary=task.auxiliary,
+        pair=task.pair if task.is_pair else None,
+        pool=pool,
+        score_range=list(task.score_range) if task.is_regression else None,
+    )
 
 
 def read_tasks(raw: Any, where: str, error: type[FedmtlError]) -> dict[str, Task]:

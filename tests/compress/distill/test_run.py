@@ -8,9 +8,10 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.keys import weights_sha256
+from raw_events import raw_events
 from small_config import SMALL
 
 
@@ -61,8 +62,8 @@ def digest(run):
 
 def test_leaves_a_finished_run_of_both_stages(teacher):
     made = go(teacher, "both")
-    events = read_events(made.run)
-    summary = summarize(events, "both")
+    events = raw_events(made.run)
+    summary = summarize(read_events(made.run), "both")
     assert summary.status == "done"
     assert summary.mode == "distilled"
     assert [event.get("stage") for event in events if event["event"] == "round"] == [
@@ -101,7 +102,7 @@ def test_goes_on_after_the_last_whole_pass(teacher, whole, monkeypatch, passes):
     resumed = go(teacher, f"cut-{passes}", student="1x64", resume=True)
     assert digest(resumed.run) == digest(whole.run)
     assert resumed.student == whole.student
-    rounds = [event["round"] for event in read_events(resumed.run) if event["event"] == "round"]
+    rounds = [event["round"] for event in raw_events(resumed.run) if event["event"] == "round"]
     assert rounds == [0, 1, 2, 3, 4]
 
 
@@ -129,7 +130,7 @@ def test_other_tokens_leave_the_prediction_stage(teacher):
     listener = Silent()
     made = go(teacher, "tiny", student="tiny", epochs_prediction=1, listener=listener)
     assert any("only the prediction stage" in line for line in listener.lines)
-    assert {event.get("stage") for event in read_events(made.run)} == {None, "start", "prediction"}
+    assert {event.get("stage") for event in raw_events(made.run)} == {None, "start", "prediction"}
     with pytest.raises(FedmtlError, match="write --stages prediction"):
         go(teacher, "refused", student="tiny", stages="intermediate")
 

@@ -22,7 +22,11 @@ from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import SiteJob, serve_site
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.federation.policy import Policy
-from fedmtl.runs.folder import RunFolder, make_private_folder, read_events
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.events import FailureEvent, WaitingEvent
+from fedmtl.runs.files import make_private_folder
+from fedmtl.runs.folder import RunFolder
+from raw_events import raw_events
 
 MAX_BYTES = 1 << 30
 PATIENCE = 60.0
@@ -58,10 +62,10 @@ class Server:
         except BaseException as error:
             self._outcome.put(error)
 
-    def _observe(self, event: dict[str, Any]) -> None:
+    def _observe(self, event: Event) -> None:
         self.events.append(event)
-        if event["event"] == "waiting":
-            host, _, port = event["address"].rpartition(":")
+        if isinstance(event, WaitingEvent):
+            host, _, port = event.address.rpartition(":")
             self._address.put(Address(host, int(port)))
 
     def finish(self) -> RunFolder:
@@ -73,8 +77,8 @@ class Server:
     def failures(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for event in self.events:
-            if event["event"] == "failure":
-                found.setdefault(event["client"], []).append(event["reason"])
+            if isinstance(event, FailureEvent):
+                found.setdefault(event.client, []).append(event.reason or "")
         return found
 
 
@@ -158,4 +162,4 @@ def make_certs(folder: Path, enrolled: dict[str, Iterable[str]], host: str = "12
 
 
 def of_kind(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run) if event["event"] == kind]
+    return [event for event in raw_events(run) if event["event"] == kind]

@@ -12,6 +12,8 @@ from fedmtl.engines.flower.certificates import make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll, unenroll
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
 from fedmtl.engines.flower.site_service import SiteJob, SiteRefused, WelcomeCall
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import RoundEvent, SiteEvent
 
 CLIENTS = ("clients={a: {tasks: [sentiment, similarity, paraphrase]}, b: {tasks: [sentiment]}}", "evaluation.every=100")
 TASKS = {"a": ("sentiment", "similarity", "paraphrase"), "b": ("sentiment",)}
@@ -24,7 +26,7 @@ def test_a_site_that_is_struck_off_after_round_1_contributes_to_no_other(make_co
     class Striking(Server):
         def _observe(self, event):
             super()._observe(event)
-            if event["event"] == "round" and event["round"] == 1:
+            if isinstance(event, RoundEvent) and event.round == 1:
                 unenroll(tmp_path / "certs", "b")
 
     server = Striking(config, tmp_path / "certs")
@@ -106,7 +108,7 @@ def test_an_answer_that_comes_too_late_is_a_remark_and_the_next_one_counts(make_
                 line.answer(received.message, "hello", answer.result)
                 continue
             (answer,) = pool.map([SiteJob(words, received.envelope.frame)], 60)
-            while late and not any(event["event"] == "round" and event["round"] == 1 for event in server.events):
+            while late and not any(isinstance(event, RoundEvent) and event.round == 1 for event in server.events):
                 time.sleep(0.05)
             late = False
             line.answer(received.message, "update", frame=answer.result)
@@ -123,7 +125,7 @@ def test_a_second_process_does_not_take_the_name_of_a_site_on_loopback(make_conf
     config = make_config(*CLIENTS, "training.num_rounds=4")
     server = Server(config)
     first = Site(server, tmp_path / "b", "b", TASKS["b"])
-    while not any(event["event"] == "site" for event in server.events):
+    while not first_of(server.events, SiteEvent):
         time.sleep(0.05)
     impostor = Site(server, tmp_path / "impostor", "b", TASKS["b"]).finish()
     assert isinstance(impostor, SiteRefused)

@@ -30,6 +30,7 @@ from fedmtl.federation import client as client_module
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.faults import SENTENCES, UNREADABLE, Fault
 from fedmtl.federation.messages import Job
+from fedmtl.runs.events import FailureEvent, RemarkEvent
 from fedmtl.runs.folder import RunFolder
 
 SECRETS = ("zqxjwk", "haemoglobin", "unremarkable")
@@ -161,7 +162,7 @@ class Harm:
 
     def reasons(self) -> list[str]:
         """All that the server says of its sites: failures, and of those that never joined remarks."""
-        return [event["reason"] for event in self.server.events if event["event"] in ("failure", "remark")]
+        return [event.reason for event in self.server.events if isinstance(event, FailureEvent | RemarkEvent)]
 
     def decisions(self, client: str) -> list[str]:
         return [entry["decision"] for entry in entries(self.folder / client) if "decision" in entry]

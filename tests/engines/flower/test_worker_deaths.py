@@ -28,7 +28,11 @@ from fedmtl.engines.flower.site_service import SiteJob
 from fedmtl.engines.worker import Handler, WorkerPool
 from fedmtl.errors import RunNotFound
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import cut_back, find_run, read_events, write_atomic
+from fedmtl.runs.events import WaitingEvent
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import find_run
+from fedmtl.runs.results import cut_back
+from raw_events import raw_events
 
 CLIENT, TASK = "sentiment_client", "sentiment"
 OPENING = ("start", "data", "clients", "plan")
@@ -121,7 +125,7 @@ def test_a_server_killed_after_its_last_round_waits_for_no_site(served):
 
 
 def test_a_server_killed_while_it_told_its_opening_tells_it_once(served, tmp_path):
-    whole = read_events(served)
+    whole = raw_events(served)
     opening = [event["event"] for event in whole if event["event"] in OPENING]
     # As if it had been killed after the data's event, before round 0.
     lines = served.events.read_bytes().splitlines(keepends=True)
@@ -132,8 +136,8 @@ def test_a_server_killed_while_it_told_its_opening_tells_it_once(served, tmp_pat
     address: queue.Queue[Address] = queue.Queue()
 
     def observe(event):
-        if event["event"] == "waiting":
-            host, _, port = event["address"].rpartition(":")
+        if isinstance(event, WaitingEvent):
+            host, _, port = event.address.rpartition(":")
             address.put(Address(host, int(port)))
 
     thread = threading.Thread(target=resume_served, args=(served, None, observe), daemon=True)
@@ -141,7 +145,7 @@ def test_a_server_killed_while_it_told_its_opening_tells_it_once(served, tmp_pat
     site = Site(SimpleNamespace(address=address.get(timeout=60)), tmp_path / "again", CLIENT, (TASK,))
     thread.join(60)
     site.finish()
-    assert [event["event"] for event in read_events(served) if event["event"] in OPENING] == opening
+    assert [event["event"] for event in raw_events(served) if event["event"] in OPENING] == opening
     assert of_kind(served, "end")[0]["weights_sha256"] == whole[-1]["weights_sha256"]
 
 

@@ -22,95 +22,86 @@ from fedmtl.compress.distill.student import Student
 from fedmtl.config import Config
 from fedmtl.errors import FedmtlError
 from fedmtl.model.tensor_files import SEPARATOR
-from fedmtl.runs.folder import RunFolder, write_atomic
+from fedmtl.runs.events import Averages, DataEvent, EvaluationEvent, PlanEvent, RoundEvent, StartEvent
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.keys import HEADS, Key, Weights, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.load import TaskData
-from fedmtl.tasks.metrics import Sums, averages, evaluation_fields, score
-from fedmtl.tasks.task import Task, task_fields
-
-Event = dict[str, Any]
+from fedmtl.tasks.metrics import Sums, averages, evaluation_event, score
+from fedmtl.tasks.task import Task, task_facts
 
 
-def start_event(config: Config, student: Student, data: Mapping[str, TaskData], device: str, num_rounds: int) -> Event:
-    return {
-        "event": "start",
-        "version": __version__,
-        "mode": "distilled",
-        "seed": config.seed,
-        "synthetic": any(part.synthetic for part in data.values()),
-        "encoder": student.encoder.name,
-        "tasks": {name: task_fields(task, student.model.pools[name]) for name, task in student.model.tasks.items()},
-        "device": device,
-        "workers": 0,
-        "num_rounds": num_rounds,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+def start_event(
+    config: Config, student: Student, data: Mapping[str, TaskData], device: str, num_rounds: int
+) -> StartEvent:
+    return StartEvent(
+        version=__version__,
+        mode="distilled",
+        seed=config.seed,
+        synthetic=any(part.synthetic for part in data.values()),
+        encoder=student.encoder.name,
+        tasks={name: task_facts(task, student.model.pools[name]) for name, task in student.model.tasks.items()},
+        device=device,
+        workers=0,
+        num_rounds=num_rounds,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+    )
 
 
-def data_event(part: TaskData, num_train: int, num_added: int, truncated: int) -> Event:
-    return {
-        "event": "data",
-        "task": part.task.name,
-        "source": part.origin,
-        "train": num_train,
-        "augmented": num_added,
-        "validation": len(part.validation),
-        "truncated": truncated,
-        "validation_cut": part.validation_cut,
-    }
+def data_event(part: TaskData, num_train: int, num_added: int, truncated: int) -> DataEvent:
+    return DataEvent(
+        task=part.task.name,
+        source=part.origin,
+        train=num_train,
+        augmented=num_added,
+        validation=len(part.validation),
+        truncated=truncated,
+        validation_cut=part.validation_cut,
+    )
 
 
-def plan_event(student: Student, weights: Weights) -> Event:
+def plan_event(student: Student, weights: Weights) -> PlanEvent:
     heads: dict[str, int] = {}
     for name, (module, leaf) in student.model.canonical().items():
         task = owner_task(name)
         if task is not None and name.startswith(HEADS):
             heads[task] = heads.get(task, 0) + getattr(module, leaf).numel()
-    return {
-        "event": "plan",
-        "rules": [list(rule) for rule in student.plan.rules],
-        "groups": {},
-        "scopes": scope_counts(weights),
-        "layers": layer_counts(student.model, student.plan),
-        "heads": heads,
-        "total": count_parameters(weights),
-        "trainable": count_trainable(weights),
-        "at_clients": 0,
-    }
+    return PlanEvent(
+        rules=[list(rule) for rule in student.plan.rules],
+        scopes=scope_counts(weights),
+        layers=layer_counts(student.model, student.plan),
+        heads=heads,
+        total=count_parameters(weights),
+        trainable=count_trainable(weights),
+        at_clients=0,
+    )
 
 
-def evaluation_events(number: int, tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> list[Event]:
-    return [
-        {"event": "evaluation", "round": number, "task": name, **evaluation_fields(tasks[name], own)}
-        for name, own in sums.items()
-    ]
+def evaluation_events(number: int, tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> list[EvaluationEvent]:
+    return [evaluation_event(number, tasks[name], own) for name, own in sums.items()]
 
 
 def round_event(
     number: int, stage: str, passed: Passed, tasks: Mapping[str, Task], sums: Mapping[str, Sums], seconds: float
-) -> Event:
+) -> RoundEvent:
     """A pass; averages are there where it was scored."""
     scores = {name: score(tasks[name], own) for name, own in sums.items()}
     overall, classification = averages(list(tasks.values()), scores) if scores else (None, None)
-    averaged = {"overall": overall, "classification": classification} if scores else {}
-    return {
-        "event": "round",
-        "round": number,
-        "stage": stage,
-        "clients": 0,
-        "failures": 0,
-        "tasks": {},
-        "aggregated": [],
-        "losses": passed.losses,
-        "seen": passed.seen,
-        "samples": sum(passed.seen.values()),
-        **averaged,
-        "seconds": seconds,
-        "bytes_up": 0,
-        "bytes_down": 0,
-    }
+    return RoundEvent(
+        round=number,
+        stage=stage,
+        clients=0,
+        failures=0,
+        losses=dict(passed.losses),
+        seen=dict(passed.seen),
+        samples=sum(passed.seen.values()),
+        averages=Averages(overall=overall, classification=classification) if scores else None,
+        seconds=seconds,
+        bytes_up=0,
+        bytes_down=0,
+    )
 
 
 def main_metrics(tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> dict[str, float | None]:

@@ -18,7 +18,12 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
-from fedmtl.runs.folder import RunFolder, append_event, create_run, cut_back, locked, read_events, write_atomic
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import DistillEvent
+from fedmtl.runs.files import locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import cut_back
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.tokens import token_cache
@@ -74,8 +79,9 @@ def distill(
         if not position.stage:
             _open_events(work, data, teacher)
         weights = work.go(position)
-        known = next(event for event in read_events(run) if event["event"] == "distill")
-        return Distilled(run, known["teacher_metrics"], work.finish(weights))
+        known = first_of(read_events(run), DistillEvent)
+        assert known is not None, "the opening of a distillation has it"
+        return Distilled(run, known.teacher_metrics, work.finish(weights))
 
 
 def _possible_stages(
@@ -125,7 +131,14 @@ def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> N
         numbers = lessons.given[task], lessons.added[task], lessons.truncated[task]
         append_event(work.run, data_event(data[task], *numbers))
     append_event(work.run, plan_event(work.student, weights))
-    told = {"teacher": teacher.name, "start": work.student.start, "settings": work.settings.to_json()}
-    append_event(work.run, {"event": "distill", **told, "teacher_metrics": above})
+    append_event(
+        work.run,
+        DistillEvent(
+            teacher=teacher.name,
+            start=work.student.start,
+            settings=work.settings.to_json(),
+            teacher_metrics=above,
+        ),
+    )
     sums = evaluate(work.bind(weights), lessons.validation, work.device)
     work.record(0, "start", Passed({}, {}), sums, 0.0)

@@ -35,7 +35,11 @@ from fedmtl.config import Config
 from fedmtl.methods.distillation import NAME, options_of
 from fedmtl.model.binding import BoundModel
 from fedmtl.model.saved import save_model
-from fedmtl.runs.folder import RunFolder, append_event, append_results, read_events, write_atomic
+from fedmtl.runs.events import EndEvent, RoundEvent
+from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import append_event, read_events
+from fedmtl.runs.results import append_results
 from fedmtl.sharing.keys import Weights, weights_sha256
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.metrics import Sums
@@ -144,17 +148,15 @@ class Work:
         bound.model.encoder.save_pretrained(encoder_place(self.run), state_dict=values)
         student.encoder.tokenizer.save_pretrained(encoder_place(self.run))
         sums = self.last or evaluate(bound, self.lessons.validation, self.device)
-        rounds = [event for event in read_events(self.run) if event["event"] == "round"]
+        rounds = [event for event in read_events(self.run) if isinstance(event, RoundEvent)]
         append_event(
             self.run,
-            {
-                "event": "end",
-                "status": "done",
-                "reason": None,
-                "rounds": rounds[-1]["round"],
-                "seconds": sum(event["seconds"] for event in rounds),
-                "weights_sha256": weights_sha256(weights),
-            },
+            EndEvent(
+                status="done",
+                rounds=rounds[-1].round,
+                seconds=sum(event.seconds or 0.0 for event in rounds),
+                weights_sha256=weights_sha256(weights),
+            ),
         )
         record = {"settings": self.settings.to_json(), "start": student.start, "teacher": self.teaching.digest}
         write_atomic(self.run.path / "distill.json", json.dumps(record, indent=1).encode())

@@ -16,7 +16,10 @@ from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Va
 from fedmtl.compress.measure.process import Measuring, Scored, start_measuring
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.predict.onnx import require, run_of
-from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import DistillEvent
+from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.log import read_events
 
 __all__ = ["Load", "Measured", "Teacher", "Timing", "Variant", "measure", "teacher_of", "variants_of"]
 
@@ -91,8 +94,8 @@ def teacher_of(measured: Sequence[Measured], name: str | None = None) -> Teacher
 
 def _recorded_teacher(variant: Variant) -> Teacher | None:
     run = RunFolder(variant.path) if variant.form == "fedmtl" else run_of(variant.path)
-    told = next((event for event in read_events(run) if event["event"] == "distill"), None)
-    return None if told is None else Teacher(str(told["teacher"]), told["teacher_metrics"])
+    known = first_of(read_events(run), DistillEvent)
+    return None if known is None else Teacher(known.teacher, known.teacher_metrics)
 
 
 def _file_name(file: Path) -> str:

@@ -22,7 +22,7 @@ from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.steps import Step
 from fedmtl.compress.pretrain.student import Student
 from fedmtl.errors import CannotContinue, FedmtlError
-from fedmtl.runs.folder import write_atomic
+from fedmtl.runs.files import write_atomic
 from fedmtl.training.schedules import scheduled
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.

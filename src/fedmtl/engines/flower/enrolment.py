@@ -21,7 +21,7 @@ from fedmtl.engines.flower.certificates import (
     fingerprint,
 )
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import write_atomic
+from fedmtl.runs.files import write_atomic
 
 BOOK = "enrolled.json"
 MAX_BOOK = 16 << 20

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from fedmtl.runs.summary import run_status
+from fedmtl.runs.event_lines import from_json
+from fedmtl.runs.summary import ClientFailure, RunStatus, run_status
 
 START = {"event": "start", "num_rounds": 3}
+
+
+def status_of(*events: dict) -> RunStatus:
+    return run_status([from_json(event) for event in events], "x")
 
 
 def update(number: int, client: str) -> dict:
@@ -23,16 +28,17 @@ def test_sites_are_counted_by_their_updates_and_failures():
         update(2, "a"),
         {"event": "site", "round": 2, "client": "a", "tasks": {"qqp": 4}},
     ]
-    told = run_status(events, "x")
+    told = status_of(*events)
     assert (told.status, told.rounds, told.num_rounds) == ("running", 1, 3)
     a = told.sites["a"]
     # Two updates of 10 bytes up, 20 down and 1.5 s each; it brings qqp now.
     assert (a.tasks, a.updates, a.last_round, a.bytes_up, a.bytes_down, a.seconds) == (("qqp",), 2, 2, 20, 40, 3.0)
     assert told.sites["b"].failures == 1
-    assert told.last_failure == {"round": 1, "client": "b", "reason": "late"}
+    assert told.last_failure == ClientFailure(1, "b", "late")
+    assert told.to_json()["last_failure"] == {"round": 1, "client": "b", "reason": "late"}
 
 
 def test_a_run_before_its_first_round_waits_and_an_ended_one_says_how():
-    assert run_status([START], "x").status == "waiting"
-    assert run_status([START, {"event": "end", "status": "failed"}], "x").status == "failed"
-    assert run_status([START], "x").last_failure is None
+    assert status_of(START).status == "waiting"
+    assert status_of(START, {"event": "end", "status": "failed"}).status == "failed"
+    assert status_of(START).last_failure is None

@@ -2,7 +2,8 @@
 
 import json
 
-from fedmtl.runs.summary import Best, summarize
+from fedmtl.runs.event_lines import from_json
+from fedmtl.runs.summary import Best, ClientFailure, summarize
 
 
 def evaluation(number, task, **metrics):
@@ -13,7 +14,7 @@ def closed(number, **fields):
     return {"event": "round", "round": number, "bytes_up": 10, "bytes_down": 100, "seconds": 2.0, **fields}
 
 
-EVENTS = [
+TOLD = [
     {
         "event": "start",
         "mode": "federated",
@@ -35,6 +36,7 @@ EVENTS = [
     closed(2, overall=None, classification=0.7),
     {"event": "end", "status": "done", "rounds": 2, "seconds": 5.0, "weights_sha256": "abc"},
 ]
+EVENTS = [from_json(event) for event in TOLD]
 
 
 def test_first_best_and_final_of_every_metric():
@@ -59,7 +61,7 @@ def test_costs_are_added_up_over_the_rounds():
         "demo",
     )
     assert (summary.overall, summary.classification) == (None, 0.7)
-    assert summary.failures == ({"round": 2, "client": "c3", "reason": "silence"},)
+    assert summary.failures == (ClientFailure(2, "c3", "silence"),)
 
 
 def test_passes_are_what_was_seen_over_what_there_is():
@@ -71,7 +73,7 @@ def test_passes_are_what_was_seen_over_what_there_is():
         {"event": "round", "round": 1, "seen": {"a": 30}},
         {"event": "round", "round": 2, "seen": {"a": 30, "b": 5}},
     ]
-    assert summarize(told).to_json()["passes"] == {"a": 1.5, "b": 0.5}
+    assert summarize([from_json(event) for event in told]).to_json()["passes"] == {"a": 1.5, "b": 0.5}
     # A run of before they were counted.
     assert summarize(EVENTS).tasks["sst2"].passes is None
 
@@ -89,3 +91,15 @@ def test_json_has_the_promised_keys():
     assert set(printed) == set(keys.split())
     assert printed["metrics"]["sst2"]["accuracy"] == 0.8
     assert printed["best"]["stsb"] == {"pearson": None, "mse": {"value": 2.0, "round": 1}}
+
+
+def test_a_pass_that_was_not_scored_leaves_the_averages_of_the_one_before():
+    # A distillation's unscored pass has no averages at all; a round that was not evaluated has averages of null.
+    opened = [from_json(event) for event in (TOLD[0], closed(1, overall=0.9, classification=0.8))]
+    assert summarize([*opened, from_json(closed(2))]).overall == 0.9
+    assert summarize([*opened, from_json(closed(2, overall=None, classification=None))]).overall is None
+
+
+def test_events_as_json_objects_give_the_same_summary():
+    # The studies give them so.
+    assert summarize(TOLD, "x") == summarize(EVENTS, "x")

@@ -1,0 +1,297 @@
+"""What a person sees of a run: a live display in a terminal, plain lines elsewhere, its pace and the time left."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from fedmtl.cli.tables import (
+    amount,
+    duration,
+    number,
+    profile_table,
+    result_notes,
+    results_table,
+    round_lines,
+    summary_lines,
+)
+from fedmtl.cli.terminal import Terminal
+from fedmtl.foreign import printable
+from fedmtl.runs.event_lines import Event, round_of
+from fedmtl.runs.events import (
+    AnswerEvent,
+    ClientsEvent,
+    DataEvent,
+    EvaluationEvent,
+    FailureEvent,
+    PlanEvent,
+    RemarkEvent,
+    ResumedEvent,
+    RoundEvent,
+    SiteEvent,
+    StartEvent,
+    TeacherEvent,
+    WaitingEvent,
+)
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
+from fedmtl.runs.summary import summarize
+
+# The last rounds tell most: early ones start workers, and clients may join.
+RECENT = 5
+
+
+class Pace:
+    """Follows a run's events; `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_rounds = 0
+        self._number = 0
+        self._samples = 0
+        self._opened = clock()
+        self._seconds: list[float] = []
+        self._rate: float | None = None
+
+    def see(self, event: Event) -> None:
+        """Take note of an event as it happens."""
+        if isinstance(event, StartEvent):
+            self._num_rounds = event.num_rounds or 0
+        elif isinstance(event, AnswerEvent):
+            self._samples += event.samples
+            spent = self._clock() - self._opened
+            # A few answers say little: until half a round has passed, the last round's rate stands.
+            if self._samples and spent > (self._seconds[-1] / 2 if self._seconds else 0):
+                self._rate = self._samples / spent
+        elif isinstance(event, RoundEvent):
+            self._number = event.round
+            if event.samples:
+                seconds = event.seconds or 0.0
+                self._seconds = [*self._seconds, seconds][-RECENT:]
+                self._rate = event.samples / seconds if seconds > 0 else self._rate
+            self._opened, self._samples = self._clock(), 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples trained per second of the round, with all that belongs to a round."""
+        return self._rate
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None until a round of training has shown how long one takes."""
+        if not self._seconds:
+            return None
+        one, left = median(self._seconds), self._num_rounds - self._number
+        return max(0.0, one * left - min(one, self._clock() - self._opened))
+
+    def words(self) -> str:
+        """Both in words, as far as they are known."""
+        parts = [] if self._rate is None else [f"{self._rate:,.0f} samples/s"]
+        left = self.seconds_left
+        if left is not None and self._number < self._num_rounds:
+            parts.append(f"{duration(left)} left")
+        return ", ".join(parts)
+
+
+class PlainDisplay:
+    """One line per thing that happened."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self.start: StartEvent | None = None
+        self.scores: dict[str, tuple[str, float | None]] = {}
+        self.skipped = -1
+        self.name = "the run"
+        self.is_deployed = False
+        self.pace = Pace()
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, event: Event) -> None:
+        self.pace.see(event)
+        lines = self.lines(event)
+        number = round_of(event)
+        if isinstance(event, ResumedEvent) or number is None or number > self.skipped:
+            for line in lines:
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        self.terminal.print(line, markup=False)
+
+    def lines(self, event: Event) -> Sequence[str]:
+        """What is shown of an event: a kind that is not named here says it itself."""
+        match event:
+            case ResumedEvent():
+                return self._resumed(event)
+            case StartEvent():
+                self.start = event
+                version, mode, seed = (_known(value) for value in (event.version, event.mode, event.seed))
+                return [f"fedmtl {version}, {mode}, {_where(event)}, seed {seed}"]
+            case DataEvent():
+                return [_data_line(event)]
+            case TeacherEvent():
+                return [f"  the teacher answers {event.examples:,} examples of {event.task}"]
+            case PlanEvent(round=None):
+                return summary_lines(self.start or StartEvent(), event)
+            case WaitingEvent():
+                self.is_deployed = True
+                return [f"listening on {event.address}, waiting for {', '.join(event.clients) or 'enrolled sites'}"]
+            case SiteEvent():
+                return [f"  {event.client} is here with {', '.join(event.tasks)}"]
+            case FailureEvent():
+                return [f"  {event.client} failed in round {event.round}: {event.reason}"]
+            case RemarkEvent():
+                return [f"  note: {event.client}{' ' if event.client else ''}{event.reason}"]
+            case EvaluationEvent():
+                metric = self._metric(event.task)
+                self.scores[event.task] = (metric, event.metrics.get(metric))
+                return []
+            case RoundEvent():
+                return [*round_lines(event, self.start or StartEvent()), self.round_line(event)]
+            case _:
+                return event.lines()
+
+    def _resumed(self, event: ResumedEvent) -> list[str]:
+        """What a resume goes on from; its earlier rounds are told again by events, and not said again."""
+        self.skipped = event.round
+        return [
+            *(f"  {problem}" for problem in event.broken),
+            *([f"  the events of {event.missing} are lost; the weights are not"] if event.missing else []),
+            f"{self.name} goes on after round {event.round}",
+        ]
+
+    def round_line(self, event: RoundEvent) -> str:
+        scores = ", ".join(f"{task} {metric} {number(score)}" for task, (metric, score) in self.scores.items())
+        up, down = amount(event.bytes_up or 0), amount(event.bytes_down or 0)
+        wire = f"up {up}, down {down}, " if event.round else ""
+        pace = self.pace.words()
+        ends = f"{duration(event.seconds or 0.0)}{self._overhead(event)}{', ' if pace else ''}{pace}"
+        self.scores = {}
+        return f"  after round {event.round}: {scores or 'not evaluated'} ({wire}{ends})"
+
+    def _overhead(self, event: RoundEvent) -> str:
+        """Between machines: what a round took beyond its slowest site's training and the scoring."""
+        if not self.is_deployed or not event.clients:
+            return ""
+        other = (event.train_seconds or 0.0) - (event.longest_client_seconds or 0.0)
+        return f", {duration(other)} of it not training"
+
+    def _metric(self, task: str) -> str:
+        """The task's main metric, as the run's start named it."""
+        facts = self.start.tasks.get(task) if self.start else None
+        return (facts and facts.metric) or ""
+
+    def finish(self, run: RunFolder) -> None:
+        """The closing table and where to look; where the seconds went, if the run told."""
+        events = read_events(run)
+        summary = summarize(events, run.name)
+        self.terminal.print(results_table(summary), soft_wrap=False)
+        for note in result_notes(summary):
+            self.say(note)
+        workers = self.start.workers if self.start else None
+        spent = profile_table(events, 1 if workers is None else workers)
+        if spent is not None:
+            self.terminal.print(spent, soft_wrap=False)
+        self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
+
+
+class LiveDisplay(PlainDisplay):
+    """The same lines, with bars of rounds and clients and a table of scores that stay at the bottom."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=terminal,
+        )
+        self.rounds: TaskID | None = None
+        self.clients: TaskID | None = None
+        self.history: dict[str, list[float | None]] = {}
+        self.waiting = Spinner("line", "loading the data and the encoder")
+        self.live = Live(self.waiting, console=terminal, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.__exit__(None, None, None)
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, StartEvent):
+            self.rounds = self.progress.add_task("rounds", total=event.num_rounds or 0)
+        elif isinstance(event, ClientsEvent):
+            self.clients = self.progress.add_task("clients", total=len(event.clients))
+        elif isinstance(event, AnswerEvent) and self.clients is not None:
+            self.progress.advance(self.clients)
+        elif isinstance(event, EvaluationEvent):
+            metric = self._metric(event.task)
+            self.history.setdefault(event.task, []).append(event.metrics.get(metric))
+        elif isinstance(event, RoundEvent):
+            if self.rounds is not None:
+                self.progress.update(self.rounds, completed=event.round)
+            # Where clients are sampled, or join and leave, the last round's number is the best guess.
+            sampled = (event.clients or 0) + (event.failures or 0)
+            if self.clients is not None:
+                self.progress.reset(self.clients, total=sampled or None)
+        self.live.update(self._view())
+
+    def say(self, line: str) -> None:
+        """Long lines are cut at words, and go on further to the right than they began."""
+        line = printable(line)
+        inner = len(line) - len(line.lstrip()) + 2
+        for part in textwrap.wrap(
+            line, self.terminal.width, subsequent_indent=" " * inner, break_on_hyphens=False, break_long_words=False
+        ):
+            super().say(part)
+
+    def _view(self) -> RenderableType:
+        if self.start is None:
+            return self.waiting
+        table = Table(box=None, pad_edge=False)
+        for column in ("task", "metric", "start", "best", "now"):
+            table.add_column(column, justify="left" if column in ("task", "metric") else "right")
+        for task, scores in self.history.items():
+            known = [score for score in scores if score is not None]
+            best = max(known) if known else None
+            table.add_row(task, self._metric(task), number(scores[0]), number(best), number(scores[-1]))
+        parts: list[RenderableType] = [*([table] if self.history else []), self.progress]
+        pace = self.pace.words()
+        return Group(*parts, Text(pace)) if pace else Group(*parts)
+
+
+def _known(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
+def _where(event: StartEvent) -> str:
+    device = _known(event.device)
+    if event.stack:
+        return f"{device}, {event.stack} clients at once, {_known(event.precision)}"
+    return f"{device}, {event.workers} worker processes" if event.workers else f"{device}, in this process"
+
+
+def _data_line(event: DataEvent) -> str:
+    cut = ", validation cut from train" if event.validation_cut else ""
+    truncated = f", {event.truncated:,} truncated" if event.truncated else ""
+    return (
+        f"  {event.task}: {event.train or 0:,} train, {event.validation or 0:,} validation "
+        f"({_known(event.source)}{cut}{truncated})"
+    )
