@@ -35,7 +35,7 @@ COLUMN = 22
 # Short names of types that signatures use, and the modules that have them.
 ALIASES = {
     "ConfigSource": "fedmtl.config.file",
-    "Observer": "fedmtl.experiment.run",
+    "Observer": "fedmtl.runs.event_lines",
     "OpenEngine": "fedmtl.experiment.run",
     "Row": "fedmtl.api",
     "ClientId": "fedmtl.federation.messages",

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from fedmtl.config import Config
 from fedmtl.errors import DataError, FedmtlError
-from fedmtl.runs.event_lines import Event, Observer
+from fedmtl.runs.event_lines import Event, Observer, first_of
+from fedmtl.runs.events import EvaluationEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.log import raw_events, read_events
 from fedmtl.runs.summary import RunSummary, run_status, summarize
@@ -126,7 +127,7 @@ class Run:
         value), each metric by its name, `loss` and `examples` of the evaluation, and `train_loss`. None stands for
         what is undefined, belongs to another kind of task, or was not evaluated in that round.
         """
-        return _metric_rows(self.events())
+        return _metric_rows(self._events())
 
     def model(self, client: str | None = None) -> LoadedRun:
         """Load the final model; where values stay at clients, the model of the client that is named.
@@ -221,28 +222,21 @@ class Run:
         return target
 
 
-def _metric_rows(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    tasks: dict[str, Mapping[str, Any]] = {}
-    evaluated: dict[tuple[int, str], Mapping[str, Any]] = {}
-    finished: dict[int, Mapping[str, Any]] = {}
-    for event in events:
-        if event["event"] == "start":
-            tasks = event.get("tasks", {})
-        elif event["event"] == "evaluation":
-            evaluated[event["round"], event["task"]] = event
-        elif event["event"] == "round":
-            finished[event["round"]] = event
-    names = dict.fromkeys(name for event in evaluated.values() for name in event["metrics"])
+def _metric_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    start = first_of(events, StartEvent)
+    evaluated = {(event.round, event.task): event for event in events if isinstance(event, EvaluationEvent)}
+    finished = {event.round: event for event in events if isinstance(event, RoundEvent)}
+    names = dict.fromkeys(name for event in evaluated.values() for name in event.metrics)
     rows: list[dict[str, Any]] = []
     for number, end in finished.items():
-        for task, about in tasks.items():
-            event = evaluated.get((number, task), {})
-            metrics, main = event.get("metrics", {}), about.get("metric")
+        for task, facts in start.tasks.items() if start else ():
+            event = evaluated.get((number, task))
+            metrics = event.metrics if event else {}
             rows.append(
-                {"round": number, "task": task, "metric": main, "score": metrics.get(main)}
+                {"round": number, "task": task, "metric": facts.metric, "score": metrics.get(facts.metric or "")}
                 | {name: metrics.get(name) for name in names}
-                | {name: event.get(name) for name in ("loss", "examples")}
-                | {"train_loss": end.get("losses", {}).get(task)}
+                | {"loss": event.loss if event else None, "examples": event.examples if event else None}
+                | {"train_loss": end.losses.get(task)}
             )
     return rows
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 import fedmtl
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import raw_events
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 ONE_STEP = ("training.num_rounds=2", "compute.workers=0", "training.local_steps=2")
@@ -35,7 +35,7 @@ def test_a_plugin_is_short_and_stands_on_public_names(path):
 
 def weights_of(make_config, *overrides: str) -> str:
     run = start_run(make_config(*ONE_STEP, *overrides), "plugged")
-    end = read_events(run)[-1]
+    end = raw_events(run)[-1]
     assert end["status"] == "done", end["reason"]
     return str(end["weights_sha256"])
 
@@ -55,9 +55,9 @@ def test_a_loss_term_works_in_workers_and_where_clients_are_stacked(make_config,
 
 def test_a_server_method_changes_weights_and_writes_its_event(make_config):
     run = start_run(make_config(*ONE_STEP, "methods={averaged_rounds: {momentum: 0.9}}"), "averaged")
-    found = [event for event in read_events(run) if event["event"] == "averaged_rounds"]
+    found = [event for event in raw_events(run) if event["event"] == "averaged_rounds"]
     assert [event["round"] for event in found] == [1, 2]
-    assert read_events(run)[-1]["weights_sha256"] != weights_of(make_config)
+    assert raw_events(run)[-1]["weights_sha256"] != weights_of(make_config)
 
 
 def test_a_tracker_sees_every_round(make_config):
@@ -107,7 +107,7 @@ class BrokenAfter(fedmtl.ServerMethod):
 def test_a_plugin_that_raises_at_a_client_costs_that_client(make_config):
     register_once(fedmtl.Capability("broken", Broken, options=NoOptions))
     run = start_run(make_config(*ONE_STEP, "methods={broken: {}}"), "broken")
-    events = read_events(run)
+    events = raw_events(run)
     assert events[-1]["status"] == "done"
     failed = {event["client"]: event["reason"] for event in events if event["event"] == "failure"}
     assert failed

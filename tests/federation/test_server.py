@@ -10,6 +10,7 @@ from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.server_method import ServerMethod, Step
 from fedmtl.federation.strategy import sample_clients
+from fedmtl.runs.event_lines import OtherEvent, to_json
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
@@ -40,7 +41,7 @@ class Recording(ServerMethod):
     def _step(self, hook, state):
         self._calls.append((hook, self.name, state.round))
         weights = {**state.weights, ENCODER: state.weights[ENCODER] * self._factor}
-        return Step(replace(state, weights=weights), ({"event": self.name, "round": state.round},))
+        return Step(replace(state, weights=weights), (OtherEvent(name=self.name, unknown={"round": state.round}),))
 
     def start(self, state):
         return self._step("start", state)
@@ -55,7 +56,7 @@ class Recording(ServerMethod):
         return Step(state)
 
     def report(self, state):
-        return ({"event": f"{self.name} reports", "round": state.round},)
+        return (OtherEvent(name=f"{self.name} reports", unknown={"round": state.round}),)
 
 
 def test_what_methods_make_of_a_round_comes_before_its_evaluation_and_the_next_round():
@@ -70,7 +71,7 @@ def test_what_methods_make_of_a_round_comes_before_its_evaluation_and_the_next_r
     turns = list(rounds(start(), strategy, FakeEngine(), evaluate))
     assert seen == [0.0, 10.0, 110.0, 1110.0]
     assert turns[-1].state.weights[ENCODER].item() == 1110.0
-    assert [event["event"] for event in turns[1].events] == ["ten", "ten reports"]
+    assert [event.kind for event in turns[1].events] == ["ten", "ten reports"]
 
 
 def test_methods_go_phase_by_phase_and_in_their_order_within_one():
@@ -81,7 +82,7 @@ def test_methods_go_phase_by_phase_and_in_their_order_within_one():
     order = ["plan 2", "weights 1", "weights 3", "constraint 0"]
     assert calls[:8] == [(hook, name, 0) for hook in ("start", "evaluated") for name in order]
     assert calls[8:16] == [(hook, name, 1) for hook in ("aggregated", "evaluated") for name in order]
-    assert [event["event"] for event in turns[1].events][:4] == order
+    assert [event.kind for event in turns[1].events][:4] == order
 
 
 def test_a_round_that_is_not_evaluated_is_reported_all_the_same():
@@ -89,7 +90,7 @@ def test_a_round_that_is_not_evaluated_is_reported_all_the_same():
     strategy = replace(strategy, evaluation=EvaluationConfig(every=2))
     turns = list(rounds(start(), strategy, FakeEngine(), flat))
     assert [turn.evaluation is None for turn in turns] == [False, True, False, False]
-    assert all(turn.events[-1] == {"event": "one reports", "round": turn.number} for turn in turns)
+    assert all(to_json(turn.events[-1]) == {"event": "one reports", "round": turn.number} for turn in turns)
 
 
 def test_a_head_moves_only_when_a_client_of_its_task_returned():

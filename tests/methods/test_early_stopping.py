@@ -4,6 +4,7 @@ import torch
 
 from federation.fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start
 from fedmtl.federation.server import rounds
+from fedmtl.runs.event_lines import to_json
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
@@ -14,7 +15,7 @@ def test_early_stopping_fixes_the_head_at_its_best_round_and_the_encoder_goes_on
     strategy = make_strategy(patience=1)
     turns = list(rounds(start(), strategy, engine, lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
     event = {"event": "early_stop", "round": 2, "task": "sst2", "best_round": 1, "score": 0.9}
-    assert [turn.events for turn in turns] == [(), (), (event,), ()]
+    assert [tuple(map(to_json, turn.events)) for turn in turns] == [(), (), (event,), ()]
     last = turns[-1].state
     fixed = Key("fixed", "heads.sst2.w")
     # best in round 1, when the head was 1; it was 2 when the task was stopped
@@ -30,7 +31,7 @@ def test_an_undefined_score_is_not_better_and_uses_up_patience():
     strategy = make_strategy(patience=2)
     by_round = {0: None, 1: 0.4, 2: None, 3: None}
     turns = list(rounds(start(), strategy, FakeEngine(), lambda state: scores(sst2=by_round[state.round], stsb=0.5)))
-    assert [event["task"] for event in turns[-1].events] == ["sst2"]
+    assert [event.task for event in turns[-1].events] == ["sst2"]
     assert turns[-1].state.progress["sst2"].best_round == 1
 
 

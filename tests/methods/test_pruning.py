@@ -115,11 +115,7 @@ def test_the_servers_momentum_does_not_move_a_pruned_weight(kind):
     assert [turn.state.weights[ENCODER].item() for turn in turns] == [0.0] * 4
     assert turns[-1].state.weights[head("sst2")] > 0
     # One of three is due, and zero it stays; at the start the other two are zero by chance.
-    counts = [
-        (event["round"], event["target"], event["pruned"], event["linear"]["zeros"])
-        for turn in turns
-        for event in turn.events
-    ]
+    counts = [(event.round, event.target, event.pruned, event.linear.zeros) for turn in turns for event in turn.events]
     assert counts == [(0, 0.34, 1, 3), (1, 0.34, 1, 1), (2, 0.34, 1, 1), (3, 0.34, 1, 1)]
     assert pruned_weights(turns[-1].state)[ENCODER].all()
 

@@ -15,6 +15,7 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.messages import State
 from fedmtl.methods.distillation import ServerDistillation
+from fedmtl.runs.event_lines import to_json
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
@@ -65,7 +66,7 @@ def test_the_taught_model_is_nearer_to_its_teacher_and_nothing_else_changed(teac
     for _ in range(3):
         step = method.after_aggregation(states[-1], states[-1])
         states.append(step.state)
-        [event] = step.events
+        [event] = map(to_json, step.events)
         losses.append(event["losses"])
         assert (event["event"], event["round"], event["steps"]) == ("distillation", 1, 45)
     for task in TASKS:

@@ -9,6 +9,7 @@ from fedmtl.config import TaskWeightingConfig
 from fedmtl.federation.messages import Progress
 from fedmtl.federation.server import rounds
 from fedmtl.methods.task_weighting import TaskWeighting, progress_factors
+from fedmtl.runs.event_lines import to_json
 
 PROGRESS = TaskWeightingConfig(kind="progress", temperature=2.0, floor=0.05)
 
@@ -27,7 +28,7 @@ def test_the_weights_are_those_of_dynamic_weight_averaging():
         replace(start(), progress=progress), {}, {}
     )
     assert given.task_factors == factors
-    [event] = given.events
+    [event] = map(to_json, given.events)
     assert (event["event"], event["round"]) == ("task_weights", 1)
     assert event["weights"] == pytest.approx({"sst2": 1.7513, "stsb": 1.1243}, abs=1e-4)
 
@@ -59,7 +60,7 @@ def test_the_largest_weight_is_bounded():
 
 def weights_of(turn) -> dict[str, float]:
     """The task weights that a round tells of."""
-    [weights] = [event["weights"] for event in turn.events if event["event"] == "task_weights"]
+    [weights] = [event.weights for event in turn.events if event.kind == "task_weights"]
     return weights
 
 

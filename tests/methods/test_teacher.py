@@ -18,7 +18,6 @@ from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.methods.distillation import in_form_of, open_teacher
 from fedmtl.predict.run import load_run, predict_texts
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task
@@ -37,7 +36,7 @@ def teacher(tmp_path_factory) -> RunFolder:
 
 
 def digest(run: RunFolder) -> str | None:
-    return summarize(read_events(run), run.name).weights_sha256
+    return summarize(raw_events(run), run.name).weights_sha256
 
 
 def taught(teacher: RunFolder, *keys: str) -> str:

@@ -25,6 +25,7 @@ LEFT_OUT = {
     "output": "where the runs lie, not what they come to",
     "federation.round_timeout": "a client that is too slow is no repeatable result",
     "federation.join_timeout": "as round_timeout",
+    "methods": "capabilities of other packages",
     "wire.max_bytes": "refuses a run, and changes none",
 }
 NETWORK = ("hub", "subset", "train_split", "validation_split")

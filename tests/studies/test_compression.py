@@ -11,7 +11,8 @@ import pytest
 from fedmtl.compress.measure.variants import Measured, Timing
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 from fedmtl_studies.compression import CompressionOptions, open_base, plan, read_shape
 from fedmtl_studies.compression_setups import Shape
 from fedmtl_studies.folder import open_study
@@ -47,7 +48,7 @@ def read_table(folder, number):
 
 
 def last_score(run):
-    return [event for event in read_events(run) if event["event"] == "evaluation"][-1]["metrics"]["accuracy"]
+    return [event for event in raw_events(run) if event["event"] == "evaluation"][-1]["metrics"]["accuracy"]
 
 
 def test_rows_are_run_after_their_teacher_and_measured_in_the_end(study, timed, tmp_path):

@@ -8,7 +8,7 @@ from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import raw_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell, Distillation, Pruning
 from fedmtl_studies.folder import open_study
@@ -41,7 +41,7 @@ def weights(folder, name):
 
 
 def sha(folder, name):
-    return summarize(read_events(folder.cell(name)), name).weights_sha256
+    return summarize(raw_events(folder.cell(name)), name).weights_sha256
 
 
 def test_cells_are_made_of_another_when_it_is_done_and_then_its_weights_go(folder):
@@ -56,9 +56,9 @@ def test_cells_are_made_of_another_when_it_is_done_and_then_its_weights_go(folde
     ]  # fmt: skip
     assert standings[-1].outcomes[0].cell == "teacher"
     assert load_config(folder.cell("student").config).seed == 3
-    told = next(event for event in read_events(folder.cell("student")) if event["event"] == "distill")
+    told = next(event for event in raw_events(folder.cell("student")) if event["event"] == "distill")
     assert (told["teacher"], told["settings"]["epochs_prediction"]) == ("teacher", 2)
-    zeros = [event for event in read_events(folder.cell("pruned")) if event["event"] == "pruning"][-1]["linear"]
+    zeros = [event for event in raw_events(folder.cell("pruned")) if event["event"] == "pruning"][-1]["linear"]
     assert zeros["zeros"] / zeros["weights"] == pytest.approx(0.5, abs=1e-3)
     # others waited for the teacher's weights; in the end only those that are needed afterwards are there
     assert [weights(folder, cell.name).exists() for cell in cells] == [False, False, True, False]

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 from studies.csv_rows import read_csv
 
 SMALLEST = (
@@ -21,7 +22,7 @@ def study(command):
 
 
 def last_evaluations(run):
-    return {event["task"]: event for event in read_events(run) if event["event"] == "evaluation"}
+    return {event["task"]: event for event in raw_events(run) if event["event"] == "evaluation"}
 
 
 def test_modes_are_runs_on_the_same_examples_and_clients_are_compared_with_the_shared_model(study, tmp_path):

@@ -9,7 +9,7 @@ from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
 from fedmtl.runs.events import RoundEvent
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import raw_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import open_study, read_record
@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def summary(folder, name):
-    return summarize(read_events(folder.cell(name)), name)
+    return summarize(raw_events(folder.cell(name)), name)
 
 
 def test_a_failing_cell_costs_itself_and_finished_ones_are_not_run_again(folder):
@@ -56,10 +56,10 @@ def test_a_cell_that_was_killed_goes_on_and_ends_with_the_same_weights(folder):
     with pytest.raises(Killed):
         start_run(config, "half", kill)
     assert summary(folder, "half").status == "unfinished"
-    begun = read_events(folder.cell("half"))[:4]
+    begun = raw_events(folder.cell("half"))[:4]
     outcomes = run_grid(folder, [Cell("half", settings(3)), Cell("whole", settings(3))], 2)
     assert [one.status for one in outcomes] == ["done", "done"]
-    events = read_events(folder.cell("half"))
+    events = raw_events(folder.cell("half"))
     # its opening and its first round are those of the process that was killed
     assert events[:4] == begun
     assert summary(folder, "half").weights_sha256 == summary(folder, "whole").weights_sha256
@@ -96,7 +96,7 @@ def test_a_settled_cell_has_what_is_to_stay_and_knows_its_sizes(folder):
 def test_fixed_values_are_not_counted_as_trained(folder):
     fixed = {**settings(1), "sharing": {"rules": [{"embeddings.*": "fixed"}, {"heads.*": "task"}, {"*": "all"}]}}
     run_grid(folder, [Cell("cell", fixed)], 2)
-    plan = next(event for event in read_events(folder.cell("cell")) if event["event"] == "plan")
+    plan = next(event for event in raw_events(folder.cell("cell")) if event["event"] == "plan")
     trained = sum(scope["parameters"] for scope in plan["scopes"] if scope["level"] != "fixed")
     assert 0 < trained < plan["total"]
     assert read_record(folder.cell("cell"))["trained_bytes"] == 4 * trained

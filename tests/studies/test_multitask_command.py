@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 from fedmtl_studies.multitask import rows
 
 SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--set", "compute.device=cpu")
@@ -31,7 +32,7 @@ def test_a_table_is_made_of_run_folders_and_made_again_without_running(study, tm
         assert float(row["sst5_accuracy"]) == pytest.approx(sst)
         assert float(row["average"]) == pytest.approx((sst + para + (sts + 1) / 2) / 3)
         assert (row["steps"], row["examples"]) == ("3", "6")
-    trained = [event["tasks"] for event in read_events(runs["single-similarity"]) if event["event"] == "update"]
+    trained = [event["tasks"] for event in raw_events(runs["single-similarity"]) if event["event"] == "update"]
     assert all(list(tasks) == ["stsb"] for tasks in trained)
     body = (folder / "study.html").read_text()
     assert ElementTree.fromstring(body[body.index("<main") : body.index("</main>") + len("</main>")]).findall(".//svg")
@@ -45,7 +46,7 @@ def test_a_table_is_made_of_run_folders_and_made_again_without_running(study, tm
 
 
 def _last_scores(run):
-    return {event["task"]: event["metrics"] for event in read_events(run) if event["event"] == "evaluation"}
+    return {event["task"]: event["metrics"] for event in raw_events(run) if event["event"] == "evaluation"}
 
 
 def test_a_cell_that_fails_is_said_at_the_end_and_on_the_page(study, tmp_path):

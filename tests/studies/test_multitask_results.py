@@ -6,7 +6,7 @@ import pytest
 
 from fedmtl.config.file import config_from
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import read_events
+from fedmtl.runs.log import raw_events
 from fedmtl_studies.folder import settle
 from fedmtl_studies.multitask_results import read_cell
 
@@ -51,7 +51,7 @@ def test_scores_are_those_of_results_csv(run):
 
 
 def test_the_budget_is_what_the_rounds_took(run):
-    rounds = [event for event in read_events(run) if event["event"] == "round"]
+    rounds = [event for event in raw_events(run) if event["event"] == "round"]
     budget = read_cell(run, mean).budget
     # 3 rounds of 4 steps of 8 examples
     assert (budget.steps, budget.examples) == (12, 96)
@@ -62,7 +62,7 @@ def test_the_budget_is_what_the_rounds_took(run):
 
 def test_sizes_are_those_of_the_model_folder(run):
     found = read_cell(run, mean)
-    plan = next(event for event in read_events(run) if event["event"] == "plan")
+    plan = next(event for event in raw_events(run) if event["event"] == "plan")
     assert found.trainable == found.parameters == plan["total"]
     assert found.trained_bytes == 4 * plan["total"]
     assert found.model_bytes == sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())

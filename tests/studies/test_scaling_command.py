@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from fedmtl.config.file import load_config
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 from studies.csv_rows import read_csv
 
 SMALLEST = (
@@ -27,7 +28,7 @@ def test_tables_are_made_of_run_folders_and_made_again_without_running(study, tm
     assert code == 0, err
     folder = tmp_path / "runs/scaling-quick"
     run = RunFolder(folder / "cells/random-tiny-sentiment-4-seed0")
-    scored = {e["round"]: e["metrics"]["accuracy"] for e in read_events(run) if e["event"] == "evaluation"}
+    scored = {e["round"]: e["metrics"]["accuracy"] for e in raw_events(run) if e["event"] == "evaluation"}
     found = {row["clients"]: row for row in read_csv(folder / "table1.csv")}
     row = found["4"]
     # 16 examples are 4 for each of 4 clients: a step, twice; the threshold is twice the round

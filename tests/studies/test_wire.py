@@ -5,7 +5,8 @@ import pytest
 
 from fedmtl.cli import main
 from fedmtl.errors import ConfigError
-from fedmtl.runs.folder import RunFolder, read_events
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import raw_events
 from fedmtl_studies.wire import Pair, Point, last_points, parse_pairs, study_wire, to_csv, wire_page
 
 POINTS = [
@@ -64,7 +65,7 @@ def test_a_study_runs_every_codec_from_the_same_seed(make_config):
     exact, lossy = last_points(points)
     assert lossy.total_bytes < exact.total_bytes / 3
     for point in (exact, lossy):
-        events = read_events(RunFolder(folder / point.codec))
+        events = raw_events(RunFolder(folder / point.codec))
         assert point.bytes_up == sum(event["bytes_up"] for event in events if event["event"] == "update")
         assert point.messages == 6
     assert (folder / "wire.html").exists()

@@ -22,7 +22,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs.folder import write_atomic
+from fedmtl.runs.files import write_atomic
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights, is_personal, owner_task
 from fedmtl.sharing.plan import PlanRecord
