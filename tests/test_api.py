@@ -227,7 +227,7 @@ def test_a_config_may_be_a_mapping_and_a_name_that_is_taken_gets_a_number(tmp_pa
     assert [run.name for run in runs] == ["run", "run-2"]
     seen = []
     assert fedmtl.run(config, "named", seen.append).path == tmp_path / "named"
-    assert seen[-1]["event"] == "end"
+    assert seen[-1].kind == "end"
     with pytest.raises(ConfigError, match=r"^training\.num_rounds: found 'two', it must be a whole number"):
         fedmtl.run(config, overrides=["training.num_rounds=two"])
 

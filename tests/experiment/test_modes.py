@@ -60,10 +60,12 @@ def test_centralized_is_plain_training_that_keeps_its_optimizer(make_config):
 
 def test_a_client_alone_is_told_nothing_of_the_labels_of_others(make_config):
     def adjustment(*overrides):
-        return prepare(make_config("training.logit_adjustment=1", *overrides)).strategy.settings.logit_adjustment
+        strategy = prepare(make_config("training.logit_adjustment=1", *overrides)).strategy
+        is_counted = any(method.name == "logit_adjustment" for method in strategy.methods)
+        return strategy.settings.methods.get("logit_adjustment"), is_counted
 
-    assert adjustment() == adjustment("mode=federated_single_task") == 1
-    assert adjustment("mode=local") == 0
+    assert adjustment() == adjustment("mode=federated_single_task") == ({"strength": 1.0}, True)
+    assert adjustment("mode=local") == (None, False)
 
 
 def test_compare_shows_the_guides_standard_against_multi_task(make_config):

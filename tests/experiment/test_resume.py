@@ -14,6 +14,7 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
+from fedmtl.methods import server_optimizers
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import ResumedEvent, RoundEvent
 from fedmtl.runs.files import locked
@@ -227,22 +228,39 @@ def test_a_place_that_is_not_ours_is_one_line(tmp_path, text):
         remembered_place(RunFolder(tmp_path))
 
 
-def test_a_run_that_ends_by_a_mistake_of_ours_says_that_it_is_over_and_goes_on_from_its_last_round(plain, monkeypatch):
-    config = load_config(None, [*SMALL, f"output={plain.path.parent}", *PLAIN])
-    step = server.server_step
+def breaking_in_round_2(step):
+    """The same function, which fails when it is called for the second time."""
+    calls: list[int] = []
 
-    def breaks_in_round_2(*given):
+    def breaks(*given):
         calls.append(1)
         if len(calls) == 2:
-            raise ZeroDivisionError("not to be shown")
+            raise ZeroDivisionError("what was wrong")
         return step(*given)
 
-    calls: list[int] = []
-    monkeypatch.setattr(server, "server_step", breaks_in_round_2)
+    return breaks
+
+
+def test_a_run_that_ends_by_a_mistake_of_ours_says_that_it_is_over_and_goes_on_from_its_last_round(plain, monkeypatch):
+    config = load_config(None, [*SMALL, f"output={plain.path.parent}", *PLAIN])
+    monkeypatch.setattr(server, "_check_enough", breaking_in_round_2(server._check_enough))
     with pytest.raises(ZeroDivisionError):
         start_run(config, "broken")
     run = RunFolder(plain.path.parent / "broken")
     end = raw_events(run)[-1]
     assert (end["event"], end["status"], end["reason"]) == ("end", "failed", "unexpected ZeroDivisionError")
+    assert run.report.exists()
+    assert digest(resume_run(run)) == digest(plain)
+
+
+def test_a_run_that_ends_by_a_mistake_in_a_method_names_it_and_goes_on_from_its_last_round(plain, monkeypatch):
+    config = load_config(None, [*SMALL, f"output={plain.path.parent}", *PLAIN])
+    monkeypatch.setattr(server_optimizers, "server_step", breaking_in_round_2(server_optimizers.server_step))
+    reason = "round 2: server_optimizer failed with ZeroDivisionError: what was wrong"
+    with pytest.raises(server.RoundFailed, match=reason):
+        start_run(config, "broken")
+    run = RunFolder(plain.path.parent / "broken")
+    end = read_events(run)[-1]
+    assert (end["event"], end["status"], end["reason"]) == ("end", "failed", reason)
     assert run.report.exists()
     assert digest(resume_run(run)) == digest(plain)
