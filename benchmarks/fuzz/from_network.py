@@ -37,7 +37,9 @@ def open_job(folder: Path) -> Run:
         job.plan.keys([key.name for key in job.weights], job.tasks, job.client)
         dict(job.settings).get("batch_size")
         assert all(isinstance(text, str) for pair in job.fixed.items() for text in pair)
-        assert all(mask.shape == job.weights[key].shape for key, mask in job.pruned.items())
+        for extra in job.extra.values():
+            for values in extra.tensors.values():
+                assert all(value.shape is not None for value in values.values())
 
     return run
 

@@ -16,10 +16,11 @@ import torch
 
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation import handshake
-from fedmtl.federation.messages import Codecs, Job, LayerTrack, Progress, State, Update
+from fedmtl.federation.messages import Codecs, Job, Progress, State, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.federation.wire import encode_job, encode_update
 from fedmtl.federation.wire.codecs import encode_tensors
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.metrics import sum_predictions
@@ -50,24 +51,30 @@ def wire_job() -> Job:
         "batch_size": 8,
         "learning_rate": 1e-3,
         "num_rounds": 3,
-        "measured_layers": ["upper"],
         "task_order": "random",
+        "methods": {"adaptive_sharing": {"layers": ["upper"]}, "pcgrad": {}, "pruning": {}},
     }
     mask = torch.zeros(4, 6, dtype=torch.bool)
     mask[1, 2:5] = True
+    extra = {
+        "pruning": Extra(tensors={"mask": {UPPER: mask}}),
+        "scaffold": Extra({"rate": 0.5}, {"control": {UPPER: 0.1 * weights[UPPER]}}),
+    }
     codecs = Codecs("fp32", "int8", 0.2, True)
     fixed = {"frozen": "0123456789abcdef"}
-    return Job("train", 2, "clinic", ("sst2",), weights, PLAN, ROWS, 5, 1, settings, fixed, codecs, {UPPER: mask})
+    return Job("train", 2, "clinic", ("sst2",), weights, PLAN, ROWS, 5, 1, settings, fixed, codecs, extra)
 
 
 def wire_update(codec: str) -> Update:
     job = wire_job()
     delta = {key: 0.01 * weight for key, weight in job.weights.items() if key.scope != "fixed"}
     coded = encode_tensors(delta, lambda key: codec, 0.2)
-    products = {"upper": [[1.5]]}
+    extra = {
+        "adaptive_sharing": Extra({"inner_products": {"upper": [[1.5]]}}),
+        "pcgrad": Extra({"conflicts": 0.25}),
+    }
     return Update(
-        2, "clinic", ("sst2",), coded, ROWS, {"sst2": 40}, {"sst2": 0.7}, seen={"sst2": 80}, conflicts=0.25,
-        inner_products=products,
+        2, "clinic", ("sst2",), coded, ROWS, {"sst2": 40}, {"sst2": 0.7}, seen={"sst2": 80}, extra=extra
     )  # fmt: skip
 
 
@@ -289,11 +296,14 @@ def _checkpoints(folder: Path) -> dict[str, bytes]:
         "sst2": Progress(((0, None), (1, 0.5), (2, 0.75)), 2, 0.75, {HEAD: torch.ones(2)}, None),
         "stsb": Progress(((0, 0.1),), 0, 0.1, {}, 2),
     }
-    track = LayerTrack({"sst2/stsb": 0.25}, 1, 0)
-    moments = {"momentum": {UPPER: torch.ones(4, 6)}}
-    pruned = {UPPER: torch.zeros(4, 6, dtype=torch.bool)}
+    track = {"agreement": {"sst2/stsb": 0.25}, "low": 1, "high": 0}
+    extra = {
+        "adaptive_sharing": Extra({"layers": {"upper": track}}),
+        "server_optimizer": Extra(tensors={"momentum": {UPPER: torch.ones(4, 6)}}),
+        "pruning": Extra(tensors={"mask": {UPPER: torch.zeros(4, 6, dtype=torch.bool)}}),
+    }
     states = {
-        "whole": State(3, weights, PLAN, moments, progress, {"clinic": 3}, (2, 0.75), {"upper": track}, pruned),
+        "whole": State(3, weights, PLAN, progress, {"clinic": 3}, (2, 0.75), extra),
         "plain": State(3, {HEAD: torch.ones(2)}, SharingPlan((("*", "all"),))),
     }
     bundles = {}

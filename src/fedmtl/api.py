@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from fedmtl.config import Config
 from fedmtl.errors import DataError, FedmtlError
-from fedmtl.runs.event_lines import Event, Observer, first_of
-from fedmtl.runs.events import EvaluationEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder, find_run
-from fedmtl.runs.log import raw_events, read_events
-from fedmtl.runs.summary import RunSummary, run_status, summarize
 
 if TYPE_CHECKING:
     from fedmtl.config.file import ConfigSource
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.run import LoadedRun
+    from fedmtl.runs.event_lines import Event, Observer
+    from fedmtl.runs.summary import RunSummary
     from fedmtl.tasks.metrics import Scores
 
 # One text, or the two texts of a pair.
@@ -107,17 +105,25 @@ class Run:
 
         A run whose process was killed is `running` until somebody resumes it.
         """
+        from fedmtl.runs.summary import run_status
+
         return run_status(self._events(), self.name).status
 
     def _events(self) -> list[Event]:
+        from fedmtl.runs.log import read_events
+
         return read_events(self.folder)
 
     def events(self) -> list[dict[str, Any]]:
         """Return all that happened so far, in order, as the records that docs/run-folder.md describes."""
+        from fedmtl.runs.log import raw_events
+
         return raw_events(self.folder)
 
     def summary(self) -> RunSummary:
         """Return the run in numbers: every task's metrics at its start, its best and its end, bytes and seconds."""
+        from fedmtl.runs.summary import summarize
+
         return summarize(self._events(), self.name)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -223,6 +229,9 @@ class Run:
 
 
 def _metric_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
+    from fedmtl.runs.event_lines import first_of
+    from fedmtl.runs.events import EvaluationEvent, RoundEvent, StartEvent
+
     start = first_of(events, StartEvent)
     evaluated = {(event.round, event.task): event for event in events if isinstance(event, EvaluationEvent)}
     finished = {event.round: event for event in events if isinstance(event, RoundEvent)}

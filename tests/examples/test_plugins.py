@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 import fedmtl
+from fedmtl import capabilities
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
 from fedmtl.runs.log import raw_events
@@ -20,9 +22,12 @@ ONE_STEP = ("training.num_rounds=2", "compute.workers=0", "training.local_steps=
 
 @pytest.fixture(autouse=True)
 def _plugins(monkeypatch):
+    """Registered for one test: workers of other tests could not import them."""
     monkeypatch.syspath_prepend(str(PLUGINS))
+    monkeypatch.setattr(capabilities, "_REGISTERED", {})
     for path in PLUGINS.glob("*.py"):
-        __import__(path.stem)
+        sys.modules.pop(path.stem, None)
+        import_module(path.stem)
 
 
 @pytest.mark.parametrize("path", sorted(PLUGINS.glob("*.py")), ids=lambda path: path.stem)

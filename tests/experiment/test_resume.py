@@ -261,6 +261,6 @@ def test_a_run_that_ends_by_a_mistake_in_a_method_names_it_and_goes_on_from_its_
         start_run(config, "broken")
     run = RunFolder(plain.path.parent / "broken")
     end = read_events(run)[-1]
-    assert (end["event"], end["status"], end["reason"]) == ("end", "failed", reason)
+    assert (end.kind, end.status, end.reason) == ("end", "failed", reason)
     assert run.report.exists()
     assert digest(resume_run(run)) == digest(plain)
