@@ -117,6 +117,11 @@ def test_something_of_a_method_that_sends_nothing_is_refused():
         assert "does not send" in (refusal(told, expect(job)) or "")
 
 
+def test_what_a_method_is_not_prepared_for_costs_its_client_alone():
+    reason = refusal(sending("adaptive_sharing", {"inner_products": {"layer": [True, 1.0]}}), expect(ASKED))
+    assert reason == "what it sent of adaptive_sharing cannot be read: TypeError"
+
+
 @pytest.fixture
 def sender():
     """A method that may send anything: what is refused of it is refused for everybody."""

@@ -139,7 +139,11 @@ def _refused_extra(update: Update, expected: Expected) -> str | None:
                     return f"{name}.{slot}: {key.name} is {tuple(value.shape)}; {tuple(shape)} was sent"
                 if not math.isfinite(norm := float(torch.linalg.vector_norm(value))) or norm > LONGEST_NORM:
                     return f"{name}.{slot}: {key.name} holds values that are not numbers"
-        reason = find(name).check_sent(extra, update.tasks, expected.methods[name])
+        try:
+            reason = find(name).check_sent(extra, update.tasks, expected.methods[name])
+        except Exception as error:
+            # A capability need not be prepared for whatever a client may send.
+            reason = f"what it sent of {name} cannot be read: {type(error).__name__}"
         if reason is not None:
             return reason
     return None

@@ -68,7 +68,7 @@ def restricted_run(config: Config, contributions: Mapping[int, set[str]]) -> Run
     prepared = prepare(config)
     run = create_run(Path(config.output), "calm")
     write_atomic(run.config, dump_config(config).encode())
-    log = Log(run, lambda event: None)
+    log = Log(run, lambda event: None, prepared.config)
     for event in opening_events(prepared):
         log(event)
     return drive(prepared, prepared.state, run, log, lambda: Restricted(open_engine(prepared, run), contributions))
