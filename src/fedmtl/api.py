@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from fedmtl.config import Config
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
+    from fedmtl.config import Config
     from fedmtl.config.file import ConfigSource
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.run import LoadedRun
@@ -54,6 +54,8 @@ def run(
 def _default_name(config: ConfigSource) -> str:
     if config is None:
         return "demo"
+    from fedmtl.config import Config
+
     return "run" if isinstance(config, Config | Mapping) else Path(config).stem
 
 

@@ -37,8 +37,8 @@ print({HEAVY})
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
-def test_help_defines_no_events(arguments):
-    # Thirty records take as long to define as typer takes to parse a command.
+def test_help_builds_neither_the_config_nor_the_events(arguments):
+    # Their records take longer to define than typer takes to parse a command.
     code = f"""
 import sys
 from fedmtl.cli import main
@@ -47,7 +47,7 @@ try:
     main()
 except SystemExit as ended:
     assert not ended.code, ended.code
-print([name for name in sys.modules if name in ("fedmtl.runs.events", "fedmtl.cli.display")])
+print([name for name in sys.modules if name in ("fedmtl.runs.events", "fedmtl.config")])
 """
     assert python(code) == "[]"
 

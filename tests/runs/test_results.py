@@ -82,6 +82,11 @@ class TestCutBack:
         assert len(read_events(three_rounds)) == 2 + 4 * 4
         assert results_table(read_events(three_rounds)) == three_rounds.results.read_text()
 
+    def test_a_task_of_half_a_surrogate_pair_has_its_column(self, run):
+        run.events.write_text('{"event": "start", "tasks": {"\\ud800": {"kind": "regression"}}}\n')
+        cut_back(run, 0)
+        assert run.results.read_text().split(",")[8:10] == ["?.pearson", "?.spearman"]
+
     def test_a_run_killed_before_its_first_event_stays_empty(self, run):
         cut_back(run, 0)
         assert read_events(run) == []

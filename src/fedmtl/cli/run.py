@@ -12,12 +12,12 @@ import typer
 from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
 from fedmtl.cli.progress import Display, make_display
 from fedmtl.cli.terminal import write
-from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.runs.files import locked
 from fedmtl.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
+    from fedmtl.config import Config
     from fedmtl.experiment.run import OpenEngine
 
 

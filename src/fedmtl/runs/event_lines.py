@@ -216,7 +216,8 @@ def to_json(event: Event) -> dict[str, Any]:
     """The event as its line has it: `event` first, then the fields in their order, then the unknown ones."""
     fields = plain(event)
     unknown = fields.pop("unknown")
-    return {"event": event.kind, **({} if isinstance(event, OtherEvent) else fields), **unknown}
+    known = {"event": event.kind, **({} if isinstance(event, OtherEvent) else fields)}
+    return {**known, **{name: value for name, value in unknown.items() if name not in known}}
 
 
 def to_line(event: Event) -> bytes:
@@ -243,8 +244,13 @@ def _fields(record: DataclassInstance) -> tuple[tuple[str, bool, bool], ...]:
     return found
 
 
+_LEAVES = frozenset({int, str, bool, NoneType})
+
+
 def plain(value: Any) -> Any:
     """The same value in JSON's types; numpy's scalars and arrays by their `tolist`."""
+    if type(value) in _LEAVES:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for name, is_left_out, is_flat in _fields(value):

@@ -36,7 +36,7 @@ def cut_back(run: RunFolder, round: int) -> None:
     write_lines(run, lines)
     events = [line.event for line in lines]
     if first_of(events, StartEvent):
-        write_atomic(run.results, results_table(events).encode())
+        write_atomic(run.results, _encoded(results_table(events)))
 
 
 def _is_before(line: Line, round: int) -> bool:
@@ -54,7 +54,7 @@ def append_results(run: RunFolder, events: Sequence[Event]) -> None:
     if columns is None:
         columns = result_columns(read_events(run))
         header = _csv_line(columns)
-    append_bytes(run.results, (header + _csv_line(results_row(events, columns))).encode())
+    append_bytes(run.results, _encoded(header + _csv_line(results_row(events, columns))))
 
 
 def _columns(run: RunFolder) -> list[str] | None:
@@ -106,6 +106,11 @@ def results_row(events: Iterable[Event], columns: Sequence[str]) -> list[str]:
             values |= {f"{event.task}.{metric}": value for metric, value in event.metrics.items()}
     found = plain(values)
     return ["" if found.get(column) is None else str(found[column]) for column in columns]
+
+
+def _encoded(table: str) -> bytes:
+    # A JSON string may have half a surrogate pair, which no encoding can write.
+    return table.encode("utf-8", "replace")
 
 
 def _csv_line(values: Sequence[str]) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
-from fedmtl.runs.events import LayerFacts, ScopeFacts
 from fedmtl.sharing.keys import ADAPTERS, Weights, layer_of
 from fedmtl.sharing.plan import SharingPlan
+
+if TYPE_CHECKING:
+    # Workers cut and merge weights, and write no events.
+    from fedmtl.runs.events import LayerFacts, ScopeFacts
 
 
 class NamedParameters(Protocol):
@@ -34,6 +37,8 @@ def initial_weights(model: NamedParameters, plan: SharingPlan) -> Weights:
 
 def scope_counts(weights: Weights) -> list[ScopeFacts]:
     """Parameters and tensors of every scope, in order of appearance."""
+    from fedmtl.runs.events import ScopeFacts
+
     sizes: dict[str, list[int]] = {}
     for key, value in weights.items():
         sizes.setdefault(key.scope, []).append(value.numel())
@@ -45,6 +50,8 @@ def scope_counts(weights: Weights) -> list[ScopeFacts]:
 
 def layer_counts(model: NamedParameters, plan: SharingPlan) -> list[LayerFacts]:
     """Layers in model order with their level (the levels, where a layer has several) and their size."""
+    from fedmtl.runs.events import LayerFacts
+
     levels: dict[str, dict[str, None]] = {}
     sizes: dict[str, int] = {}
     for name, (module, leaf) in model.canonical().items():

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmtl.runs.events import EvaluationEvent, Residuals
 from fedmtl.tasks.sums import ClassificationSums, RegressionSums, Sums, residual_edges, sum_predictions, sums_from_dict
 from fedmtl.tasks.task import Task
+
+if TYPE_CHECKING:
+    # Workers score, and write no events.
+    from fedmtl.runs.events import EvaluationEvent
 
 __all__ = [
     "ClassificationSums",
@@ -96,6 +100,8 @@ def evaluation_event(
     round_number: int, task: Task, sums: Sums, clients: Mapping[str, float | None] | None = None
 ) -> EvaluationEvent:
     """The `evaluation` event of a task; `clients` has their main metrics where it was scored at clients."""
+    from fedmtl.runs.events import EvaluationEvent, Residuals
+
     scores = score(task, sums)
     confusion = moments = residuals = None
     if isinstance(sums, ClassificationSums):
