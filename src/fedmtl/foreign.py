@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # No record of ours is nested deeper than ten; what is, exhausts the stack of whoever walks it.
 DEEPEST = 64
+# An empty list is two letters and sixty bytes. A file of tensors has three lists and objects for each.
+MOST_LISTS = 200_000
 # Records of ours (a checkpoint's JSON, tasks.json, place.json) are kilobytes; with many clients some megabytes.
 LARGEST_RECORD = 64 << 20
 
@@ -57,7 +59,13 @@ def excerpt(text: object) -> str:
 
 
 def parse_json(text: str | bytes, where: str, remedy: str, error: type[FedmtlError] = FedmtlError) -> Any:
-    """The value of a JSON text; one that is not JSON, too deep or has an endless number is an error with the remedy."""
+    """The value of a JSON text; one that is not JSON, too deep or has an endless number is an error with the remedy.
+
+    So is one whose lists and objects would take a hundred times its own memory.
+    """
+    opening = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
+    if opening > MOST_LISTS:
+        raise error(f"{where}: bad JSON (more than {MOST_LISTS:,} lists and objects); {remedy}")
     try:
         value = json.loads(text)
     except json.JSONDecodeError as cause:
@@ -69,7 +77,7 @@ def parse_json(text: str | bytes, where: str, remedy: str, error: type[FedmtlErr
     except ValueError:
         # Python's limit on digits: converting a longer number takes quadratic time.
         raise error(f"{where}: bad JSON (a number of thousands of digits); {remedy}") from None
-    if _is_deep(text, value):
+    if opening > DEEPEST and _is_deep(value):
         raise error(f"{where}: bad JSON (nested deeper than {DEEPEST}); {remedy}")
     return value
 
@@ -107,10 +115,7 @@ def parse_record(
         raise error(f"{where}: is not one of our files ({path}: {excerpt(first['msg'])}); {remedy}") from None
 
 
-def _is_deep(text: str | bytes, value: Any) -> bool:
-    opening = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
-    if opening <= DEEPEST:
-        return False
+def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [

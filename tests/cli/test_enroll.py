@@ -6,6 +6,7 @@ import datetime
 import json
 import stat
 import threading
+import tracemalloc
 
 import pytest
 from cryptography import x509
@@ -100,13 +101,25 @@ def test_a_bound_that_is_no_number_of_a_task_is_refused(fedmtl, examples):
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "[" * 100_000, "1", '{"a": 1}', '{"a": {"key": "x", "tasks": ["t"]}}', '{"a": {"tasks": ["t"]}}', "\xff",
-     "1" * 5000],
+     "1" * 5000, "[" + "{}," * 200_000 + "0]"],
 )  # fmt: skip
 def test_a_book_that_is_none_is_one_line(tmp_path, content):
     (tmp_path / BOOK).write_bytes(content.encode("latin-1"))
-    with pytest.raises(FedmtlError, match=r"enrolled\.json: cannot be read") as caught:
+    with pytest.raises(FedmtlError, match=r"enrolled\.json: (cannot be read|bad JSON)") as caught:
         KeyBook(tmp_path).tasks()
     assert "\n" not in str(caught.value)
+
+
+def test_a_book_of_millions_of_empty_lists_is_not_built(tmp_path):
+    # Two letters each in the file, sixty bytes in memory: found by fuzzing, where two megabytes became three hundred.
+    (tmp_path / BOOK).write_text("[" + "[]," * 3_000_000 + "0]")
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedmtlError, match="more than 200,000 lists and objects"):
+            read_book(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_two_enrolments_at_once_are_both_there(tmp_path):

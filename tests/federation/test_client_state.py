@@ -9,9 +9,8 @@ from fedmtl.federation.client_state import (
     load_state,
     remember_fixed,
     save_state,
-    stored_extra,
 )
-from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.extra import Extra, from_slots
 from fedmtl.sharing.keys import Key
 
 OWN = Key("client:c1", "heads.sst2.weight")
@@ -92,12 +91,12 @@ def test_what_methods_store_comes_back_beside_the_rest(tmp_path):
         "two": Extra(tensors={"slot": {OWN: torch.tensor([2.5])}}),
     }
     save_state(tmp_path, 1, {**values(1.0), **extra_slots(stored)}, before=0)
-    back = stored_extra(load_state(tmp_path, 1))
+    back = from_slots(load_state(tmp_path, 1))
     assert set(back) == {"one", "two"}
     assert back["one"].slot("slot")[OWN].tolist() == [1.5]
     assert back["one"].slot("other")[FROZEN].tolist() == [True, False]
     assert back["two"].slot("slot")[OWN].tolist() == [2.5]
-    assert stored_extra(values(1.0)) == {}
+    assert from_slots(values(1.0)) == {}
 
 
 def test_a_method_that_would_store_plain_values_is_told_so():

@@ -23,13 +23,11 @@ from fedmtl.federation.messages import Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs.files import write_atomic
-from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.extra import Extra, from_slots, to_slots
 from fedmtl.sharing.keys import Key, Weights, is_personal, owner_task
 from fedmtl.sharing.plan import PlanRecord
 
 BEST = "best_head."
-# Slots of what methods know of earlier rounds: `extra.<name>/<slot>`.
-EXTRA, SEPARATOR = "extra.", "/"
 REMEDY = "put back whole copies of its two files"
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
@@ -80,11 +78,7 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     tensors = folder / f"{_stem(state.round)}.safetensors"
     slots = {
         "weights": state.weights,
-        **{
-            f"{EXTRA}{name}{SEPARATOR}{slot}": values
-            for name, extra in state.extra.items()
-            for slot, values in extra.tensors.items()
-        },
+        **to_slots(state.extra),
         **{BEST + task: progress.best_head for task, progress in state.progress.items()},
     }
     digest = save_tensors(tensors, slots)
@@ -246,17 +240,8 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         },
         accepted=record.accepted,
         best_overall=record.best_overall,
-        extra=_extras(record.extra, slots),
+        extra=from_slots(slots, record.extra),
     )
-
-
-def _extras(values: Mapping[str, Mapping[str, Any]], slots: Mapping[str, Weights]) -> dict[str, Extra]:
-    tensors: dict[str, dict[str, Weights]] = {name: {} for name in values}
-    for slot, found in slots.items():
-        if slot.startswith(EXTRA):
-            name, _, inner = slot.removeprefix(EXTRA).partition(SEPARATOR)
-            tensors.setdefault(name, {})[inner] = found
-    return {name: Extra(values.get(name, {}), own) for name, own in tensors.items()}
 
 
 def _progress_to_dict(progress: Progress) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from fedmtl.federation.client_state import (
     load_state,
     remember_fixed,
     save_state,
-    stored_extra,
 )
 from fedmtl.federation.error_feedback import encode_delta
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.sharing.extra import from_slots
 from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
@@ -81,7 +81,7 @@ class Opened:
 def open_job(job: Job, site: Site) -> Opened:
     settings = LocalSettings.from_dict(job.settings)
     loaded = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
-    methods = LocalMethods(local_methods(settings.methods), job.extra, stored_extra(loaded))
+    methods = LocalMethods(local_methods(settings.methods), job.extra, from_slots(loaded))
     state = methods.restore(loaded)
     return Opened(
         settings,

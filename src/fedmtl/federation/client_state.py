@@ -17,12 +17,10 @@ from torch import Tensor
 from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.federation.error_feedback import RESIDUAL, RESIDUAL_ROWS
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.extra import Extra, to_slots
 from fedmtl.sharing.keys import Key, Weights, owner_task, weights_sha256
 from fedmtl.sharing.plan import SharingPlan, mean_value, scope_tasks
 
-# Slots of a client's state that belong to a method: `extra.<name>/<slot>`.
-EXTRA, SEPARATOR = "extra.", "/"
 DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
@@ -122,22 +120,8 @@ def extra_slots(stored: Mapping[str, Extra]) -> dict[str, Mapping[Key, Tensor]]:
     """What methods store at a client as slots of its state; they store tensors, not plain values."""
     for name, extra in stored.items():
         if extra.values:
-            raise TypeError(f"the method {name} stores plain values at a client, which keeps tensors only")
-    return {
-        f"{EXTRA}{name}{SEPARATOR}{slot}": values
-        for name, extra in stored.items()
-        for slot, values in extra.tensors.items()
-    }
-
-
-def stored_extra(slots: Mapping[str, Weights]) -> dict[str, Extra]:
-    """The methods' part of a client's state, as `extra_slots` named it."""
-    found: dict[str, dict[str, Weights]] = {}
-    for slot, values in slots.items():
-        if slot.startswith(EXTRA):
-            name, _, inner = slot.removeprefix(EXTRA).partition(SEPARATOR)
-            found.setdefault(name, {})[inner] = values
-    return {name: Extra(tensors=tensors) for name, tensors in found.items()}
+            raise TypeError(f"the method {name} stores plain values at a client, whose state is of tensors only")
+    return to_slots(stored)
 
 
 def _state_path(folder: Path, round_number: int) -> Path:

@@ -59,8 +59,7 @@ class Dispatch:
                 fixed[key.name] = self._digest(key, value)
                 if fixed[key.name] in self._held.get(client, self._strategy.known):
                     continue
-            sliced = rows is not None and key.name == self._strategy.table
-            weights[key] = take_rows(value, rows) if sliced and rows is not None else value
+            weights[key] = self._slice(key, value, rows)
         return Job(
             kind,
             round_number,
@@ -78,16 +77,14 @@ class Dispatch:
         )
 
     def _cut(self, extra: Extra, weights: Weights, rows: Rows | None) -> Extra:
-        def sliced(key: Key, value: Tensor) -> Tensor:
-            return take_rows(value, rows) if rows is not None and key.name == self._strategy.table else value
+        def sliced(values: Mapping[Key, Tensor]) -> Weights:
+            return {key: self._slice(key, values[key], rows) for key in weights if key in values}
 
-        return Extra(
-            extra.values,
-            {
-                slot: {key: sliced(key, values[key]) for key in weights if key in values}
-                for slot, values in extra.tensors.items()
-            },
-        )
+        return extra.changed(sliced)
+
+    def _slice(self, key: Key, value: Tensor, rows: Rows | None) -> Tensor:
+        """The rows of a token table, or all of another value."""
+        return value if rows is None or key.name != self._strategy.table else take_rows(value, rows)
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:
         """The client has these fixed values now."""

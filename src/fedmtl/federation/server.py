@@ -22,17 +22,18 @@ from fedmtl.federation.messages import (
     Evaluation,
     Failure,
     Job,
+    Progress,
     Round,
     State,
     Update,
 )
-from fedmtl.federation.progress import follow
 from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Weights
+from fedmtl.sharing.keys import Weights, owner_task
+from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
 from fedmtl.training.settings import LocalSettings
 
@@ -67,7 +68,7 @@ def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate)
 
 
 @contextmanager
-def _blamed(name: str, round_number: int) -> Iterator[None]:
+def _blamed(name: str, round_number: int, failures: tuple[Failure, ...] = ()) -> Iterator[None]:
     """Whatever goes wrong in a capability's own code ends the run with a line that names it."""
     try:
         yield
@@ -75,15 +76,20 @@ def _blamed(name: str, round_number: int) -> Iterator[None]:
         raise
     except Exception as error:
         raise RoundFailed(
-            f"round {round_number}: {name} failed with {type(error).__name__}: {error}", round_number
+            f"round {round_number}: {name} failed with {type(error).__name__}: {error}", round_number, failures
         ) from error
 
 
-def _through(strategy: Strategy, state: State, hook: Callable[[ServerMethod, State], Step]) -> Step:
+def _through(
+    strategy: Strategy,
+    state: State,
+    hook: Callable[[ServerMethod, State], Step],
+    failures: tuple[Failure, ...] = (),
+) -> Step:
     """The state after one hook of all methods, phase by phase, and all that they have to say."""
     events: list[Event] = []
     for method in sorted(strategy.methods, key=lambda method: PHASES.index(method.phase)):
-        with _blamed(method.name, state.round):
+        with _blamed(method.name, state.round, failures):
             step = hook(method, state)
         state = step.state
         events += step.events
@@ -123,7 +129,7 @@ def _round(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch)
     averaged = replace(
         moved, round=number, accepted={**state.accepted, **{update.client: number for update in accepted}}
     )
-    after = _through(strategy, averaged, lambda method, at: method.after_aggregation(state, at))
+    after = _through(strategy, averaged, lambda method, at: method.after_aggregation(state, at), failures)
     said = [event for one in given.values() for event in one.events]
     return Round(
         number,
@@ -191,11 +197,11 @@ def _moved(
     state: State, strategy: Strategy, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    with _blamed(strategy.federation.aggregation, number):
+    with _blamed(strategy.federation.aggregation, number, failures):
         delta = aggregator.result()
         after = with_extra(state, strategy.federation.aggregation, aggregator.remember())
     for method in strategy.methods:
-        with _blamed(method.name, number):
+        with _blamed(method.name, number, failures):
             stepped = method.step(state, delta)
         if stepped is not None:
             weights, extra = stepped
@@ -368,11 +374,39 @@ def _why_not(
 def _evaluated(done: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
     started = time.perf_counter()
     evaluation = evaluate(done.state)
-    state = follow(done.state, strategy.tasks, evaluation)
-    after = _through(strategy, state, lambda method, at: method.after_evaluation(at, evaluation))
+    state = _follow(done.state, strategy.tasks, evaluation)
+    after = _through(strategy, state, lambda method, at: method.after_evaluation(at, evaluation), done.failures)
     seconds = time.perf_counter() - started
     evaluated = replace(done, state=after.state, evaluation=evaluation, evaluate_seconds=seconds)
     return _reported(replace(evaluated, events=(*done.events, *after.events)), strategy)
+
+
+def _follow(state: State, tasks: Mapping[str, Task], evaluation: Evaluation) -> State:
+    """The state with every task's progress after an evaluation."""
+    progress = {
+        name: _advance(state, task, state.progress.get(name, Progress()), evaluation) for name, task in tasks.items()
+    }
+    return replace(state, progress=progress, best_overall=_best_overall(state, evaluation))
+
+
+def _advance(state: State, task: Task, progress: Progress, evaluation: Evaluation) -> Progress:
+    score = evaluation.scores[task.name].metrics.get(task.metric) if task.name in evaluation.scores else None
+    progress = replace(progress, scores=(*progress.scores, (state.round, score)))
+    if progress.stopped_round is not None or score is None:
+        return progress
+    if progress.best_score is not None and score <= progress.best_score:
+        return progress
+    head = {}
+    if task.patience is not None:
+        head = {key: value for key, value in state.weights.items() if owner_task(key.name) == task.name}
+    return replace(progress, best_round=state.round, best_score=score, best_head=head)
+
+
+def _best_overall(state: State, evaluation: Evaluation) -> tuple[int, float] | None:
+    best = state.best_overall
+    if evaluation.overall is None or (best is not None and evaluation.overall <= best[1]):
+        return best
+    return state.round, evaluation.overall
 
 
 def _reported(done: Round, strategy: Strategy) -> Round:

@@ -313,22 +313,17 @@ def _moved(state: State, layer: str, names: Sequence[str], level: str, tasks: Se
     for pattern in names if is_partly_fixed else (f"{layer}.*",):
         plan = plan.with_rule(pattern, level)
 
-    def carry(values: Weights, *, partial: bool) -> Weights:
-        own = {key: value for key, value in values.items() if key.name in names}
+    def carry(values: Mapping[Key, Tensor], *, partial: bool = True) -> Weights:
+        moving = {key: value for key, value in values.items() if key.name in names}
         rest = {key: value for key, value in values.items() if key.name not in names}
-        return {**rest, **move(own, state.plan, plan, tasks, partial=partial)}
+        return {**rest, **move(moving, state.plan, plan, tasks, partial=partial)}
 
     return replace(
         state,
         plan=plan,
         weights=carry(state.weights, partial=False),
         # A value that nobody returned yet has no state to carry.
-        extra={
-            name: Extra(
-                extra.values, {slot: carry(dict(values), partial=True) for slot, values in extra.tensors.items()}
-            )
-            for name, extra in state.extra.items()
-        },
+        extra={name: extra.changed(carry) for name, extra in state.extra.items()},
     )
 
 

@@ -1,7 +1,7 @@
 """Early stopping per task: its head is fixed at its best round, and its clients go on training the encoder through it.
 
 Adapters are fixed with the head they were trained with. Which round was a task's best is followed by the core
-(`federation/progress.py`).
+(`federation/server.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from fedmtl.capabilities import Capability
 from fedmtl.federation.messages import Evaluation, Progress, State
 from fedmtl.federation.server_method import ServerMethod, Step
 from fedmtl.runs.events import EarlyStopEvent
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import ADAPTERS, HEADS, owner_task
+from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 from fedmtl.sharing.plan import move
 from fedmtl.tasks.task import Task
 
@@ -59,22 +60,16 @@ def _fix_head(state: State, task: str, tasks: Sequence[str]) -> State:
         plan = plan.with_rule(f"{ADAPTERS}{task}.*", "fixed")
     progress = state.progress[task]
     weights = move({**state.weights, **progress.best_head}, state.plan, plan, tasks)
-    extra = {
-        name: Extra(
-            one.values,
-            {
-                slot: {key: value for key, value in values.items() if owner_task(key.name) != task}
-                for slot, values in one.tensors.items()
-            },
-        )
-        for name, one in state.extra.items()
-    }
+
+    def others(values: Mapping[Key, Tensor]) -> Weights:
+        return {key: value for key, value in values.items() if owner_task(key.name) != task}
+
     stopped = replace(progress, stopped_round=state.round, best_head={})
     return replace(
         state,
         plan=plan,
         weights=weights,
-        extra=extra,
+        extra={name: extra.changed(others) for name, extra in state.extra.items()},
         progress={**state.progress, task: stopped},
     )
 

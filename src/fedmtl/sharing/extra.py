@@ -6,7 +6,7 @@ by slot and key, which are cut, moved and merged as weights under the same keys 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,5 +31,31 @@ class Extra:
         """The tensors of a slot; none where there is no such slot."""
         return self.tensors.get(name, {})
 
+    def changed(self, change: Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]) -> Extra:
+        """The same values, and what `change` makes of the tensors of every slot."""
+        return Extra(self.values, {slot: change(values) for slot, values in self.tensors.items()})
+
 
 NO_EXTRA = Extra()
+# In tensor files an extra's slots are called `extra.<name>/<slot>`.
+PREFIX, SEPARATOR = "extra.", "/"
+
+
+def to_slots(extras: Mapping[str, Extra]) -> dict[str, Mapping[Key, Tensor]]:
+    """The tensors of all capabilities as slots of one tensor file."""
+    return {
+        f"{PREFIX}{name}{SEPARATOR}{slot}": values
+        for name, extra in extras.items()
+        for slot, values in extra.tensors.items()
+    }
+
+
+def from_slots(slots: Slots, values: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Extra]:
+    """The extras whose tensors `to_slots` named, with the plain values of each capability where there are any."""
+    given = values or {}
+    tensors: dict[str, dict[str, Mapping[Key, Tensor]]] = {name: {} for name in given}
+    for slot, found in slots.items():
+        if slot.startswith(PREFIX):
+            name, _, inner = slot.removeprefix(PREFIX).partition(SEPARATOR)
+            tensors.setdefault(name, {})[inner] = found
+    return {name: Extra(given.get(name, {}), found) for name, found in tensors.items()}

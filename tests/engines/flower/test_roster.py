@@ -93,7 +93,7 @@ def test_a_broken_list_leaves_the_last_good_one_in_force_and_is_said_once(tmp_pa
     hall.wait(lambda: True)
     ((client, reason),) = hall.remarks()
     assert client == ""
-    assert "enrolled.json: cannot be read" in reason
+    assert "enrolled.json: bad JSON" in reason
     assert "who was enrolled before still is" in reason
     (tmp_path / BOOK).write_text(good)
     hall.wait(lambda: len(hall.remarks()) == 2)

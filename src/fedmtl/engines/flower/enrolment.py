@@ -21,10 +21,11 @@ from fedmtl.engines.flower.certificates import (
     fingerprint,
 )
 from fedmtl.errors import FedmtlError
+from fedmtl.foreign import excerpt, read_json
 from fedmtl.runs.files import write_atomic
 
 BOOK = "enrolled.json"
-MAX_BOOK = 16 << 20
+REMEDY = "mend it, or remove it and enrol the sites again"
 MOST_EXAMPLES = 1 << 53
 # What a config takes for the name of a task.
 TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -156,22 +157,17 @@ class KeyBook:
 def read_book(folder: Path) -> dict[str, Entry]:
     """The book as it is now; anything that is no book is one line."""
     path = folder / BOOK
+    if _stamp(path) is None:
+        return {}
+    content = read_json(path, REMEDY)
     try:
-        if not path.exists():
-            return {}
-        if path.stat().st_size > MAX_BOOK:
-            raise ValueError(f"more than {MAX_BOOK} bytes")
-        content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("not an object")
+            raise FedmtlError("not an object")
         book = {check_name(name): _entry(name, value) for name, value in content.items()}
         if len({entry.key for entry in book.values()}) < len(book):
-            raise ValueError("one key under two names")
-    except (OSError, ValueError, RecursionError, FedmtlError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise FedmtlError(
-            f"{path}: cannot be read ({reason}); mend it, or remove it and enrol the sites again"
-        ) from error
+            raise FedmtlError("one key under two names")
+    except (ValueError, FedmtlError) as error:
+        raise FedmtlError(f"{path}: cannot be read ({excerpt(error)}); {REMEDY}") from error
     return book
 
 
@@ -248,8 +244,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes with the file; None where there is none, zeros where it may not be looked at."""
     try:
         about = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return 0, 0, 0
     return about.st_mtime_ns, about.st_size, about.st_ino
