@@ -151,9 +151,8 @@ def round_event(turn: Round, seconds: float) -> Event:
 def _data_events(prepared: Prepared, census: Census) -> list[Event]:
     events = []
     for name, part in prepared.data.items():
-        told: Event = {"labels": census.labels(name)}
-        if part.task.is_regression:
-            told = {"quantiles": census.quantiles[name]} if name in census.quantiles else {}
+        told: Event = {"labels": census.labels(name)} if part.task.kind_of.has_labels else {}
+        told |= {"quantiles": census.quantiles[name]} if name in census.quantiles else {}
         events.append(
             {
                 "event": "data",

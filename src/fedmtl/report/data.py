@@ -24,7 +24,7 @@ _FULL = Frame(x=(0, 1), y=(0, 1), width=96, height=10, left=0, right=0, top=0, b
 def label_colours(run: Run, task: str) -> dict[str, str]:
     """Label -> CSS class: a hue for a category, a shade for a range of scores, `other` for rare ones."""
     counts = _counts(run, task)
-    if run.task(task).get("kind") == "regression":
+    if not run.task(task).get("labels"):
         last = max(1, len(counts) - 1)
         return {label: f"shade{round(i * 7 / last)}" for i, label in enumerate(counts)}
     if len(counts) <= MOST_COLOURS:
@@ -39,7 +39,7 @@ def _counts(run: Run, task: str) -> dict[str, float]:
     held = [client.get("tasks", {}).get(task) or {} for client in run.clients.values()]
     for label, many in (pair for share in held for pair in (share.get("labels") or {}).items()):
         totals[label] = totals.get(label, 0.0) + (number(many) or 0.0)
-    if run.task(task).get("kind") == "regression":
+    if not run.task(task).get("labels"):
         return dict(sorted(totals.items(), key=lambda item: _lower_end(item[0])))
     return totals
 

@@ -13,6 +13,7 @@ from statistics import linear_regression, mean
 from typing import Any, Literal
 
 from fedmtl.report.formats import number
+from fedmtl.runs.folder import task_metrics
 
 Event = dict[str, Any]
 # A smaller change over the whole window is not worth a word, however steady it is.
@@ -129,7 +130,7 @@ def average(run: Run, name: Literal["overall", "classification"]) -> dict[int, f
 def _mean_at(run: Run, name: str, at: int) -> float | None:
     counted = [task for task in run.tasks if not run.task(task).get("auxiliary")]
     if name == "classification":
-        counted = [task for task in counted if run.task(task).get("kind") == "classification"]
+        counted = [task for task in counted if "accuracy" in task_metrics(run.task(task))]
         metrics = dict.fromkeys(counted, "accuracy")
     else:
         metrics = {task: main_metric(run, task) for task in counted}

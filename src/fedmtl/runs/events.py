@@ -33,10 +33,10 @@ def _rise(edges: list[float]) -> list[float]:
     return edges
 
 
-def _known_kind(kind: str) -> str:
-    if kind not in ("classification", "regression"):
-        raise ValueError("a task's kind is classification or regression")
-    return kind
+def _known_kind(task: AboutTask) -> AboutTask:
+    if task["kind"] not in ("classification", "regression") and not task.get("metrics"):
+        raise ValueError("a task's kind is classification or regression, or its metrics are named")
+    return task
 
 
 _open = with_config(ConfigDict(extra="allow", strict=True))
@@ -44,8 +44,9 @@ _open = with_config(ConfigDict(extra="allow", strict=True))
 
 @_open
 class AboutTask(TypedDict):
-    kind: Annotated[Text, AfterValidator(_known_kind)]
+    kind: Text
     metric: NotRequired[Text]
+    metrics: NotRequired[list[Text]]
     labels: NotRequired[list[Text] | None]
     score_range: NotRequired[Annotated[list[Number], Field(min_length=2, max_length=2), AfterValidator(_rise)] | None]
 
@@ -59,7 +60,7 @@ class Start(TypedDict, total=False):
     encoder: Text
     device: Text
     precision: Text
-    tasks: dict[str, AboutTask]
+    tasks: dict[str, Annotated[AboutTask, AfterValidator(_known_kind)]]
     num_rounds: Round
     step_passes: dict[str, Count] | None
     workers: Count

@@ -28,6 +28,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+# Of the kinds of tasks in the package; others name theirs in the `start` event.
 METRICS = {
     "classification": ("accuracy", "f1", "matthews"),
     "regression": ("pearson", "spearman", "mse", "rmse", "mae", "r2"),
@@ -321,8 +322,13 @@ def result_columns(events: Iterable[Mapping[str, Any]]) -> list[str]:
         raise FedmtlError("events.jsonl: has no `start`, which says what was run; put back a copy of the file")
     columns = list(_ROUND_COLUMNS)
     for name, task in start.get("tasks", {}).items():
-        columns += [f"{name}.{metric}" for metric in METRICS[task["kind"]]] + [f"{name}.train_loss"]
+        columns += [f"{name}.{metric}" for metric in task_metrics(task)] + [f"{name}.train_loss"]
     return columns
+
+
+def task_metrics(about: Mapping[str, Any]) -> Sequence[str]:
+    """The metrics of a task by what `start` says of it; one of a kind that is not in the package names them."""
+    return METRICS.get(about.get("kind", ""), about.get("metrics") or ())
 
 
 def results_row(events: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:

@@ -145,7 +145,7 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     name, given = task.name, config.tasks[task.name]
     brought = {client: _read(source, task) for client, source in own_sources(config, name).items()}
     shared = None if brings_all(config, name) else _read_shared(config, task)
-    if not task.is_regression and not task.labels:
+    if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]
         task = resolve_task(config, name, labels_in(trains, task))
     own = {client: _split(config, task, tables, client) for client, tables in brought.items()}
