@@ -1,12 +1,14 @@
-"""Write docs/cli.md and docs/config.md from the commands and the config schema.
+"""Write docs/cli.md, docs/config.md and docs/api.md from the commands, the config schema and the public names.
 
     python scripts/make_reference.py
 
-What they say comes from the code's own descriptions; tests/test_docs.py fails when a page is stale.
+What they say comes from the code's own descriptions; tests/test_docs.py fails when a page is stale. The public names
+are read from the source and not imported, since most of their modules load torch.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import textwrap
@@ -21,13 +23,29 @@ import typer
 from pydantic import BaseModel
 from typer.models import ArgumentInfo, OptionInfo
 
+import fedmtl
 from fedmtl.cli.app import app, options
 from fedmtl.config import Config
 from fedmtl.config.file import config_schema
+from fedmtl_studies.cli import commands as study_commands
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 COLUMN = 22
+# Short names of types that signatures use, and the modules that have them.
+ALIASES = {
+    "ConfigSource": "fedmtl.config.file",
+    "Observer": "fedmtl.experiment.run",
+    "OpenEngine": "fedmtl.experiment.run",
+    "Row": "fedmtl.api",
+    "ClientId": "fedmtl.federation.messages",
+    "Weights": "fedmtl.sharing.keys",
+    "Rows": "fedmtl.sharing.vocabulary",
+    "Parameters": "fedmtl.federation.guide",
+    "Labels": "fedmtl.tasks.kinds.protocol",
+    "Value": "fedmtl.tasks.kinds.protocol",
+}
+LIST: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
 NOTE = "<!-- Written by scripts/make_reference.py; change the code's descriptions, not this page. -->"
 BOUNDS = {
     "exclusiveMinimum": ">", "gt": ">", "minimum": ">=", "ge": ">=",
@@ -38,7 +56,11 @@ KINDS = {"string": "text", "integer": "whole number", "number": "number", "boole
 
 def pages() -> dict[Path, str]:
     """Every generated page with its text."""
-    return {ROOT / "docs/cli.md": cli_page(), ROOT / "docs/config.md": config_page()}
+    return {
+        ROOT / "docs/cli.md": cli_page(),
+        ROOT / "docs/config.md": config_page(),
+        ROOT / "docs/api.md": api_page(),
+    }
 
 
 def cli_page() -> str:
@@ -60,10 +82,15 @@ def cli_page() -> str:
 
 def commands() -> dict[str, Callable[..., Any]]:
     """Every command with its function, those of a group as `study wire`."""
-    groups = [("", app), *((f"{inner.info.name} ", inner) for inner in _groups())]
+    found = _functions("", app) | {f"study {name}": function for name, function in study_commands().items()}
+    for group in _groups():
+        found |= _functions(f"{group.info.name} ", group)
+    return found
+
+
+def _functions(prefix: str, group: typer.Typer) -> dict[str, Callable[..., Any]]:
     return {
         prefix + command.callback.__name__: command.callback
-        for prefix, group in groups
         for command in group.registered_commands
         if command.callback is not None
     }
@@ -221,6 +248,155 @@ def _shown(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
+
+
+def api_page() -> str:
+    """Every public name with its signature, what it says of itself, its fields and its methods."""
+    intro = [
+        "# The Python API",
+        NOTE,
+        _wrapped(
+            "Every name here is imported from `fedmtl`: `from fedmtl import Run`. `import fedmtl` itself loads no"
+            " numeric library; a name does when it is first used and needs one. What is not on this page may change"
+            " from one version to the next. Errors a user may meet are FedmtlErrors with a message of one line."
+        ),
+    ]
+    parts = [
+        f"## {title}\n\n" + "\n\n".join(_public(name, module) for name, module in names.items())
+        for title, names in fedmtl._SECTIONS.items()
+    ]
+    kinds = _text_block("\n".join(f"{name} = {_alias(name, module)}" for name, module in ALIASES.items()))
+    return "\n\n".join([*intro, *parts, f"## Types in signatures\n\n{kinds}"]) + "\n"
+
+
+def _public(name: str, module: str) -> str:
+    node = _definition(name, module)
+    if not isinstance(node, ast.ClassDef):
+        return f"### {name}\n\n{_python_block(_signature(node, name))}\n\n{_prose(node, name)}"
+    bases = [base for base in map(ast.unparse, node.bases) if base not in ("NamedTuple", "Protocol", "Section")]
+    is_error = bool({"FedmtlError", "Exception"} & set(bases))
+    start = None if is_error else _method(node, "__init__")
+    head = f"class {name}({', '.join(bases)})" if bases else f"class {name}"
+    lines = [
+        head if start is None else _signature(start, name, skip=1),
+        *(() if is_error or name == "Config" else _fields(node)),
+    ]
+    text = [f"### {name}", _python_block("\n".join(lines)), _prose(node, name)]
+    if start is not None:
+        text.append(_prose(start, f"{name}.__init__"))
+    if name == "Config":
+        text.append("Its sections and keys: [config.md](config.md).")
+    members = "\n".join(_members(node))
+    return "\n\n".join([*text, members] if members else text)
+
+
+def _alias(name: str, module: str) -> str:
+    """What a type's short name stands for."""
+    for node in _source(module).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.unparse(node.value)
+    raise AssertionError(f"{module} has no {name}")
+
+
+def _source(module: str) -> ast.Module:
+    path = ROOT / "src" / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _definition(name: str, module: str) -> ast.FunctionDef | ast.ClassDef:
+    """Where a module defines a name; one that it only imports is looked up where that comes from."""
+    for node in _source(module).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            return _definition(name, str(node.module))
+    raise AssertionError(f"{module} has no {name}")
+
+
+def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    return next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """A record's fields as they are declared; a default that is made anew each time is told by its maker's name."""
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
+            default = "" if each.value is None else f" = {_default(each.value)}"
+            yield f"    {each.target.id}: {ast.unparse(each.annotation)}{default}"
+
+
+def _default(value: ast.expr) -> str:
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+        factory = next(word.value for word in value.keywords if word.arg == "default_factory")
+        return f"{ast.unparse(factory)}()"
+    return ast.unparse(value)
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    """The public methods and properties of a class, each as a point of a list with what it says of itself."""
+    for each in node.body:
+        if not isinstance(each, ast.FunctionDef) or each.name.startswith("_"):
+            continue
+        marks = {ast.unparse(mark) for mark in each.decorator_list}
+        # Of a method with several signatures the last has the words.
+        if "overload" in marks:
+            continue
+        if marks & {"property", "cached_property"}:
+            head = f"{each.name}: {ast.unparse(each.returns)}" if each.returns else each.name
+        else:
+            head = _call(each, each.name, skip=0 if "staticmethod" in marks else 1)
+        words = ast.get_docstring(each)
+        first, *more = [" ".join(part.split()) for part in (words or "").split("\n\n")]
+        point = textwrap.fill(f"* `{head}`: {first}" if first else f"* `{head}`", 118, **LIST)
+        yield "\n\n".join([point, *(textwrap.fill(part, 118, initial_indent="  ", **LIST) for part in more)])
+
+
+def _signature(node: ast.FunctionDef, name: str, skip: int = 0) -> str:
+    """A call as a reader writes it; one parameter a line where it is long."""
+    line = _call(node, name, skip)
+    if len(line) <= WIDTH:
+        return line
+    lines = "".join(f"    {part},\n" for part in _parts(node, skip))
+    return f"{name}(\n{lines}){_returns(node)}"
+
+
+def _call(node: ast.FunctionDef, name: str, skip: int) -> str:
+    return f"{name}({', '.join(_parts(node, skip))}){_returns(node)}"
+
+
+def _parts(node: ast.FunctionDef, skip: int) -> list[str]:
+    """The parameters but for the first `skip`, which are `self`."""
+    words = node.args
+    given = [*words.posonlyargs, *words.args]
+    defaults = [None] * (len(given) - len(words.defaults)) + list(words.defaults)
+    parts = [_parameter(each, default) for each, default in zip(given, defaults, strict=True)][skip:]
+    if words.kwonlyargs:
+        parts.append("*")
+        parts += [_parameter(each, value) for each, value in zip(words.kwonlyargs, words.kw_defaults, strict=True)]
+    return parts
+
+
+def _returns(node: ast.FunctionDef) -> str:
+    return "" if node.returns is None or node.name == "__init__" else f" -> {ast.unparse(node.returns)}"
+
+
+def _parameter(node: ast.arg, default: ast.expr | None) -> str:
+    kind = "" if node.annotation is None else f": {ast.unparse(node.annotation)}"
+    if default is None:
+        return f"{node.arg}{kind}"
+    # A function that does nothing says no more than that there is a default.
+    return f"{node.arg}{kind} = {'...' if isinstance(default, ast.Lambda) else ast.unparse(default)}"
+
+
+def _prose(node: ast.FunctionDef | ast.ClassDef, name: str) -> str:
+    words = ast.get_docstring(node)
+    assert words, f"{name} has no docstring"
+    return "\n\n".join(_wrapped(" ".join(part.split())) for part in words.split("\n\n"))
+
+
+def _python_block(text: str) -> str:
+    return f"```python\n{text}\n```"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import fnmatch
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -259,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="same-bits-"))
     sides: list[Side] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         trees = [folder / "trees" / name for name in SIDES]
         copy_working_tree(given.tree.resolve(), trees[0])
@@ -275,6 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = summarize(cases, report, sides, time.monotonic() - started)
         if given.json is not None:
             given.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    except KeyboardInterrupt:
+        status = 130
+        print("interrupted", file=sys.stderr)
     finally:
         for side in sides:
             side.process.terminate()

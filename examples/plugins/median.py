@@ -8,17 +8,19 @@ Every value moves by the median over the clients that returned it. Token rows th
 
 from collections.abc import Mapping
 
-from fedmtl import Aggregator, Capability, Extra, Update, WaitingUpdates, Weights, register
+from torch import Tensor
+
+from fedmtl import Aggregator, Capability, Extra, Key, Update, WaitingUpdates, register
 
 
 class Median(Aggregator):
-    def __init__(self, before: Weights, extra: Extra) -> None:
+    def __init__(self, before: dict[Key, Tensor], extra: Extra) -> None:
         self._waiting = WaitingUpdates(before)
 
     def add(self, update: Update, weights: Mapping[str, float]) -> None:
         self._waiting.add(update, weights)
 
-    def result(self) -> Weights:
+    def result(self) -> dict[Key, Tensor]:
         return {key: self._waiting.deltas(key)[0].median(dim=0).values for key in self._waiting.keys()}  # noqa: SIM118
 
     def remember(self) -> Extra:

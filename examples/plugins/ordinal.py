@@ -3,8 +3,8 @@
     import ordinal                                 # registers it
     fedmtl.run({"tasks": {"stars": {"kind": "ordinal", "labels": ["bad", "fair", "good"], ...}}})
 
-K labels have K - 1 logits, of lying above each label but the last, and the loss adds up their binary cross-entropies. As in
-CORAL the logits never cross, so that no probability is negative: each is the one before it less a positive step.
+K labels have K - 1 logits, of lying above each label but the last, and the loss adds up their binary cross-entropies.
+As in CORAL the logits never cross, so that no probability is negative: each is the one before less a positive step.
 """
 
 from typing import Any
@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmtl.capabilities import Capability, register
-from fedmtl.tasks.kinds.classification import ClassificationSums, LabelledKind
-from fedmtl.tasks.task import Task
+from fedmtl import Capability, LabelledKind, Task, register
 
 
 def above(outputs: Tensor) -> Tensor:
@@ -44,7 +42,7 @@ class Ordinal(LabelledKind):
         shares = above(torch.from_numpy(outputs).double()).sigmoid().numpy()
         return -np.diff(np.pad(shares, ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0))), axis=1)
 
-    def score(self, task: Task, sums: ClassificationSums) -> tuple[dict[str, Any], str | None]:
+    def score(self, task: Task, sums: Any) -> tuple[dict[str, Any], str | None]:
         """By how many labels answers are off, on average, beside the metrics of a classification."""
         values, marked = super().score(task, sums)
         ranks, total = np.arange(len(task.labels)), int(sums.confusion.sum())

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmtl.config import Config
-from fedmtl.config.file import config_schema, dump_config, load_config
+from fedmtl.config.file import config_schema, demo_config, dump_config, load_config
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
 
@@ -66,6 +67,83 @@ def test_overrides_replace_add_and_make_sections(load):
 
 def test_overrides_alone_make_a_config():
     assert load_config(None, ["tasks.sst2={}", "seed=7"]).seed == 7
+
+
+def test_a_path_is_taken_as_text_too(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    path.write_text(GUIDE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config(str(path)) == load_config(path) == load_config("~/config.yaml")
+
+
+def test_a_mapping_is_checked_like_a_file(load):
+    mapping = {
+        "model": {"server_model": "prajjwal1/bert-tiny", "client_model": "prajjwal1/bert-tiny"},
+        "training": {"num_rounds": 10, "local_epochs": 3, "learning_rate": 2e-5},
+        "tasks": {name: {"train_samples": 1000, "val_samples": 200} for name in ("sst2", "qqp", "stsb")},
+    }
+    assert load_config(mapping) == load(GUIDE)
+    assert load_config(mapping, ["seed=7"]).seed == 7
+    assert "seed" not in mapping
+
+
+def test_a_mapping_may_hold_what_python_code_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = {"train": Path("data/train.tsv"), "validation": "~/dev.tsv"}
+    monkeypatch.setenv("HOME", "/home/somebody")
+    task = {"kind": "regression", "source": source, "text": ("a", "b"), "label": "y", "score_range": (0, 5)}
+    loaded = load_config(MappingProxyType({"tasks": MappingProxyType({"own": task}), "output": Path("there")}))
+    own = loaded.tasks["own"]
+    assert own.source is not None
+    assert (own.source.train, own.source.validation) == (str(tmp_path / "data/train.tsv"), "/home/somebody/dev.tsv")
+    assert (own.text, own.score_range, loaded.output) == (["a", "b"], (0, 5), "there")
+
+
+def test_a_config_is_a_source_too(load):
+    config = load(GUIDE)
+    assert load_config(config) == config
+    assert load_config(config, ["training.num_rounds=3"]).training.num_rounds == 3
+    assert config.training.num_rounds == 10
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"tasks": {"sst2": {}}, "traning": {}}, "traning: unknown key; did you mean `training`?"),
+        (
+            {"tasks": {"sst2": {}}, "training": {"num_rounds": "many"}},
+            "training.num_rounds: found 'many', it must be a whole number",
+        ),
+        ({"training": {}}, "tasks: missing; name at least one task, such as `tasks: {sst2: {}}`"),
+        ({"tasks": {"sst2": None, "a b": None}}, "tasks: found the name 'a b'; use letters"),
+        (7, "config: found 7; give the path of a YAML file, or a mapping of its sections"),
+        (["tasks"], "config: found ['tasks']; give the path of a YAML file"),
+        ("no.yaml", "no.yaml: no such file; give the path of a config in YAML"),
+        ("a\0b", "'a\\x00b': cannot be read (embedded null byte); give the path of a YAML file"),
+        ("~nobody-here/a.yaml", "'~nobody-here/a.yaml': cannot be read (Could not determine home directory"),
+        ("x" * 5000, "cannot be read (File name too long)"),
+    ],
+)
+def test_a_wrong_source_is_one_line_that_names_the_key(source, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_that_holds_itself_is_one_line():
+    endless: dict[str, object] = {}
+    endless["tasks"] = endless
+    with pytest.raises(
+        ConfigError, match=r"^tasks\.tasks\.tasks\.tasks\.\.\.: is nested deeper than 64; write it flatter$"
+    ):
+        load_config(endless)
+
+
+def test_the_demonstration_is_a_config_with_overrides():
+    demo = demo_config(["training.num_rounds=2"])
+    assert list(demo.tasks) == ["sentiment", "paraphrase", "similarity"]
+    assert (demo.training.num_rounds, demo_config().training.num_rounds) == (2, 8)
 
 
 def test_a_later_override_wins_and_an_equals_sign_may_be_in_the_value(load):

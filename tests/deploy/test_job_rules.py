@@ -12,6 +12,7 @@ from experiment.welcomed import GRADES, NOTES, Meeting, write_notes
 from fedmtl.engines.flower.site_service import Refused
 from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.vocabulary import used_rows
@@ -48,6 +49,10 @@ def first(job) -> Key:
     return next(key for key in job.weights if key.name != TABLE)
 
 
+def with_masks(job, mask, key: Key | None = None):
+    return replace(job, extra={"pruning": Extra(tensors={"mask": {key or first(job): mask}})})
+
+
 CHANGES = {
     "another client": ("job_client", lambda job: replace(job, client="b")),
     "no task": ("job_tasks", lambda job: replace(job, tasks=())),
@@ -62,13 +67,18 @@ CHANGES = {
     "a batch size of the task": ("job_settings", lambda job: with_settings(job, batch_sizes={"notes": 1})),
     "more epochs": ("job_settings", lambda job: with_settings(job, epochs=500)),
     "another rate": ("job_settings", lambda job: with_settings(job, learning_rates={"notes": 1e6})),
-    "measured layers": ("job_settings", lambda job: with_settings(job, measured_layers=["encoder.layer.0"])),
+    "measured layers": ("job_settings", lambda job: with_settings(
+        job, methods={"adaptive_sharing": {"layers": ["encoder.layer.0"]}})),
+    "a method more": ("job_settings", lambda job: with_settings(job, methods={"fedprox": {"mu": 1e6}})),
+    "no methods": ("job_settings", lambda job: with_settings(job, methods=[])),
     "a setting more": ("job_settings", lambda job: with_settings(job, dump=True)),
     "other loss weights": ("job_settings", lambda job: with_settings(job, loss_weights={"notes": 2.0})),
-    "label counts": ("job_settings", lambda job: with_settings(job, label_counts={"notes": [1, 2]})),
+    "label counts": ("job_settings", lambda job: replace(
+        job, extra={"logit_adjustment": Extra({"label_counts": {"notes": [1, 2]}})})),
+    "something of nobody": ("job_settings", lambda job: replace(job, extra={"nobody": Extra({"a": 1})})),
     "another codec": ("job_settings", lambda job: replace(job, codecs=replace(job.codecs, up="topk", topk_share=0.1))),
-    "pruning": ("job_settings", lambda job: replace(job, pruned={first(job): torch.ones_like(job.weights[first(job)],
-                                                                                           dtype=torch.bool)})),
+    "pruning": ("job_settings", lambda job: with_masks(job, torch.ones_like(job.weights[first(job)],
+                                                                           dtype=torch.bool))),
     "a head of all": ("job_plan", lambda job: with_rule(job, "heads.*", "all")),
     "a client's own": ("job_plan", lambda job: with_rule(job, "*", "client")),
     "no level": ("message_unreadable", lambda job: with_rule(job, "*", "everybody")),
@@ -107,6 +117,48 @@ def test_a_job_that_is_not_an_honest_servers_is_refused(meeting, name):
 def test_an_honest_job_is_done_after_all_of_these(meeting):
     assert meeting.code(meeting.job()) == "done"
     assert meeting.code(meeting.job("evaluate", 0)) == "done"
+
+
+def test_masks_are_taken_where_the_config_prunes_and_nothing_else_in_their_place(meet):
+    met = meet("training.pruning={amount: 0.5, rounds: 2}")
+    job = met.job()
+    assert job.settings["methods"] == {"pruning": {}}
+    weight = job.weights[first(job)]
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    assert met.code(with_masks(job, weight)) == "job_settings"
+    assert met.code(replace(job, extra={"pruning": Extra({"more": 1})})) == "job_settings"
+    other = Extra(tensors={"other": {first(job): mask}})
+    assert met.code(replace(job, extra={"pruning": other})) == "job_settings"
+    # A mask without its weight is not read; another tensor without it, or of another shape, is refused.
+    assert met.code(with_masks(job, mask, Key("all", "x"))) == "message_unreadable"
+    assert met.code(with_masks(job, weight, Key("all", "x"))) == "job_weights"
+    assert met.code(with_masks(job, weight[:1])) == "job_weights"
+    mask.view(-1)[0] = True
+    answer = met.do(with_masks(job, mask))
+    # What was sent less itself: the weight is zero at the site, before and after training.
+    assert float((weight + answer.delta[first(job)]).view(-1)[0]) == 0.0
+
+
+def test_counts_of_labels_are_taken_where_the_config_adjusts_and_nothing_else_in_their_place(meet):
+    met = meet("training.logit_adjustment=1")
+    job = met.job()
+    assert job.settings["methods"] == {"logit_adjustment": {"strength": 1.0}}
+
+    def counted(counts):
+        return replace(job, extra={"logit_adjustment": Extra({"label_counts": counts})})
+
+    for bad in ([3, 4], {"other": [3, 4]}, {"notes": [1] * 99}, {"notes": [-1]}, {"notes": [0.5]}, {"notes": ["1"]}):
+        assert met.code(counted(bad)) == "job_settings"
+    assert met.code(counted({"notes": [3, 4]})) == "done"
+    assert met.code(with_settings(job, methods={"logit_adjustment": {"strength": 9.0}})) == "job_settings"
+
+
+def test_a_job_for_scoring_brings_nothing_of_methods(meet):
+    met = meet("training.logit_adjustment=1")
+    job = met.job("evaluate", 0)
+    counts = {"logit_adjustment": Extra({"label_counts": {"notes": [3, 4]}})}
+    assert met.code(replace(job, extra=counts)) == "job_settings"
+    assert met.code(job) == "done"
 
 
 def test_rows_of_more_tasks_than_a_job_has_are_taken(meeting):

@@ -68,10 +68,6 @@ def make_config(tmp_path):
     return make
 
 
-def test_the_file_is_short_enough_to_read():
-    assert len((PLUGINS / "ordinal.py").read_text().splitlines()) <= 60
-
-
 def test_the_loss_adds_up_the_thresholds():
     # softplus(ln(e - 1)) = 1, so the logits above are 0, -1 and -2; the third label lies above two of three.
     one = math.log(math.e - 1)

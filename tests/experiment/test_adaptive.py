@@ -158,5 +158,5 @@ def test_nothing_moves_and_nothing_is_told_by_default(make_config):
     assert not {event["event"] for event in read_events(run)} & {"sharing", "task_weights"}
     state = load_checkpoint(run.checkpoints)
     assert state is not None
-    assert state.sharing == {}
+    assert state.extra == {}
     assert weights_sha256(state.weights) == digest(run)

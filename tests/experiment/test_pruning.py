@@ -9,6 +9,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.methods.pruning import pruned_weights
 from fedmtl.model.saved import load_model
 from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.sharing.keys import Key, weights_sha256
@@ -30,14 +31,14 @@ def check_sparse(run: RunFolder, last: int = 3) -> None:
     names = set(linear_weights(model.model))
     total = sum(value.numel() for key, value in states[last].weights.items() if key.name in names)
     for number, state in states.items():
-        masks = state.pruned
+        masks = pruned_weights(state)
         assert sum(int(mask.sum()) for mask in masks.values()) == round(total * (0.25 if number == 0 else 0.5))
         assert all(not state.weights[key][mask].any() for key, mask in masks.items())
-        assert all((states[last].pruned[key] | ~mask).all() for key, mask in masks.items())
-    assert all(not model.weights[key][mask].any() for key, mask in states[last].pruned.items())
+        assert all((pruned_weights(states[last])[key] | ~mask).all() for key, mask in masks.items())
+    assert all(not model.weights[key][mask].any() for key, mask in pruned_weights(states[last]).items())
     moved = [
         (states[last].weights[key] != states[1].weights[key])[~mask].float().mean()
-        for key, mask in states[last].pruned.items()
+        for key, mask in pruned_weights(states[last]).items()
     ]
     assert min(moved) > 0.5
 
@@ -83,7 +84,7 @@ def test_workers_and_resume_give_the_same_bits(make_config):
     again = load_checkpoint(resume_run(whole).checkpoints)
     assert again.round == 3
     assert weights_sha256(again.weights) == weights_sha256(expected.weights)
-    assert all(torch.equal(again.pruned[key], mask) for key, mask in expected.pruned.items())
+    assert all(torch.equal(pruned_weights(again)[key], mask) for key, mask in pruned_weights(expected).items())
 
 
 def test_a_stopped_head_is_left_as_its_best_round_had_it(make_config):
@@ -114,5 +115,5 @@ def test_what_cannot_be_pruned_is_told(make_config, overrides, words):
 def test_a_run_without_pruning_has_no_word_of_it(make_config):
     run = start_run(make_config(*ONE_TASK, "training.num_rounds=1"), "plain")
     assert not any(event["event"] == "pruning" for event in read_events(run))
-    assert load_checkpoint(run.checkpoints).pruned == {}
+    assert "pruning" not in load_checkpoint(run.checkpoints).extra
     assert "Sparsity" not in run.report.read_text()

@@ -47,7 +47,8 @@ SETTINGS = {
     "task_schedule": ("random", TOGETHER),
     "anneal": ("0.5", TOGETHER),
     "task_temperature": ("3", TOGETHER),
-    "gradients": ("pcgrad", ALONE),
+    # Of one task there is nothing to project; of several, a joint step is not known to stacks, see below.
+    "gradients": ("pcgrad", TOGETHER),
     "loss_weighting": ("uncertainty", ALONE),
     "smart": ("{}", ALONE),
     "distillation": ("{teacher: somewhere}", ALONE),

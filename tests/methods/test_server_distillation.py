@@ -13,6 +13,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.federation.messages import State
+from fedmtl.methods.distillation import ServerDistillation
 from fedmtl.runs.folder import RunFolder, read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
@@ -44,24 +46,35 @@ def taught(teacher: RunFolder, texts: list[str], *keys: str, steps: int = 6) -> 
     return f"training.distillation={{{', '.join(told)}}}"
 
 
+def distilling(config) -> ServerDistillation:
+    """The method that the config's server has."""
+    [method] = [method for method in prepare(config).strategy.methods if method.name == "distillation"]
+    return method
+
+
+def refined(config, state: State) -> State:
+    return distilling(config).after_aggregation(state, state).state
+
+
 def test_the_taught_model_is_nearer_to_its_teacher_and_nothing_else_changed(teacher, texts, make_config):
     config = make_config(taught(teacher, texts, steps=45), "model.encoder_dropout=0", "model.head_dropout=0")
-    prepared = prepare(config)
-    states, losses = [replace(prepared.state, round=1)], []
+    method = distilling(config)
+    states, losses = [replace(prepare(config).state, round=1)], []
     for _ in range(3):
-        state, refinement = prepared.refine(states[-1])
-        states.append(state)
-        losses.append(refinement.losses)
-        assert refinement.steps == 45
+        step = method.after_aggregation(states[-1], states[-1])
+        states.append(step.state)
+        [event] = step.events
+        losses.append(event["losses"])
+        assert (event["event"], event["round"], event["steps"]) == ("distillation", 1, 45)
     for task in TASKS:
         assert losses[2][task] < 0.8 * losses[0][task]
     assert {key: value.shape for key, value in states[3].weights.items()} == {
         key: value.shape for key, value in states[0].weights.items()
     }
     assert (states[3].round, states[3].progress, states[3].plan) == (1, {}, states[0].plan)
-    again, _ = prepare(config).refine(states[0])
+    again = refined(config, states[0])
     assert all((again.weights[key] == value).all() for key, value in states[1].weights.items())
-    other, _ = prepare(make_config(taught(teacher, texts, steps=45), "seed=9")).refine(states[0])
+    other = refined(make_config(taught(teacher, texts, steps=45), "seed=9"), states[0])
     assert any((other.weights[key] != value).any() for key, value in states[1].weights.items())
 
 
@@ -107,6 +120,6 @@ def test_labels_are_not_read(teacher, texts, make_config, tmp_path):
     named = [f"{first}\t{second}\tlabel", *(f"{row}\tnonsense" for row in rows[1:])]
     (tmp_path / "labelled.tsv").write_text("\n".join(named))
     config = make_config(taught(teacher, [str(tmp_path / "labelled.tsv")], "tasks: [paraphrase]"))
-    shard = prepare(config).refine._shards["paraphrase"]
+    shard = distilling(config)._shards["paraphrase"]
     assert len(shard) == 40
     assert not np.any(shard.labels)

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
-from same_bits_runs import WAYS, read_cases
+from same_bits import chosen, compare, idle, summarize, verdict
+from same_bits_runs import WAYS, Case, Outcome, read_cases
 
 Leaf = tuple[str, Any]
 
@@ -116,3 +117,75 @@ def test_workers_stacks_and_families_of_encoders_are_in_a_config(configs):
     assert {config.compute.stack for config in configs.values()} >= {0, 3}
     encoders = {Path(config.model.server_model).name for config in configs.values()}
     assert encoders >= {"bert", "albert", "distilbert", "modernbert", "tiny"}
+
+
+TABLE = [["round", "bytes_up", "a.accuracy"], ["0", "0", "0.5"], ["1", "90", "0.75"]]
+LOSSES = [[0, "a", 0.7], [1, "a", 0.6]]
+RUN = Outcome("0123456789", TABLE, LOSSES)
+
+
+class Answered:
+    """A side whose runs are all over."""
+
+    def __init__(self, name: str, **outcomes: Outcome) -> None:
+        self.name, self.outcomes = name, outcomes
+
+    def outcome(self, name: str) -> Outcome:
+        return self.outcomes[name]
+
+
+def case(name: str = "a", **keys: Any) -> Case:
+    return Case(name, "group", {}, **keys)
+
+
+@pytest.mark.parametrize(
+    ("there", "line"),
+    [
+        (RUN, ("same", "01234567  0.0 s")),
+        (Outcome("0123456789", TABLE, LOSSES, seconds=9.0), ("same", "01234567  9.0 s")),
+        (Outcome("abcdefghij", TABLE, LOSSES), ("DIFFERENT", "01234567 abcdefgh  weights")),
+        (
+            Outcome("0123456789", [*TABLE[:2], ["1", "90", "0.8"]], LOSSES),
+            ("DIFFERENT", "01234567 01234567  results.csv (a.accuracy of round 1: 0.75 and 0.8)"),
+        ),
+        (Outcome("0123456789", TABLE[:2], LOSSES), ("DIFFERENT", "01234567 01234567  results.csv (2 and 1 rounds)")),
+        (
+            Outcome("0123456789", TABLE, [[0, "a", 0.7], [1, "a", 0.6000001]]),
+            ("DIFFERENT", "01234567 01234567  evaluation losses"),
+        ),
+        (Outcome(error="error: no"), ("failed", "there: error: no")),
+        (Outcome(skipped="ray is not installed"), ("skipped", "ray is not installed")),
+    ],
+)
+def test_anything_but_seconds_that_differs_is_named(there, line):
+    assert verdict(case(), RUN, there) == line
+
+
+def test_a_config_that_fails_in_both_trees_fails():
+    assert verdict(case(), Outcome(error="error: no"), Outcome(error="error: no"))[0] == "failed"
+
+
+@pytest.mark.parametrize(("allowed", "status"), [({}, 1), ({"a": "a mended bug"}, 0)])
+def test_a_difference_that_nobody_allowed_is_the_exit_status(capsys, allowed, status):
+    sides = [Answered("here", a=RUN, b=RUN), Answered("there", a=Outcome("abcdefghij", TABLE, LOSSES), b=RUN)]
+    cases = [case("a"), case("b", same_as="a")]
+    assert summarize(cases, compare(cases, sides, allowed), sides, 1.0) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["allowed" if allowed else "DIFFERENT", "a", "01234567", "abcdefgh"]
+    assert lines[0].endswith("(a mended bug)") == bool(allowed)
+    # There, b does not come to the weights of a any more.
+    assert lines[2] == "note (there): b should come to the weights of a, and does not"
+
+
+def test_configs_that_come_to_the_same_by_chance_are_named():
+    cases = [case("a"), case("b"), case("c", same_as="a")]
+    assert list(idle(cases, {"a": RUN, "b": RUN, "c": RUN})) == [
+        "b comes to the same as a: it does not use what it is there for"
+    ]
+
+
+def test_a_pattern_chooses_names_and_groups_and_what_they_need():
+    cases = [case("teacher"), case("student", needs="teacher"), Case("other", "rest", {})]
+    assert [each.name for each in chosen(cases, ["stud*"])] == ["teacher", "student"]
+    assert [each.name for each in chosen(cases, ["rest"])] == ["other"]
+    assert chosen(cases, []) == cases

@@ -6,9 +6,12 @@ import errno
 import os
 import sys
 import traceback
-from typing import Annotated
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
@@ -21,14 +24,61 @@ from fedmtl.cli.policy import audit, policy
 from fedmtl.cli.predict import evaluate, predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.run import run
-from fedmtl.cli.study import study
 from fedmtl.cli.terminal import make_terminal, write
 from fedmtl.errors import FedmtlError
 
 INTERRUPTED = 130
+# Installed packages add commands by entry points in this group, each a typer.Typer.
+GROUP = "fedmtl.commands"
+# Ships with fedmtl, so that it is there also where the metadata is older than the code.
+SHIPPED = EntryPoint("study", "fedmtl_studies.cli:study", GROUP)
+
+
+class Commands(TyperGroup):
+    """The commands of fedmtl, and those of installed packages, which are looked up when no other command will do."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._add_installed()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self._add_installed()
+        return super().get_command(ctx, cmd_name)
+
+    def _add_installed(self) -> None:
+        for name, group in installed_groups().items():
+            self.commands.setdefault(name, typer.main.get_group(group))
+
+
+def installed_groups() -> dict[str, typer.Typer]:
+    """Return the groups of commands that packages add; one that cannot be loaded says so when it is called."""
+    found = {SHIPPED.name: SHIPPED} if find_spec(SHIPPED.module.partition(".")[0]) else {}
+    found |= {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {name: _load(entry) for name, entry in found.items()}
+
+
+def _load(entry: EntryPoint) -> typer.Typer:
+    try:
+        loaded = entry.load()
+        if not isinstance(loaded, typer.Typer):
+            raise TypeError(f"{entry.value} is no typer.Typer")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        return loaded
+    broken = typer.Typer(name=entry.name, help="Cannot be loaded.", add_completion=False)
+
+    @broken.callback(invoke_without_command=True)
+    def refuse() -> None:
+        raise FedmtlError(f"the command {entry.name} ({entry.value}) cannot be loaded: {reason}; update its package")
+
+    return broken
+
 
 app = typer.Typer(
     name="fedmtl",
+    cls=Commands,
     help="Federated multi-task learning for text: one shared encoder, one head per task, many owners of data.",
     pretty_exceptions_enable=False,
 )
@@ -54,7 +104,6 @@ for command in (
     measure,
 ):
     app.command()(command)
-app.add_typer(study)
 app.add_typer(certs)
 app.add_typer(policy)
 app.add_typer(audit)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fedmtl import api
 from fedmtl.cli.arguments import LayerMap, Model, Run, Settings, onnx_path
-from fedmtl.cli.export import onnx_in, write_onnx
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.tables import duration, number
 from fedmtl.cli.terminal import Stages, make_stages, show, write
@@ -250,20 +250,13 @@ def quantize(
     require("quantize", "onnx", "onnxscript", "onnxruntime")
     onnx = onnx_path(run)
     if onnx is None:
-        onnx = _exported(run)
+        onnx = api.Run.open(run).export_onnx()
     from fedmtl.compress.quantize import Quantization, calibration_rows, needs_reduced_range, quantize_measured
 
     reduced = needs_reduced_range() if reduce_range is None else reduce_range
     how = Quantization(scheme.value, all_ops, reduced)
     file = out or onnx.with_name(f"{onnx.stem}.{scheme.value}.onnx")
     _tell(quantize_measured(onnx, file, how, lambda model: calibration_rows(model, texts, 2 * samples), threads))
-
-
-def _exported(run: str) -> Path:
-    found = find_run(run)
-    file = onnx_in(found)
-    write_onnx(found, file)
-    return file
 
 
 def _tell(made: Quantized) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from fedmtl import api
 from fedmtl.cli.arguments import Client, Run
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ModelError
-from fedmtl.runs.folder import RunFolder, find_run
 
 
 class Format(StrEnum):
@@ -32,43 +32,16 @@ def export(
     client: Client = None,
 ) -> None:
     """Write a finished run for other programs to load."""
-    found = find_run(run)
+    found = api.Run.open(run)
     if to is Format.onnx:
-        file = out or onnx_in(found)
-        tasks = write_onnx(found, file, client)
-        write(f"{file}: {', '.join(tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
-    else:
-        _write_folders(found, out or found.path / "export", client)
-
-
-def onnx_in(run: RunFolder) -> Path:
-    """Where a run's ONNX file lies unless told otherwise."""
-    return run.path / "export" / "model.onnx"
-
-
-def write_onnx(run: RunFolder, file: Path, client: str | None = None) -> tuple[str, ...]:
-    """Write the file, and give the tasks it answers."""
-    from fedmtl.predict.onnx import require
-
-    require("export --to onnx", "onnx", "onnxscript")
-    from fedmtl.export.onnx import export_onnx
-    from fedmtl.predict.run import load_run
-
-    loaded = load_run(run, client)
-    export_onnx(loaded.saved, loaded.bound, file)
-    return tuple(loaded.tasks)
-
-
-def _write_folders(run: RunFolder, folder: Path, client: str | None) -> None:
-    from fedmtl.export.hf import export_hf
-    from fedmtl.predict.run import load_run
-
-    loaded = load_run(run, client)
-    written = export_hf(loaded.saved, loaded.bound, folder)
+        file = found.export_onnx(out, client)
+        write(f"{file}: {', '.join(found.model(client).tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
+        return
+    written = found.export_hf(out, client)
     for task, result in written.items():
         write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
     if not any(isinstance(result, Path) for result in written.values()):
         raise ModelError(
-            f"{run.name}: no task can be written for plain transformers;"
+            f"{found.name}: no task can be written for plain transformers;"
             " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
         )

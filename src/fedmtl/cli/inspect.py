@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
 from fedmtl.cli.terminal import show, write
@@ -104,6 +105,4 @@ def compare(
 
 def report(run: Run) -> None:
     """Write report.html again and print its path."""
-    from fedmtl.report.page import write_report
-
-    write(str(write_report(find_run(run).path)))
+    write(str(api.Run.open(run).report()))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmtl import api
 from fedmtl.cli.arguments import Client, Json, Model, onnx_path
 from fedmtl.cli.tables import number, scores_table
 from fedmtl.cli.terminal import show, write
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.foreign import printable
-from fedmtl.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
     from fedmtl.predict.answers import Prediction
@@ -52,12 +52,9 @@ def evaluate(
 
 
 def _score_run(run: str, client: str | None, task: str | None, file: Path | None) -> Scored:
-    found = find_run(run)
-    from fedmtl.predict.run import evaluate_file, evaluate_validation, load_run
-
-    loaded = load_run(found, client)
-    scores = {task: evaluate_file(loaded, task, file)} if task and file else evaluate_validation(loaded, task)
-    return scores, {name: loaded.saved.tasks[name].metric for name in scores}
+    found = api.Run.open(run)
+    scores = found.evaluate(task, file, client)
+    return scores, {name: found.model(client).saved.tasks[name].metric for name in scores}
 
 
 def _score_onnx(onnx: Path, task: str | None, file: Path | None) -> Scored:
@@ -81,9 +78,9 @@ def predict(
 ) -> None:
     """Answer with every head in one pass."""
     onnx = onnx_path(run, client)
-    found = None if onnx else find_run(run)
+    found = None if onnx else api.Run.open(run)
     rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
-    answered = _ask_onnx(onnx, rows, task) if onnx else _ask_run(found, rows, task, client)
+    answered = found.predict(rows, task, client) if found else _ask_onnx(Path(run), rows, task)
     for row, answers in zip(rows, answered, strict=True):
         if json_:
             line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
@@ -91,14 +88,6 @@ def predict(
             shown = list(map(_shown, answers))
             line = "\n".join(shown) if texts else "\t".join([*row, *shown])
         write(line)
-
-
-def _ask_run(run: RunFolder | None, rows: list[Row], task: str | None, client: str | None) -> list[list[Prediction]]:
-    from fedmtl.predict.run import answerable, load_run, predict_texts
-
-    assert run is not None
-    loaded = load_run(run, client)
-    return predict_texts(loaded, rows, answerable(loaded, len(rows[0]), task))
 
 
 def _ask_onnx(file: Path, rows: list[Row], task: str | None) -> list[list[Prediction]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,9 +129,6 @@ def _warm_up(config: Config) -> None:
 
 def load(path: Path | None, overrides: list[str]) -> Config:
     """The config of a file, or the packaged demonstration's, with overrides."""
-    from fedmtl.config.file import load_config
+    from fedmtl.config.file import demo_config, load_config
 
-    if path is not None:
-        return load_config(path, overrides)
-    with as_file(files("fedmtl") / "demo.yaml") as demo:
-        return load_config(demo, overrides)
+    return demo_config(overrides) if path is None else load_config(path, overrides)

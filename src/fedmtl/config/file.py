@@ -1,4 +1,4 @@
-"""A config is a YAML file, which is read and written here, and of which every key is described.
+"""A config is a YAML file or a mapping, which is read, checked and written here, and of which every key is described.
 
 Overrides of `--set` are applied as it is read, and relative paths become absolute ones.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from fedmtl.config import Config
 from fedmtl.config.checks import check_config
 from fedmtl.config.errors import dotted, shown, to_config_error
-from fedmtl.config.yaml_text import LARGEST_TEXT, parse_yaml, write_yaml
+from fedmtl.config.yaml_text import DEEPEST, LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 
 _FILES = [
@@ -34,6 +35,8 @@ _FILES = [
 _MODELS = [("model", "server_model"), ("model", "client_model")]
 # No key lies deeper, and whoever walks a deeper mapping runs out of stack.
 MOST_PARTS = 32
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any] | Config | None
 
 
 def with_absolute_paths(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -75,13 +78,45 @@ def expand(value: str, path: tuple[Any, ...]) -> Path:
         raise ConfigError(f"{'.'.join(map(str, path))}: found {value!r}, that user has no home folder") from None
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The checked config of a file (None: an empty one) with `path.to.key=value` overrides on top.
+def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
+    """Load and check a config, with `path.to.key=value` overrides on top; a mistake is a ConfigError of one line.
 
-    Paths in the file become absolute relative to it, those in overrides relative to the working
-    directory; `output` stays relative to the working directory.
+    The source is the path of a YAML file, a mapping with the same sections and keys, a Config, or None for an empty
+    config. Relative paths in a file are relative to that file; those in a mapping or in overrides, and `output`, are
+    relative to the working directory.
     """
-    return config_from(with_overrides({} if path is None else _read(path), overrides))
+    return config_from(with_overrides(_unchecked(source), overrides))
+
+
+def demo_config(overrides: Sequence[str] = ()) -> Config:
+    """Load the packaged demonstration: three tasks, six clients, embedded data, and the encoder in the package."""
+    with as_file(files("fedmtl") / "demo.yaml") as demo:
+        return load_config(demo, overrides)
+
+
+def _unchecked(source: ConfigSource) -> dict[str, Any]:
+    """The sections of any source in YAML's types, with absolute paths."""
+    if source is None:
+        return {}
+    if isinstance(source, Config):
+        return source.model_dump()
+    if isinstance(source, Mapping):
+        plain: dict[str, Any] = _plain(source, ())
+        return with_absolute_paths(plain, Path.cwd())
+    if isinstance(source, str | os.PathLike):
+        return _read(Path(source))
+    raise ConfigError(f"config: found {shown(source)}; give the path of a YAML file, or a mapping of its sections")
+
+
+def _plain(value: Any, path: tuple[Any, ...]) -> Any:
+    """A copy of what Python code wrote in the types that YAML gives: dicts, lists, and texts for paths."""
+    if len(path) > DEEPEST:
+        raise ConfigError(f"{dotted(path[:4])}...: is nested deeper than {DEEPEST}; write it flatter")
+    if isinstance(value, Mapping):
+        return {key: _plain(inner, (*path, key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, (*path, number)) for number, inner in enumerate(value)]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +138,7 @@ def config_from(raw: dict[str, Any]) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The whole config as YAML, every default filled in; `load_config` gives an equal one back."""
+    """Return the whole config as YAML with every default filled in; a file of it loads as an equal config."""
     return write_yaml(config.model_dump())
 
 
@@ -114,6 +149,7 @@ def config_schema() -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        path = path.expanduser()
         with path.open(encoding="utf-8-sig") as file:
             # One letter more than may be there: the parser says so, without reading a file of any size.
             text = file.read(LARGEST_TEXT + 1)
@@ -123,6 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
+    except (ValueError, RuntimeError) as error:  # a null in the name, a user without a home folder
+        raise ConfigError(f"{str(path)!r}: cannot be read ({error}); give the path of a YAML file") from None
     raw = parse_yaml(text, where=str(path))
     if raw is None:
         return {}

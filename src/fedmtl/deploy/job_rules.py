@@ -22,7 +22,7 @@ from fedmtl.capabilities import find
 from fedmtl.config import Config, DataConfig
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.experiment.modes import client_settings, mode_codecs, mode_plan
+from fedmtl.experiment.modes import client_settings, mode_codecs
 from fedmtl.federation.client import Site
 from fedmtl.federation.client_state import DIGEST
 from fedmtl.federation.handshake import Welcome
@@ -31,7 +31,7 @@ from fedmtl.federation.policy import Policy, round_up
 from fedmtl.model.lora import extended_plan
 from fedmtl.runs.folder import make_private_folder, write_atomic
 from fedmtl.sharing.keys import is_personal, owner_task
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import SharingPlan, mode_plan
 from fedmtl.sharing.vocabulary import Rows, used_rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.builtin import BUILTIN

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedmtl.capabilities import client_methods
 from fedmtl.config import Config, FederationConfig
 from fedmtl.federation.messages import Codecs
-from fedmtl.sharing.plan import SharingPlan, plan_from_config
+from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.examples import join_examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.membership import active_tasks, task_clients
@@ -16,19 +16,6 @@ from fedmtl.tasks.task import Task
 from fedmtl.training.settings import LocalSettings, local_settings
 
 CENTRAL = "central"
-
-
-def mode_plan(config: Config) -> SharingPlan:
-    """Who shares what: one task's clients only, nobody, or what the config says."""
-    plan = plan_from_config(config.sharing)
-    fixed = tuple(rule for rule in plan.rules if rule[1] == "fixed")
-    if config.mode in ("federated_single_task", "centralized_single_task"):
-        return replace(plan, rules=(*fixed, ("*", "task")))
-    if config.mode == "local":
-        return replace(plan, rules=(*fixed, ("*", "client")))
-    if config.mode == "centralized" and any(level == "client" for _, level in plan.rules):
-        return replace(plan, rules=(*fixed, ("heads.*", "task"), ("*", "all")))
-    return plan
 
 
 def mode_clients(config: Config) -> dict[str, list[str]]:

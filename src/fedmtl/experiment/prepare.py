@@ -26,7 +26,6 @@ from fedmtl.experiment.modes import (
     mode_codecs,
     mode_data,
     mode_federation,
-    mode_plan,
 )
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.client_state import fixed_digest
@@ -40,7 +39,7 @@ from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.plan import check_plan
+from fedmtl.sharing.plan import check_plan, mode_plan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task

@@ -84,7 +84,7 @@ OpenEngine = Callable[[Prepared, RunFolder], Engine]
 
 
 class Interrupted(FedmtlError):
-    """The user asked the run to end; its last whole round is saved."""
+    """Ctrl-C or SIGTERM ended the run; its last whole round is saved, and it can be resumed."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -85,6 +85,7 @@ class ServerMethod:
         return Step(after)
 
     def after_evaluation(self, state: State, evaluation: Evaluation) -> Step:
+        """The state after its evaluation; every task's progress is in it."""
         return Step(state)
 
     def report(self, state: State) -> tuple[Event, ...]:

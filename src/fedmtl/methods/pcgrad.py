@@ -20,15 +20,24 @@ from fedmtl.seeds import derive_seed
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod, Shared
+from fedmtl.training.stacked.method import StackedMethod
 
 NAME = "pcgrad"
 CONFLICTS = "conflicts"
+
+
+class NothingProjected(StackedMethod):
+    """A client with one task has no gradients that pull apart."""
+
+    name = NAME
+    knows_several_tasks = False
 
 
 class PcGrad(LocalMethod):
     """Projects the gradients of a joint step, and sends the share of pairs of tasks whose gradients pulled apart."""
 
     name = NAME
+    stacked = NothingProjected
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._seed = self._num_apart = self._num_pairs = 0

@@ -17,7 +17,7 @@ from fedmtl.tasks.task import Task
 
 @dataclass(frozen=True)
 class Prediction:
-    """One head's answer: a label with its probabilities, or a score."""
+    """One head's answer to one text or pair: a label with its probabilities, or a score on the task's scale."""
 
     task: str
     label: str | None
@@ -25,6 +25,7 @@ class Prediction:
     probabilities: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the answer as `fedmtl predict --json` prints it."""
         if self.label is None:
             return {"task": self.task, "score": self.score}
         return {"task": self.task, "label": self.label, "probabilities": dict(self.probabilities)}

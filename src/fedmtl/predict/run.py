@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
-from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.sharing.keys import Weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples
@@ -35,7 +36,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run's model with its values in place; `tasks` are those it can answer, in the run's order."""
+    """A finished run's model, ready to answer; `tasks` are the tasks it can answer, in the run's order."""
 
     saved: SavedModel
     bound: BoundModel
@@ -43,8 +44,13 @@ class LoadedRun:
     tasks: tuple[str, ...]
 
 
-def load_run(run: RunFolder, client: str | None = None) -> LoadedRun:
-    """The final model; where values stay at clients, that of the client named, with the tasks it has."""
+def load_run(run: RunFolder | str | os.PathLike[str], client: str | None = None) -> LoadedRun:
+    """Load a run's final model, the run by its name in `runs/` or its folder.
+
+    Where values stay at clients, it is the model of the client that is named, with the tasks that client has.
+    """
+    if not isinstance(run, RunFolder):
+        run = find_run(os.fspath(run))
     # The folder may be anybody's: what it opens lies in it.
     for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
         check_inside(part, run.path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any, NotRequired, Required
+
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
-
 
 _LARGEST = 1 << 62
 

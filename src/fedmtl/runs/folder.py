@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from fedmtl.errors import FedmtlError, RunNotFound
-from fedmtl.runs.events import event_mistake
-from fedmtl.foreign import parse_json
 
+from fedmtl.errors import FedmtlError, RunNotFound
+from fedmtl.foreign import parse_json
+from fedmtl.runs.events import event_mistake
 
 if sys.platform == "win32":
     import msvcrt

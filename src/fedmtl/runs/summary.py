@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-
+from typing import Any
 
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 

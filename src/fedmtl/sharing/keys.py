@@ -15,7 +15,10 @@ ADAPTERS = "adapters."
 
 
 class Key(NamedTuple):
-    """`scope` is `all`, `group:<path>`, `task:<task>`, `client:<client>` or `fixed`."""
+    """The key of a value: the name of its parameter, and the scope of those who share it.
+
+    `scope` is `all`, `group:<path>`, `task:<task>`, `client:<client>` or `fixed`.
+    """
 
     scope: str
     name: str

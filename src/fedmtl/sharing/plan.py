@@ -12,30 +12,31 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedmtl.config import SharingConfig
+from fedmtl.config import Config, SharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """Ordered `(pattern, level)` rules, the first match wins; and for each depth of groups, task -> group path.
+    """Who shares the value of each parameter.
 
-    A task outside every group of a depth shares with its own clients only.
+    `rules` are `(pattern, level)` pairs over parameter names, of which the first match wins. `groups` gives, for each
+    depth of the tree of groups, the path of every task's group; one outside all of them shares with its clients only.
     """
 
     rules: tuple[tuple[str, str], ...]
     groups: tuple[Mapping[str, str], ...] = ()
 
     def level(self, name: str) -> str:
-        """all, group, group.N, task, client or fixed."""
+        """Return the level of a parameter: all, group, group.N, task, client or fixed."""
         level = _first_match(self.rules, name)
         if level is None:
             raise ConfigError(f'sharing.rules: no rule matches the parameter `{name}`; end the list with `- "*": all`')
         return level
 
     def key(self, name: str, task: str, client: str) -> Key:
-        """Where the value of a parameter lives for one task at one client."""
+        """Return the key of the value that a parameter has for one task at one client."""
         level = self.level(name)
         if level in ("all", "fixed"):
             return Key(level, name)
@@ -47,7 +48,7 @@ class SharingPlan:
         return Key(f"group:{groups[task]}" if task in groups else f"task:{task}", name)
 
     def keys(self, names: Iterable[str], tasks: Sequence[str], client: str) -> dict[str, dict[str, Key]]:
-        """For each task, name -> key over the encoder and that task's own parameters."""
+        """Return, for each task, the key of every parameter of the encoder and of that task's head, by name."""
         names = list(names)
         return {
             task: {name: self.key(name, task, client) for name in names if owner_task(name) in (None, task)}
@@ -55,12 +56,12 @@ class SharingPlan:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in JSON's types."""
+        """Return the plan in JSON's types."""
         return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
 
     @staticmethod
     def from_dict(values: Any) -> SharingPlan:
-        """The plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
+        """Read a plan that `to_dict` wrote; anything else is a ConfigError, since it may come from a stranger."""
         try:
             record = PlanRecord.model_validate(values, strict=False)
         except ValidationError as error:
@@ -72,7 +73,7 @@ class SharingPlan:
         return record.to_plan()
 
     def with_rule(self, pattern: str, level: str) -> SharingPlan:
-        """The plan with one more rule in front of all others; one of the same pattern, which cannot win now, goes."""
+        """Return the plan with one more rule in front; an older one of the same pattern, which cannot win, is gone."""
         others = (rule for rule in self.rules if rule[0] != pattern)
         return replace(self, rules=((pattern, level), *others))
 
@@ -125,6 +126,19 @@ def scope_tasks(plan: SharingPlan, scope: str, tasks: Sequence[str]) -> list[str
 def plan_from_config(sharing: SharingConfig) -> SharingPlan:
     rules = tuple(item for rule in sharing.rules for item in rule.items())
     return SharingPlan(rules, tuple(_depths(sharing.groups)))
+
+
+def mode_plan(config: Config) -> SharingPlan:
+    """Who shares what in the config's mode: one task's clients only, nobody, or what `sharing` says."""
+    plan = plan_from_config(config.sharing)
+    fixed = tuple(rule for rule in plan.rules if rule[1] == "fixed")
+    if config.mode in ("federated_single_task", "centralized_single_task"):
+        return replace(plan, rules=(*fixed, ("*", "task")))
+    if config.mode == "local":
+        return replace(plan, rules=(*fixed, ("*", "client")))
+    if config.mode == "centralized" and any(level == "client" for _, level in plan.rules):
+        return replace(plan, rules=(*fixed, ("heads.*", "task"), ("*", "all")))
+    return plan
 
 
 def _depths(groups: Mapping[str, Any]) -> list[dict[str, str]]:

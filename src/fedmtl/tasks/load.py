@@ -141,6 +141,14 @@ def load_tasks(config: Config) -> dict[str, TaskData]:
     return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
 
 
+def known_tasks(config: Config) -> dict[str, Task]:
+    """Every task by name, without its examples; they are read only where a task's labels have to be found in them."""
+    tasks = {name: resolve_task(config, name) for name in config.tasks}
+    if all(task.labels or not task.kind_of.has_labels for task in tasks.values()):
+        return tasks
+    return {name: part.task for name, part in load_tasks(config).items()}
+
+
 def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     name, given = task.name, config.tasks[task.name]
     brought = {client: _read(source, task) for client, source in own_sources(config, name).items()}

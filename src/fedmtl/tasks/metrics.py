@@ -26,9 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scores:
-    """A task's metrics; one that is None has its reason in `undefined`.
+    """What a model scored on a task: every metric by name, of which one that is None has its reason in `undefined`.
 
-    `marked` says in words where the model does no better than a constant. `loss` is the mean.
+    `marked` says in words where the model does no better than a constant. `loss` is the mean over the examples.
     """
 
     metrics: dict[str, float | None]

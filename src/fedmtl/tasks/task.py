@@ -19,7 +19,7 @@ SCORE_RANGES = 5
 
 @dataclass(frozen=True)
 class Task:
-    """One task as the model, the loop and the report see it; `resolve` builds it from the config.
+    """One task with every default filled in: the columns it reads, what it predicts, and how it trains.
 
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
     classification of two labels has one output for both.
@@ -45,10 +45,12 @@ class Task:
 
     @property
     def is_pair(self) -> bool:
+        """Whether an example has two texts."""
         return len(self.text) == 2
 
     @property
     def is_dual(self) -> bool:
+        """Whether the two texts of an example are encoded apart and then compared."""
         return self.is_pair and self.pair == "dual"
 
     @property

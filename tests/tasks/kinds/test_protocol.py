@@ -59,7 +59,8 @@ def test_builtin_tasks_have_kinds_in_the_package():
 
 
 def test_a_registered_kind_is_found_and_imported_by_workers(odd):
-    assert task_kinds() == [*TASK_KINDS, Odd.name]
+    assert task_kinds()[: len(TASK_KINDS)] == list(TASK_KINDS)
+    assert Odd.name in task_kinds()
     assert ODD.kind_of is odd
     assert Odd.__module__ in plugin_modules()
     assert task_fields(ODD, "mean")["metrics"] == ["hits"]
@@ -69,7 +70,7 @@ def test_what_is_registered_without_a_kind_is_none():
     register(Capability("test_other"))
     try:
         assert not is_task_kind("test_other")
-        assert task_kinds() == list(TASK_KINDS)
+        assert "test_other" not in task_kinds()
     finally:
         _REGISTERED.pop("test_other")
 

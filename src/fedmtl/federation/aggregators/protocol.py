@@ -33,10 +33,12 @@ class WaitingUpdates:
     """All updates of a round, for rules that need them at once: their tensors lie in files until they are looked at."""
 
     def __init__(self, before: Weights) -> None:
+        """`before` are the weights that the updates started from."""
         self._before = before
         self._updates: list[tuple[Update, Mapping[str, float]]] = []
 
     def add(self, update: Update, weights: Mapping[str, float]) -> None:
+        """Hold an update, with how much it counts in each of its scopes."""
         self._updates.append((update, weights))
 
     def keys(self) -> Iterator[Key]:

@@ -29,7 +29,8 @@ class StackedMethod:
     moves_all_rows: ClassVar[bool] = False
     knows_several_tasks: ClassVar[bool] = True
 
-    def __init__(self, options: Mapping[str, Any]) -> None: ...
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Of the options that the client's half is made of."""
 
     def allocate(self, stack: Stack) -> None:
         """Make the buffers, one row for each client that trains a task."""

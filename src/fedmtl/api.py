@@ -1,0 +1,265 @@
+"""The front door for Python code: `run` trains a config, and a `Run` is its folder, with its numbers and its model.
+
+Commands import this file before they do anything, so it imports what reads configs, trains, answers or exports only
+when that is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from fedmtl.config import Config
+from fedmtl.errors import DataError, FedmtlError
+from fedmtl.runs.folder import RunFolder, find_run, read_events
+from fedmtl.runs.summary import RunSummary, run_status, summarize
+
+if TYPE_CHECKING:
+    from fedmtl.config.file import ConfigSource
+    from fedmtl.experiment.run import Observer
+    from fedmtl.predict.answers import Prediction
+    from fedmtl.predict.run import LoadedRun
+    from fedmtl.tasks.metrics import Scores
+
+# One text, or the two texts of a pair.
+Row = tuple[str, ...]
+
+
+def run(
+    config: ConfigSource = None,
+    name: str | None = None,
+    observe: Observer | None = None,
+    *,
+    overrides: Sequence[str] = (),
+) -> Run:
+    """Train a config in a new run folder, and return the finished run.
+
+    The config is the path of a YAML file, a mapping, a Config, or None for the packaged demonstration; overrides are
+    written `path.to.key=value`. The run's name is the file's unless one is given, and a name that is taken gets -2,
+    -3, and so on. `observe` is called with every event as it happens. A run that cannot go on raises CannotContinue,
+    Ctrl-C raises Interrupted; both leave a folder that `Run.resume` goes on with. Worker processes import the script
+    that calls this, so a script calls it under `if __name__ == "__main__":`.
+    """
+    from fedmtl.config.file import demo_config, load_config
+    from fedmtl.experiment.run import start_run
+
+    loaded = demo_config(overrides) if config is None else load_config(config, overrides)
+    return Run(start_run(loaded, name or _default_name(config), observe or _ignore).path)
+
+
+def _default_name(config: ConfigSource) -> str:
+    if config is None:
+        return "demo"
+    return "run" if isinstance(config, Config | Mapping) else Path(config).stem
+
+
+def _ignore(event: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: what was run, how far it is, what it scored, and the model it made.
+
+    It may be opened while the run goes on, and after it failed; everything is read from the folder when it is
+    needed. The model is there once the run has ended, however it ended.
+    """
+
+    path: Path
+    _models: dict[str | None, tuple[int, LoadedRun]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @classmethod
+    def open(cls, run: str | os.PathLike[str]) -> Run:
+        """Open a run by its name in `runs/` or by its folder; RunNotFound says which runs there are."""
+        return cls(find_run(os.fspath(run)).path)
+
+    @property
+    def name(self) -> str:
+        """The name of the run, which is that of its folder."""
+        return self.path.name
+
+    @property
+    def folder(self) -> RunFolder:
+        """The paths of the files in the run's folder."""
+        return RunFolder(self.path)
+
+    @cached_property
+    def config(self) -> Config:
+        """The config of the run with every default filled in."""
+        from fedmtl.config.file import load_config
+
+        return load_config(self.folder.config)
+
+    @property
+    def status(self) -> str:
+        """How far the run is: `waiting`, `running`, `done`, `interrupted` or `failed`.
+
+        A run whose process was killed is `running` until somebody resumes it.
+        """
+        return run_status(self._events(), self.name).status
+
+    def _events(self) -> list[dict[str, Any]]:
+        return read_events(self.folder)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all that happened so far, in order, as the records that docs/run-folder.md describes."""
+        return self._events()
+
+    def summary(self) -> RunSummary:
+        """Return the run in numbers: every task's metrics at its start, its best and its end, bytes and seconds."""
+        return summarize(self._events(), self.name)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return a table of one row for each finished round and task, which `pandas.DataFrame` takes as it is.
+
+        Columns: `round` (0 is before training), `task`, `metric` (the name of the task's main metric), `score` (its
+        value), each metric by its name, `loss` and `examples` of the evaluation, and `train_loss`. None stands for
+        what is undefined, belongs to another kind of task, or was not evaluated in that round.
+        """
+        return _metric_rows(self.events())
+
+    def model(self, client: str | None = None) -> LoadedRun:
+        """Load the final model; where values stay at clients, the model of the client that is named.
+
+        It is loaded once, and again after a resume has written another.
+        """
+        from fedmtl.predict.run import load_run
+
+        record = self.folder.model / "tasks.json"
+        written = record.stat().st_mtime_ns if record.exists() else 0
+        if client not in self._models or self._models[client][0] != written:
+            self._models[client] = (written, load_run(self.folder, client))
+        return self._models[client][1]
+
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a text is an iterable of texts, and still one text
+        self, texts: str | Row, task: str | None = None, client: str | None = None
+    ) -> list[Prediction]: ...
+
+    @overload
+    def predict(
+        self, texts: Iterable[str | Sequence[str]], task: str | None = None, client: str | None = None
+    ) -> list[list[Prediction]]: ...
+
+    def predict(
+        self, texts: str | Row | Iterable[str | Sequence[str]], task: str | None = None, client: str | None = None
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """Answer texts with every head that takes them, or with the head of one task.
+
+        One text is a string, a pair is a tuple of two; either gives a list with one prediction for each task. A list
+        of texts, or of pairs, gives such a list for each of them.
+        """
+        from fedmtl.predict.run import answerable, predict_texts
+
+        is_one = isinstance(texts, str) or (isinstance(texts, tuple) and all(isinstance(text, str) for text in texts))
+        rows = _rows([texts] if is_one else texts)
+        if not rows:
+            return []
+        model = self.model(client)
+        answers = predict_texts(model, rows, answerable(model, len(rows[0]), task))
+        return answers[0] if is_one else answers
+
+    def evaluate(
+        self, task: str | None = None, file: str | os.PathLike[str] | None = None, client: str | None = None
+    ) -> dict[str, Scores]:
+        """Score the final model on the run's validation examples, or one task on any labelled file; scores by task."""
+        if file is not None and task is None:
+            raise FedmtlError("evaluate: a file needs a task, which says whose columns and labels it has")
+        from fedmtl.predict.run import evaluate_file, evaluate_validation
+
+        model = self.model(client)
+        if task is not None and file is not None:
+            return {task: evaluate_file(model, task, Path(file))}
+        return evaluate_validation(model, task)
+
+    def resume(self, observe: Observer | None = None) -> Run:
+        """Go on after the last whole round, to the weights of a run that never stopped; one that is done stays so."""
+        if self.status != "done" or not self.folder.report.exists():
+            from fedmtl.experiment.run import resume_run
+
+            resume_run(self.folder, observe or _ignore)
+        return self
+
+    def report(self) -> Path:
+        """Write report.html from what is in the folder now, and return its path."""
+        from fedmtl.report.page import write_report
+
+        return write_report(self.path)
+
+    def export_hf(
+        self, folder: str | os.PathLike[str] | None = None, client: str | None = None
+    ) -> dict[str, Path | str]:
+        """Write one folder for each task that plain transformers can load; by task, its folder, or why it has none.
+
+        Without a folder they are written into `export` in the run's folder.
+        """
+        from fedmtl.export.hf import export_hf
+
+        model = self.model(client)
+        return export_hf(model.saved, model.bound, self.path / "export" if folder is None else Path(folder))
+
+    def export_onnx(self, file: str | os.PathLike[str] | None = None, client: str | None = None) -> Path:
+        """Write one ONNX file with every head, by default `export/model.onnx` in the run's folder; return its path."""
+        from fedmtl.predict.onnx import require
+
+        require("export --to onnx", "onnx", "onnxscript")
+        from fedmtl.export.onnx import export_onnx
+
+        target = self.path / "export" / "model.onnx" if file is None else Path(file)
+        model = self.model(client)
+        export_onnx(model.saved, model.bound, target)
+        return target
+
+
+def _metric_rows(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    tasks: dict[str, Mapping[str, Any]] = {}
+    evaluated: dict[tuple[int, str], Mapping[str, Any]] = {}
+    finished: dict[int, Mapping[str, Any]] = {}
+    for event in events:
+        if event["event"] == "start":
+            tasks = event.get("tasks", {})
+        elif event["event"] == "evaluation":
+            evaluated[event["round"], event["task"]] = event
+        elif event["event"] == "round":
+            finished[event["round"]] = event
+    names = dict.fromkeys(name for event in evaluated.values() for name in event["metrics"])
+    rows: list[dict[str, Any]] = []
+    for number, end in finished.items():
+        for task, about in tasks.items():
+            event = evaluated.get((number, task), {})
+            metrics, main = event.get("metrics", {}), about.get("metric")
+            rows.append(
+                {"round": number, "task": task, "metric": main, "score": metrics.get(main)}
+                | {name: metrics.get(name) for name in names}
+                | {name: event.get(name) for name in ("loss", "examples")}
+                | {"train_loss": end.get("losses", {}).get(task)}
+            )
+    return rows
+
+
+def _rows(texts: Any) -> list[Row]:
+    """The texts as rows of one text or two, all alike; anything else is a DataError that says which text is wrong."""
+    from fedmtl.config.errors import shown
+
+    if not isinstance(texts, Iterable):
+        raise DataError(f"predict: found {shown(texts)}; give a text, a tuple of two for a pair, or a list of them")
+    rows: list[Row] = []
+    for number, given in enumerate(texts, start=1):
+        row = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+        if len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
+            raise DataError(f"predict, text {number}: found {shown(given)}; give a text, or a tuple of two for a pair")
+        if rows and len(row) != len(rows[0]):
+            raise DataError(f"predict, text {number}: has {len(row)} texts, the first {len(rows[0])}; give as many")
+        if not all(map(str.strip, row)):
+            raise DataError(f"predict, text {number}: is empty; write some words, or leave it out")
+        rows.append(row)
+    return rows

@@ -1,1 +1,0 @@
-"""The study of scaling: the same examples, divided among ever more clients."""

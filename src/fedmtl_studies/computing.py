@@ -1,0 +1,17 @@
+"""What the studies use of fedmtl that loads torch or numpy; import it inside the functions that compute.
+
+The processes of cells are forked from one that has imported this module.
+"""
+
+from __future__ import annotations
+
+from fedmtl.compress.distill.run import distill
+from fedmtl.compress.measure.variants import measure
+from fedmtl.compress.prune import prune_run
+from fedmtl.compress.quantize import Quantization, needs_reduced_range, quantize
+from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.export.onnx import export_onnx
+from fedmtl.predict.onnx import OnnxModel, compute, feeds, open_onnx
+from fedmtl.predict.run import load_run
+from fedmtl.tasks.load import TaskData, load_tasks
+from fedmtl.tasks.metrics import Scores, score, sum_predictions
