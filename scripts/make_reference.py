@@ -42,7 +42,8 @@ ALIASES = {
     "Weights": "fedmtl.sharing.keys",
     "Rows": "fedmtl.sharing.vocabulary",
     "Parameters": "fedmtl.federation.guide",
-    "Sums": "fedmtl.tasks.sums",
+    "Labels": "fedmtl.tasks.kinds.protocol",
+    "Value": "fedmtl.tasks.kinds.protocol",
 }
 LIST: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
 NOTE = "<!-- Written by scripts/make_reference.py; change the code's descriptions, not this page. -->"

@@ -70,6 +70,11 @@ _SECTIONS = {
         "Event": "fedmtl.runs.event_lines",
         "OtherEvent": "fedmtl.runs.event_lines",
         "event_kind": "fedmtl.runs.event_lines",
+        "TaskKind": "fedmtl.tasks.kinds.protocol",
+        "LabelledKind": "fedmtl.tasks.kinds.classification",
+        "Answer": "fedmtl.tasks.kinds.protocol",
+        "PlainHead": "fedmtl.tasks.kinds.protocol",
+        "Sums": "fedmtl.tasks.sums",
         "divergences": "fedmtl.methods.smart",
     },
     "Errors": {
@@ -140,7 +145,12 @@ if TYPE_CHECKING:
     from fedmtl.sharing.extra import Extra as Extra
     from fedmtl.sharing.keys import Key as Key
     from fedmtl.sharing.plan import SharingPlan as SharingPlan
+    from fedmtl.tasks.kinds.classification import LabelledKind as LabelledKind
+    from fedmtl.tasks.kinds.protocol import Answer as Answer
+    from fedmtl.tasks.kinds.protocol import PlainHead as PlainHead
+    from fedmtl.tasks.kinds.protocol import TaskKind as TaskKind
     from fedmtl.tasks.metrics import Scores as Scores
+    from fedmtl.tasks.sums import Sums as Sums
     from fedmtl.tasks.task import Task as Task
     from fedmtl.training.local_method import Finished as Finished
     from fedmtl.training.local_method import LocalClient as LocalClient

@@ -1,8 +1,8 @@
 """Every capability that a user can switch on, by name, in the order in which their hooks run.
 
-A capability is one file in `methods/`, or comes from another package: `register` adds it, or an entry point of the
-group `fedmtl`. Nothing is imported before it is needed: this module loads no numeric library, and a worker loads only
-the capabilities that its jobs name.
+A capability is one file in `methods/`, `federation/aggregators/` or `tasks/kinds/`, or comes from another package:
+`register` adds it, or an entry point of the group `fedmtl`. Nothing is imported before it is needed: this module loads
+no numeric library, and a worker loads only the capabilities that its jobs name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedmtl.sharing.extra import Extra
     from fedmtl.sharing.keys import Weights
     from fedmtl.sharing.plan import SharingPlan
+    from fedmtl.tasks.kinds.protocol import TaskKind
     from fedmtl.tasks.task import Task
     from fedmtl.training.local_method import LocalMethod
 
@@ -50,6 +51,11 @@ BUILT_IN = {
 AGGREGATORS = {
     "mean": ("fedmtl.federation.aggregators.mean", "Mean"),
     "clipped_mean": ("fedmtl.federation.aggregators.clipped_mean", "ClippedMean"),
+}
+
+TASK_KINDS = {
+    "classification": ("fedmtl.tasks.kinds.classification", "Classification"),
+    "regression": ("fedmtl.tasks.kinds.regression", "Regression"),
 }
 
 # What clients are given of a config that switches a capability on, as plain values; None where it does not.
@@ -75,7 +81,7 @@ class Capability:
     round remembered, and with `options=` where there are options. `check_sent` says why what a client sent under this
     name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
     whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
-    and sees its events.
+    and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names.
     """
 
     name: str
@@ -87,14 +93,19 @@ class Capability:
     aggregator: Callable[..., Aggregator] | None = None
     options: type[BaseModel] | None = None
     tracker: Callable[[Any, Path], Tracker] | None = None
+    task_kind: type[TaskKind] | None = None
 
 
 _REGISTERED: dict[str, Capability] = {}
+_KINDS: dict[str, TaskKind] = {}
 
 
 def register(capability: Capability) -> None:
     """Add a capability of another package, under a name that is not taken."""
-    if capability.name in BUILT_IN or _REGISTERED.get(capability.name, capability) is not capability:
+    if (
+        capability.name in {*BUILT_IN, *AGGREGATORS, *TASK_KINDS}
+        or _REGISTERED.get(capability.name, capability) is not capability
+    ):
         raise ConfigError(f"the capability {capability.name} is there already; register it under another name")
     _REGISTERED[capability.name] = capability
 
@@ -185,6 +196,29 @@ def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Ex
     return partial(rule, options=options_of(config, name)) if find(name).options is not None else rule
 
 
+def is_task_kind(name: str) -> bool:
+    """Whether there is a kind of task of that name; of other packages only the one of that name is imported."""
+    return name in TASK_KINDS or (name in names() and name not in BUILT_IN and find(name).task_kind is not None)
+
+
+def task_kinds() -> list[str]:
+    """The names of all kinds of tasks, those in the package first."""
+    return [*TASK_KINDS, *(name for name in names() if name not in TASK_KINDS and is_task_kind(name))]
+
+
+def task_kind(name: str, where: str = "kind") -> TaskKind:
+    """The kind of task of that name, of which there is one object; a ConfigError with the known ones otherwise."""
+    if name not in _KINDS:
+        if not is_task_kind(name):
+            near = did_you_mean(name, task_kinds())
+            raise ConfigError(f"{where}: found {shown(name)}, no kind of task is called so; {near}")
+        module, leaf = TASK_KINDS.get(name, ("", ""))
+        made: type[TaskKind] | None = getattr(import_module(module), leaf) if module else find(name).task_kind
+        assert made is not None
+        _KINDS[name] = made()
+    return _KINDS[name]
+
+
 def trackers(config: Config, folder: Path) -> dict[str, Tracker]:
     """The trackers that a config switches on, opened for a run's folder."""
     made = {}
@@ -204,7 +238,7 @@ def plugin_modules() -> list[str]:
         half
         for name, one in _REGISTERED.items()
         if name not in _entry_points()
-        for half in (one.local, one.server, one.aggregator)
+        for half in (one.local, one.server, one.aggregator, one.task_kind)
         if half is not None
     ]
     return sorted({half.__module__ for half in halves})

@@ -179,6 +179,14 @@ def test_the_policy_names_tasks_and_score_ranges(meeting):
         assert code(meeting, changed(meeting), tasks=("grades",), policy=policy) == expected
 
 
+def test_a_kind_of_task_of_another_package_is_named_in_the_policy(meeting):
+    welcome = changed(meeting, config__tasks__notes__kind="test_odd")
+    assert code(meeting, welcome) == "policy_methods"
+    # Named, but not installed here.
+    with pytest.raises(ConfigError, match=r"tasks\.notes\.kind: found 'test_odd', no kind of task is called so"):
+        taken(meeting, welcome, policy=Policy.model_validate({"methods": ["test_odd"]}))
+
+
 def test_labels_are_the_servers_or_the_site_does_not_join(meeting):
     nameless = changed(meeting, config__tasks__notes__labels=None, terms__labels={})
     assert code(meeting, nameless) == "labels_missing"
@@ -195,7 +203,7 @@ def test_a_hello_has_counts_in_the_order_of_the_servers_list_and_no_label(meetin
     assert "drop" not in words
     notes, grades = hello.tasks["notes"], hello.tasks["grades"]
     assert (sum(notes.labels), len(notes.labels)) == (notes.examples, 2)
-    assert (sum(grades.labels), len(grades.labels), grades.is_regression) == (grades.examples, 5, True)
+    assert (sum(grades.labels), len(grades.labels), grades.has_labels) == (grades.examples, 5, False)
     assert notes.label_list == labels_digest(["keep", "drop"])
 
 

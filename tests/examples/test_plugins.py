@@ -25,6 +25,7 @@ def _plugins(monkeypatch):
     """Registered for one test: workers of other tests could not import them."""
     monkeypatch.syspath_prepend(str(PLUGINS))
     monkeypatch.setattr(capabilities, "_REGISTERED", {})
+    monkeypatch.setattr(capabilities, "_KINDS", {})
     for path in PLUGINS.glob("*.py"):
         sys.modules.pop(path.stem, None)
         import_module(path.stem)

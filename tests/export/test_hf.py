@@ -68,7 +68,7 @@ def largest_hidden(saved):
 def our_answers(bound, tokenizer, task):
     """Probabilities of the labels, or the score in its own range."""
     logits = bound.use(task.name)(task.name, encode(tokenizer, task, rows_of(task))).double()
-    if task.is_regression:
+    if task.kind == "regression":
         low, high = task.score_range
         return low + (high - low) * logits
     if task.outputs == 1:
@@ -83,7 +83,7 @@ def plain_answers(folder, task):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     columns = [list(column) for column in zip(*rows_of(task), strict=True)]
     logits = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.double()
-    return logits if task.is_regression else logits.softmax(1)
+    return logits if task.kind == "regression" else logits.softmax(1)
 
 
 @pytest.mark.parametrize(("kind", "pool"), LAYOUTS)
@@ -110,7 +110,7 @@ def test_the_pipeline_gives_our_label_and_score(folders, tmp_path, kind, pool):
         answer = pipeline("text-classification", model=str(written[task.name]), device="cpu")
         given = [{"text": a, "text_pair": b} for a, b in PAIRS] if task.is_pair else [text for (text,) in SINGLES]
         for found, wanted in zip(answer(given), ours, strict=True):
-            assert found["label"] == ("score" if task.is_regression else task.labels[wanted.argmax()])
+            assert found["label"] == ("score" if task.kind == "regression" else task.labels[wanted.argmax()])
             assert found["score"] == pytest.approx(wanted.max().item(), abs=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_large_hidden_states_and_heads_lose_no_precision(folders, tmp_path, kind
     written = export_hf(saved, bound, tmp_path)
     for task in tasks:
         ours = our_answers(bound, saved.encoder.tokenizer, task)
-        atol = 2e-5 if task.is_regression else 1e-5
+        atol = 2e-5 if task.kind == "regression" else 1e-5
         torch.testing.assert_close(plain_answers(written[task.name], task), ours, rtol=0, atol=atol)
 
 

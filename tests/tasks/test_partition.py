@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmtl.capabilities import task_kind
 from fedmtl.config import PartitionConfig
 from fedmtl.errors import DataError
 from fedmtl.tasks.partition import partition
 
 
 def deal(labels: Any, clients: int, values: list[str] | None = None, seed: int = 0, **keys: Any) -> dict[str, Any]:
-    regression = np.asarray(labels).dtype.kind == "f"
+    kind = task_kind("regression" if np.asarray(labels).dtype.kind == "f" else "classification")
     settings = PartitionConfig.model_validate(keys)
     names = [f"c{number}" for number in range(clients)]
-    return partition(np.asarray(labels), values, names, settings, seed=seed, task="sst2", regression=regression)
+    return partition(np.asarray(labels), values, names, settings, seed=seed, task="sst2", kind=kind)
 
 
 def shares(labels: np.ndarray, dealt: dict[str, Any]) -> np.ndarray:
@@ -118,7 +119,7 @@ def test_tasks_are_dealt_by_draws_of_their_own():
     settings = PartitionConfig.model_validate({})
     labels = np.zeros(100, np.int64)
     one, two = (
-        partition(labels, None, ["a", "b"], settings, seed=0, task=task, regression=False)["a"].tolist()
+        partition(labels, None, ["a", "b"], settings, seed=0, task=task, kind=task_kind("classification"))["a"].tolist()
         for task in ("sst2", "qqp")
     )
     assert one != two

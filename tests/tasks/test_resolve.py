@@ -5,7 +5,7 @@ import pytest
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.resolve import MAIN_METRICS, brings_all, resolve_task
+from fedmtl.tasks.resolve import brings_all, resolve_task
 from fedmtl.tasks.task import Task
 
 OWN = {"kind": "classification", "source": {"train": "a.tsv"}, "text": ["message"], "label": "topic"}
@@ -32,8 +32,8 @@ def test_builtin_task_needs_only_its_name():
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_builtin_task_resolves(name):
     task, entry = resolve(name, {}), BUILTIN[name]
-    assert task.metric in MAIN_METRICS[task.kind]
-    assert bool(task.labels) != task.is_regression
+    assert task.metric in task.kind_of.main_metrics
+    assert bool(task.labels) == task.kind_of.has_labels
     assert entry.hub is None or len(entry.hub.text) == len(entry.text)
     assert entry.hub is None or entry.hub.validation_split in ("validation", None)
 

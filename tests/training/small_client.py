@@ -79,7 +79,7 @@ def texts_of(task: Task) -> tuple[list[str], ...]:
 
 
 def labels_of(task: Task) -> np.ndarray:
-    return SCORES if task.is_regression else CLASSES
+    return CLASSES if task.kind_of.has_labels else SCORES
 
 
 def make_shard(task: Task, cache: Path, indices: Any = None, labels: np.ndarray | None = None) -> Shard:

@@ -116,7 +116,7 @@ class PlainModel(nn.Module):
 
 def plain_loss(task: Task, outputs: Tensor, rows: Any) -> Tensor:
     labels = torch.tensor(labels_of(task)[rows])
-    if task.is_regression:
+    if task.kind == "regression":
         return F.mse_loss(outputs[:, 0], labels.double())
     given = {"balanced": [1.5, 0.75], "none": [1.0] * len(task.labels)}.get(
         task.class_weights if isinstance(task.class_weights, str) else "", task.class_weights

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.training.objective import example_losses
 from fedmtl.training.predict import predict
 
 from .small_client import CPU, CROSS, DUAL, SINGLE, bind, bind_rows, labels_of, make_shard, make_task, small_model
@@ -47,7 +46,7 @@ def test_outputs_do_not_depend_on_the_vocabulary_slice(tmp_path):
 def test_the_loss_is_summed_over_examples_without_class_weights(tmp_path):
     bound = bind(small_model(CROSS))
     outputs, loss = predict(bound, "cross", make_shard(CROSS, tmp_path), 5, CPU)
-    each = example_losses(CROSS, torch.from_numpy(outputs), torch.from_numpy(labels_of(CROSS)))
+    each = CROSS.kind_of.losses(CROSS, torch.from_numpy(outputs), torch.from_numpy(labels_of(CROSS)))
     assert loss == pytest.approx(each.sum().item(), abs=1e-5)
 
 

@@ -133,7 +133,7 @@ def quantize_measured(
     after = open_onnx(file, threads)
     length = min(before.max_length, LENGTH)
     seconds = median_times([before, after], length)
-    asked = {task: rest[1::2] for task, rest in batches.items() if not before.tasks[task].is_regression}
+    asked = {task: rest[1::2] for task, rest in batches.items() if before.tasks[task].kind_of.has_labels}
     return Quantized(
         source,
         file,
@@ -223,13 +223,13 @@ def _one_pass(model: OnnxModel, length: int) -> list[np.ndarray]:
 
 def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Feeds]) -> float:
     """The share of rows, one a batch, to which both give the same label."""
-    same = [_label(run(first, [task], feeds)[0]) == _label(run(second, [task], feeds)[0]) for feeds in given]
+    same = [_label(first, task, feeds) == _label(second, task, feeds) for feeds in given]
     return sum(same) / len(same)
 
 
-def _label(outputs: np.ndarray) -> int:
-    row = outputs[0]
-    return int(row[0] > 0) if len(row) == 1 else int(row.argmax())
+def _label(model: OnnxModel, task: str, feeds: Feeds) -> int:
+    own = model.tasks[task]
+    return int(own.kind_of.predicted(own, run(model, [task], feeds)[0])[0])
 
 
 @contextmanager

@@ -40,7 +40,6 @@ Level = Literal["all", "group", "task", "client", "fixed"]
 Pool = Literal["auto", "pooler", "cls", "mean"]
 Pair = Literal["cross", "dual"]
 TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
-Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 
 
 class ModelConfig(Section):
@@ -104,7 +103,10 @@ class SourceConfig(Section):
 class TaskConfig(Section):
     """One task. Built-in names need none of this; keys given here replace the built-in ones."""
 
-    kind: Literal["classification", "regression"] | None = Field(None, description="What the head predicts.")
+    kind: str | None = Field(
+        None,
+        description="What the head predicts: classification, regression, or a kind of another package by its name.",
+    )
     source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
     text: Annotated[list[str] | None, OneOrSeveral] = Field(
         None, description="One or two text columns.", min_length=1, max_length=2
@@ -116,7 +118,11 @@ class TaskConfig(Section):
         min_length=2,
     )
     score_range: tuple[Number, Number] | None = Field(None, description="Lowest and highest score of a regression.")
-    metric: Metric | None = Field(None, description="The task's main metric: early stopping and averages use it.")
+    metric: str | None = Field(
+        None,
+        description="The task's main metric, which early stopping and averages use: accuracy, f1 or matthews of a"
+        " classification, pearson or spearman of a regression.",
+    )
     pair: Pair | None = Field(None, description="As model.pair, for this task.")
     pool: Pool | None = Field(None, description="As model.pool, for this task.")
     outputs: Literal[1, 2] | None = Field(

@@ -19,7 +19,6 @@ from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
 from fedmtl.engines.open_jobs import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError, PolicyError, WireError
-from fedmtl.experiment.census import counts_in_order
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.faults import fault_of
@@ -31,6 +30,7 @@ from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import open_model
 from fedmtl.sharing.vocabulary import Rows
+from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task
 
@@ -162,11 +162,12 @@ def _held(
             validation=round_up(info.num_validation[name], step),
             tokens=round_up(info.num_tokens[name], step),
             truncated=round_up(population.truncated[name], step),
-            labels=[
-                round_up(count, counts.round_to)
-                for count in (counts_in_order(tasks[name], shard.labels[shard.indices]) if counts.send else ())
-            ],
+            labels=[round_up(count, counts.round_to) for count in (_counts(tasks[name], shard) if counts.send else ())],
             label_list=labels_digest(tasks[name].labels),
         )
         for name, shard in population.train[settings.client].items()
     }
+
+
+def _counts(task: Task, shard: Shard) -> list[int]:
+    return task.kind_of.counts(task, shard.labels[shard.indices])

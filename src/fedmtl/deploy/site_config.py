@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedmtl.capabilities import BUILT_IN, check_methods
+from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
 from fedmtl.config import ClientConfig, Config
 from fedmtl.config.checks import check_config
 from fedmtl.config.errors import to_config_error
@@ -74,7 +74,9 @@ def welcomed_config(welcome: Welcome) -> Config:
 def site_config(config: Config, settings: SiteSettings) -> Config:
     """A welcomed config as far as it concerns this site, with the site's own files, encoder, teacher and cache."""
     _check_bounds(config)
-    foreign = [name for name in config.methods if name not in BUILT_IN and name not in settings.policy.methods]
+    kinds = [task.kind for task in config.tasks.values() if task.kind not in (None, *TASK_KINDS)]
+    named = [*(name for name in config.methods if name not in BUILT_IN), *kinds]
+    foreign = [name for name in named if name not in settings.policy.methods]
     if foreign:
         raise PolicyError(
             f"the server's config switches on {foreign[0]}, which is not part of fedmtl; name it under methods in the"
@@ -209,7 +211,7 @@ def _check_columns(task: Task, allowed: TaskPolicy) -> None:
             ).coded("policy_columns", task.name)
     for key, mine, told in (
         ("labels", allowed.labels and tuple(allowed.labels), task.labels),
-        ("score_range", allowed.score_range, task.score_range if task.is_regression else None),
+        ("score_range", allowed.score_range, task.kind_of.scale(task)),
     ):
         if mine is not None and mine != told:
             raise PolicyError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmtl.capabilities import task_kind
 from fedmtl.config import ClientConfig, Config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.population import Population
@@ -69,7 +70,7 @@ def known_task(config: Config, name: str, labels: Sequence[str] = ()) -> Task:
     alone = ClientConfig.model_validate({"tasks": [name], "source": {name: "unread"}})
     task = config.tasks[name].model_copy(update={"source": None})
     resolved = resolve_task(config.model_copy(update={"tasks": {name: task}, "clients": {"site": alone}}), name, labels)
-    if not resolved.is_regression and not resolved.labels:
+    if resolved.kind_of.has_labels and not resolved.labels:
         raise ConfigError(
             f"tasks.{name}.labels: found nothing, and the server has no examples to find them in;"
             " write the labels in order"
@@ -118,4 +119,5 @@ def _has_no_source(config: Config, name: str) -> bool:
 def _names_labels(config: Config, name: str) -> bool:
     task = config.tasks[name]
     builtin = BUILTIN.get(name)
-    return bool(task.labels or task.kind == "regression" or (builtin and (builtin.labels or builtin.score_range)))
+    needs_none = task.kind is not None and not task_kind(task.kind, f"tasks.{name}.kind").has_labels
+    return bool(task.labels or needs_none or (builtin and (builtin.labels or builtin.score_range)))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
 from fedmtl.experiment.population import Population
-from fedmtl.federation.handshake import SCORE_RANGES, Hello
+from fedmtl.federation.handshake import Hello
 from fedmtl.tasks.task import Task
 
 
@@ -56,7 +55,9 @@ def told_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Censu
     """What sites said they have; their counts of labels are in the task's order, and none where one tells none."""
     clients = {
         client: {
-            name: Holding(held.examples, dict(zip(label_names(tasks[name]), held.labels, strict=False)))
+            name: Holding(
+                held.examples, dict(zip(tasks[name].kind_of.count_names(tasks[name]), held.labels, strict=False))
+            )
             for name, held in hello.tasks.items()
         }
         for client, hello in hellos.items()
@@ -69,35 +70,15 @@ def told_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Censu
 
 def label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:
     """Examples per label, or per range of scores."""
-    return dict(zip(label_names(task), counts_in_order(task, labels), strict=True))
-
-
-def counts_in_order(task: Task, labels: np.ndarray) -> list[int]:
-    """How many examples each label has in the task's order, or each range of scores from the lowest."""
-    if not task.is_regression:
-        return [int(count) for count in np.bincount(labels, minlength=len(task.labels))]
-    counts, _ = np.histogram(labels, bins=np.linspace(0.0, 1.0, SCORE_RANGES + 1))
-    return [int(count) for count in counts]
-
-
-def label_names(task: Task) -> list[str]:
-    """The labels in order, or the ranges of scores in words."""
-    if not task.is_regression:
-        return list(task.labels)
-    low, high = task.score_range
-    edges = np.linspace(0.0, 1.0, SCORE_RANGES + 1)
-    return [f"{low + (high - low) * a:.1f}-{low + (high - low) * b:.1f}" for a, b in pairwise(edges)]
+    return dict(zip(task.kind_of.count_names(task), task.kind_of.counts(task, labels), strict=True))
 
 
 def _quantiles(population: Population, tasks: Mapping[str, Task]) -> dict[str, list[float]]:
     train = population.train
     found = {}
     for name, task in tasks.items():
-        if task.is_regression:
+        if not task.kind_of.has_labels:
             shards = [train[client][name] for client in train if name in train.tasks_of(client)]
             labels = np.concatenate([shard.labels[shard.indices] for shard in shards])
-            low, high = task.score_range
-            found[name] = [
-                round(low + (high - low) * float(q), 4) for q in np.quantile(labels, [0, 0.25, 0.5, 0.75, 1])
-            ]
+            found[name] = task.kind_of.quantiles(task, labels)
     return found

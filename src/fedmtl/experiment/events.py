@@ -160,8 +160,8 @@ def _data_events(prepared: Prepared, census: Census) -> list[DataEvent]:
             validation=len(part.validation),
             truncated=census.truncated[name],
             validation_cut=part.validation_cut,
-            labels=None if part.task.is_regression else dict(census.labels(name)),
-            quantiles=[*census.quantiles[name]] if part.task.is_regression and name in census.quantiles else None,
+            labels=dict(census.labels(name)) if part.task.kind_of.has_labels else None,
+            quantiles=[*census.quantiles[name]] if name in census.quantiles else None,
         )
         for name, part in prepared.data.items()
     ]

@@ -131,5 +131,5 @@ def _partition(config: Config, part: TaskData, clients: list[str]) -> dict[str, 
         config.partition,
         seed=config.seed,
         task=part.task.name,
-        regression=part.task.is_regression,
+        kind=part.task.kind_of,
     )

@@ -10,8 +10,7 @@ our model does instead is written into those layers:
   signs, and the last one takes the differences.
 * `mean`, `pair: dual`, adapters and heads behind a normalisation have no place there and are refused.
 
-LoRA's matrices are multiplied and added to the layers they belong to. A head of one output becomes one of two,
-(0, z): their softmax is the sigmoid of z. A regression's head is rescaled from 0..1 to the score's range.
+LoRA's matrices are multiplied and added to the layers they belong to. The kind of task says what its head is there.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from fedmtl.model.lora import merge
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.saved import SavedModel
 from fedmtl.sharing.keys import ADAPTERS, HEADS, owner_task
+from fedmtl.tasks.kinds.protocol import PlainHead
 from fedmtl.tasks.task import Task
 
 # tanh(x) is x within one rounding of float32 for |x| under 3e-4, so hidden states may reach 300. A power of
@@ -71,11 +71,11 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     values = _plain_values(bound.use(task.name), task)
     head = _plain_head(task, values)
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
-    _describe(config, task, len(head[1]))
+    _describe(config, head)
     classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, **NO_CODE).eval()
     with torch.no_grad():
         _copy_encoder(classifier, values)
-        build(classifier, values, head)
+        build(classifier, values, (head.weight, head.bias))
     classifier.save_pretrained(folder)
     _save_tokenizer(saved, folder)
     return folder
@@ -99,26 +99,20 @@ def _plain_values(model: MultiTaskModel, task: Task) -> Values:
     return values if model.lora is None else merge(values, model.lora)
 
 
-def _plain_head(task: Task, values: Values) -> Linear:
+def _plain_head(task: Task, values: Values) -> PlainHead:
     """The head in double precision: two outputs for two labels, a score in its own range."""
     weight, bias = (values[f"{HEADS}{task.name}.{leaf}"].double() for leaf in ("weight", "bias"))
-    if task.is_regression:
-        low, high = task.score_range
-        return weight * (high - low), bias * (high - low) + low
-    if task.outputs == 1:
-        return torch.cat([torch.zeros_like(weight), weight]), torch.cat([torch.zeros_like(bias), bias])
-    return weight, bias
+    head = task.kind_of.plain_head(task, weight, bias)
+    if head is None:
+        raise ModelError(f"is {task.kind_of.words}, which plain transformers do not have")
+    return head
 
 
-def _describe(config: Any, task: Task, num_outputs: int) -> None:
-    config.num_labels = num_outputs
-    if task.is_regression:
-        config.problem_type = "regression"
-        config.id2label, config.label2id = {0: "score"}, {"score": 0}
-    else:
-        config.problem_type = "single_label_classification"
-        config.id2label = dict(enumerate(task.labels))
-        config.label2id = {label: index for index, label in enumerate(task.labels)}
+def _describe(config: Any, head: PlainHead) -> None:
+    config.num_labels = len(head.bias)
+    config.problem_type = head.problem_type
+    config.id2label = dict(enumerate(head.names))
+    config.label2id = {name: index for index, name in enumerate(head.names)}
 
 
 def _copy_encoder(classifier: Any, values: Values) -> None:

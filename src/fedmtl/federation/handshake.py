@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmtl import __version__
 from fedmtl.errors import WireError
 from fedmtl.federation.faults import NAME
+from fedmtl.tasks.task import SCORE_RANGES
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Word = Annotated[str, Field(max_length=300)]
@@ -26,8 +27,6 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Row = Annotated[int, Field(ge=0, lt=1 << 31)]
 MOST_TASKS, MOST_LABELS, MOST_ROWS = 1000, 10_000, 5_000_000
-# Of a regression: into how many ranges its scores are counted.
-SCORE_RANGES = 5
 
 
 class Said(BaseModel):
@@ -78,8 +77,9 @@ class Held(Said):
     label_list: Digest
 
     @property
-    def is_regression(self) -> bool:
-        return self.label_list == labels_digest(())
+    def has_labels(self) -> bool:
+        """Whether the task has a list of labels; without one, ranges of scores are counted."""
+        return self.label_list != labels_digest(())
 
 
 class Hello(Said):

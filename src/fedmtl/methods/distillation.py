@@ -23,7 +23,7 @@ from fedmtl.federation.messages import State
 from fedmtl.federation.server_method import ServerMethod, ServerSetup, Step
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.encoder import Encoder
-from fedmtl.model.multitask import MultiTaskModel, num_outputs
+from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
 from fedmtl.runs.event_lines import Observer
 from fedmtl.runs.events import DistillationEvent, TeacherEvent
@@ -166,7 +166,7 @@ def _shard(config: Config, task: Task, files: list[str], teacher: Teacher, encod
             " or name other tasks in training.distillation.tasks"
         )
     tokens, _ = tokenize(task, texts, encoder.tokenizer, config.model.max_length, token_cache(config.data))
-    labels = np.zeros(len(texts[0]), dtype=np.float32 if task.is_regression else np.int64)
+    labels = task.kind_of.blank_labels(len(texts[0]))
     return Shard(tokens, labels, np.arange(len(labels), dtype=np.int64), teacher.outputs(task, texts))
 
 
@@ -195,14 +195,13 @@ class Teacher:
             return None
         own = self._saved.tasks[task.name]
         tokens, _ = tokenize(own, texts, self._saved.encoder.tokenizer, self._saved.max_length, self._cache)
-        path = tokens.with_name(f"{tokens.name}-{self._digest}-{task.name}-{num_outputs(task)}.npy")
+        path = tokens.with_name(f"{tokens.name}-{self._digest}-{task.name}-{task.kind_of.num_outputs(task)}.npy")
         if not path.exists():
             count = len(texts[0])
             self._observe(TeacherEvent(task=task.name, examples=count))
-            kind = np.float32 if own.is_regression else np.int64
-            shard = Shard(tokens, np.zeros(count, dtype=kind), np.arange(count, dtype=np.int64))
+            shard = Shard(tokens, own.kind_of.blank_labels(count), np.arange(count, dtype=np.int64))
             found, _ = predict(self._model(), task.name, shard, 64, self._device)
-            save_outputs(path, in_form_of(task, own, found))
+            save_outputs(path, task.kind_of.in_form_of(task, own, found))
         return path
 
     def _model(self) -> BoundModel:
@@ -229,15 +228,6 @@ def open_teacher(
     for name in taught:
         _check(tasks[name], saved, given)
     return Teacher(saved, model_digest(folder, saved), taught, token_cache(config.data), torch.device(device), observe)
-
-
-def in_form_of(student: Task, teacher: Task, outputs: np.ndarray) -> np.ndarray:
-    """The same answers with as many outputs as the student has: one logit is the difference of two."""
-    if num_outputs(student) == num_outputs(teacher):
-        return outputs
-    if num_outputs(student) == 1:
-        return np.diff(outputs, axis=1)
-    return np.concatenate([np.zeros_like(outputs), outputs], axis=1)
 
 
 def _check(task: Task, saved: SavedModel, given: Path) -> None:

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config
+from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import HEADS
 from fedmtl.sharing.plan import SharingPlan
+from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import LocalClient, LocalMethod, LocalStep
 from fedmtl.training.stacked.method import StackedMethod
@@ -89,14 +91,7 @@ def label_offsets(
 ) -> np.ndarray | None:
     """What is added to a task's outputs at a client with these labels; `counts` are those of all clients, by task."""
     everybody = counts.get(task.name)
-    if task.is_regression or not everybody:
-        return None
-    here, everywhere = np.ones(len(task.labels)), np.ones(len(task.labels))
-    here += np.bincount(labels, minlength=len(here))
-    everywhere[: len(everybody)] += everybody
-    offsets = strength * (np.log(here / here.sum()) - np.log(everywhere / everywhere.sum()))
-    # One output for two labels is how far the second is above the first.
-    return np.asarray(offsets[1:] - offsets[:1] if task.outputs == 1 else offsets, np.float32)
+    return task.kind_of.label_offsets(task, labels, everybody, strength) if everybody else None
 
 
 class LabelCounts(ServerMethod):
@@ -123,7 +118,15 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
 
 
 def _open(setup: ServerSetup) -> LabelCounts | None:
-    return LabelCounts() if NAME in setup.settings.methods else None
+    if NAME not in setup.settings.methods:
+        return None
+    for name, task in setup.tasks.items():
+        if task.kind_of.has_labels and type(task.kind_of).label_offsets is TaskKind.label_offsets:
+            raise ConfigError(
+                f"training.logit_adjustment: the outputs of {name} cannot be adjusted, it is {task.kind_of.words};"
+                " remove it"
+            )
+    return LabelCounts()
 
 
 def check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[str, Any]) -> str | None:

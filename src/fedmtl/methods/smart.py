@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config, SmartConfig
@@ -130,16 +129,8 @@ class SameDropout:
 
 
 def divergences(task: Task, first: Tensor, second: Tensor) -> Tensor:
-    """Of every example, between two sets of outputs: KL both ways, or the squared difference of two scores.
-
-    Exactly 0 where both are equal.
-    """
-    if task.is_regression:
-        return (first - second).square().squeeze(-1)
-    if task.outputs == 1:
-        return ((first.sigmoid() - second.sigmoid()) * (first - second)).squeeze(-1)
-    logs, others = F.log_softmax(first, -1), F.log_softmax(second, -1)
-    return ((logs.exp() - others.exp()) * (logs - others)).sum(-1)
+    """How far two sets of outputs are apart, for every example; exactly 0 where both are equal."""
+    return task.kind_of.divergences(task, first, second)
 
 
 def example_norms(task: Task, noise: Tensor, norm: str) -> Tensor:

@@ -37,7 +37,7 @@ class UncertaintyWeights(LocalMethod):
         assert self._model is not None
         module, leaf = self._model.canonical()[f"{HEADS}{task}{LOG_VARIANCE}"]
         spread: Tensor = getattr(module, leaf)
-        fit = loss / 2 if self._model.tasks[task].is_regression else loss
+        fit = loss * self._model.tasks[task].kind_of.likelihood_factor
         return ((-spread).exp() * fit + spread / 2).sum()
 
 

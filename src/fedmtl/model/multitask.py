@@ -52,12 +52,12 @@ class Head(nn.Linear):
     log_variance: nn.Parameter | None
 
     def __init__(self, task: Task, hidden_size: int, seed: int, *, log_variance: bool = False) -> None:
-        super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, num_outputs(task))
+        super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, task.kind_of.num_outputs(task))
         generator = torch.Generator().manual_seed(derive_seed(seed, "head", task.name))
         with torch.no_grad():
             self.weight.normal_(0.0, 0.02, generator=generator)
             self.bias.zero_()
-            if task.is_dual and task.is_regression:
+            if task.is_dual and task.kind_of.starts_at_cosine:
                 self.weight.zero_()
                 self.weight[:, -1] = 1 / COSINE_SCALE
         self.register_parameter("log_variance", nn.Parameter(torch.zeros(1)) if log_variance else None)
@@ -212,12 +212,6 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
     """What the head of a dual pair sees of the two texts' vectors."""
     cosine = F.cosine_similarity(first, second, dim=-1).unsqueeze(-1)
     return torch.cat([first, second, (first - second).abs(), first * second, COSINE_SCALE * cosine], dim=-1)
-
-
-def num_outputs(task: Task) -> int:
-    if task.is_regression:
-        return 1
-    return 1 if task.outputs == 1 else len(task.labels)
 
 
 def pooling(task: Task, encoder: Encoder) -> str:

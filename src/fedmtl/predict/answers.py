@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +33,8 @@ class Prediction:
 
 def to_prediction(task: Task, outputs: np.ndarray) -> Prediction:
     """One example's outputs as a label or a score in its own range."""
-    if task.is_regression:
-        low, high = task.score_range
-        return Prediction(task.name, None, low + (high - low) * float(outputs[0]), {})
-    logits = [0.0, float(outputs[0])] if task.outputs == 1 else [float(value) for value in outputs]
-    top = max(logits)
-    exponents = [math.exp(value - top) for value in logits]
-    shares = {label: value / sum(exponents) for label, value in zip(task.labels, exponents, strict=True)}
-    return Prediction(task.name, max(shares, key=lambda label: shares[label]), None, shares)
+    answer = task.kind_of.answer(task, outputs)
+    return Prediction(task.name, answer.label, answer.score, answer.probabilities)
 
 
 def tasks_on(name: str, tasks: Mapping[str, Task], num_texts: int) -> list[str]:

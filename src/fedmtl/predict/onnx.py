@@ -227,18 +227,8 @@ def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
     """Score one task on examples at hand."""
     rows = list(zip(*examples.texts, strict=True))
     outputs = compute(model, [task.name], rows)[task.name]
-    loss = float(_losses(task, outputs.astype(np.float64), examples.labels).sum())
+    loss = float(task.kind_of.plain_losses(task, outputs.astype(np.float64), examples.labels).sum())
     return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
-
-
-def _losses(task: Task, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Squared error or cross-entropy of every example."""
-    if task.is_regression:
-        errors: np.ndarray = (outputs[:, 0] - labels) ** 2
-        return errors
-    logits = np.concatenate([np.zeros_like(outputs), outputs], axis=1) if task.outputs == 1 else outputs
-    surprise: np.ndarray = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
-    return surprise
 
 
 def _task(model: OnnxModel, name: str) -> Task:

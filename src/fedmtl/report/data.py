@@ -25,7 +25,7 @@ _FULL = Frame(x=(0, 1), y=(0, 1), width=96, height=10, left=0, right=0, top=0, b
 def label_colours(run: Run, task: str) -> dict[str, str]:
     """Label -> CSS class: a hue for a category, a shade for a range of scores, `other` for rare ones."""
     counts = _counts(run, task)
-    if run.task(task).kind == "regression":
+    if not run.task(task).labels:
         last = max(1, len(counts) - 1)
         return {label: f"shade{round(i * 7 / last)}" for i, label in enumerate(counts)}
     if len(counts) <= MOST_COLOURS:
@@ -40,7 +40,7 @@ def _counts(run: Run, task: str) -> dict[str, float]:
     shares = [client.tasks[task] for client in run.clients.values() if task in client.tasks]
     for label, many in (pair for share in shares for pair in (share.labels or {}).items()):
         totals[label] = totals.get(label, 0.0) + many
-    if run.task(task).kind == "regression":
+    if not run.task(task).labels:
         return dict(sorted(totals.items(), key=lambda item: _lower_end(item[0])))
     return totals
 

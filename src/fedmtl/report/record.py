@@ -31,6 +31,7 @@ from fedmtl.runs.events import (
     TaskWeightsEvent,
     UpdateEvent,
 )
+from fedmtl.runs.results import task_metrics
 
 # A smaller change over the whole window is not worth a word, however steady it is.
 SMALLEST_CHANGE = 0.005
@@ -156,7 +157,7 @@ def _average(event: RoundEvent, name: Literal["overall", "classification"]) -> f
 def _mean_at(run: Run, name: str, at: int) -> float | None:
     counted = [task for task in run.tasks if not run.task(task).auxiliary]
     if name == "classification":
-        counted = [task for task in counted if run.task(task).kind == "classification"]
+        counted = [task for task in counted if "accuracy" in task_metrics(run.task(task))]
         metrics = dict.fromkeys(counted, "accuracy")
     else:
         metrics = {task: main_metric(run, task) for task in counted}

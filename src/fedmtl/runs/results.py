@@ -86,11 +86,11 @@ def result_columns(events: Iterable[Event]) -> list[str]:
         raise FedmtlError("events.jsonl: has no `start`, which says what was run; put back a copy of the file")
     columns = list(_ROUND_COLUMNS)
     for name, task in start.tasks.items():
-        columns += [f"{name}.{metric}" for metric in _metrics(task)] + [f"{name}.train_loss"]
+        columns += [f"{name}.{metric}" for metric in task_metrics(task)] + [f"{name}.train_loss"]
     return columns
 
 
-def _metrics(task: TaskFacts) -> Sequence[str]:
+def task_metrics(task: TaskFacts) -> Sequence[str]:
     """A task's metrics; a kind of task that is not built in names them in its `start`, or at least its main one."""
     return METRICS.get(task.kind) or task.metrics or ([task.metric] if task.metric else [])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
@@ -28,7 +27,7 @@ class HubTable:
 class BuiltinTask:
     """A task's defaults. `embedded` names the data inside the package that can stand in for it."""
 
-    kind: Literal["classification", "regression"]
+    kind: str
     text: tuple[str, ...]
     labels: tuple[str, ...] = ()
     score_range: tuple[float, float] | None = None

@@ -9,16 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmtl.errors import DataError
-from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.sources import Table
+from fedmtl.tasks.sources import Table, as_number
 from fedmtl.tasks.task import Task
-
-MOST_LABELS_SHOWN = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One list of texts per text column; labels are int64 class indices or float32 scores in 0..1.
+    """One list of texts per text column; labels are int64 indices or float32 numbers, as the kind of task has them.
 
     `column` holds the values of the partition column where the task is dealt by one.
     """
@@ -43,8 +40,7 @@ class Examples:
 
 def no_examples(task: Task) -> Examples:
     """Examples of a task, none of them."""
-    labels = np.zeros(0, np.float32) if task.is_regression else np.zeros(0, np.int64)
-    return Examples(tuple([] for _ in task.text), labels)
+    return Examples(tuple([] for _ in task.text), task.kind_of.blank_labels(0))
 
 
 def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
@@ -57,10 +53,7 @@ def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
 
 
 def examples_from(table: Table, task: Task, column: str | None = None) -> Examples:
-    """The table's rows as examples of the task; the first row that does not fit is a DataError.
-
-    A built-in task's label may be written as its name or its index from 0.
-    """
+    """The table's rows as examples of the task; the first row that does not fit is a DataError."""
     for key, name in [*(("text", text) for text in task.text), ("label", task.label)]:
         _check_column(table, name, f"tasks.{task.name}.{key}", task)
     if column is not None:
@@ -68,7 +61,7 @@ def examples_from(table: Table, task: Task, column: str | None = None) -> Exampl
     _check_texts(table, task)
     return Examples(
         texts=tuple(table.columns[name] for name in task.text),
-        labels=_scores(table, task) if task.is_regression else _classes(table, task),
+        labels=task.kind_of.parse(task, table),
         column=None if column is None else table.columns[column],
     )
 
@@ -86,7 +79,7 @@ def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
             f"{tables[0].origin}: column {task.label} holds {found}, and {task.name} needs two or more; "
             f"add examples of others, or name another column under tasks.{task.name}.label"
         ).coded("data_unusable", task.name)
-    numbers = {value: _number(value) for value in values}
+    numbers = {value: as_number(value) for value in values}
     if any(np.isnan(number) for number in numbers.values()):
         return sorted(values)
     return sorted(values, key=lambda value: (numbers[value], value))
@@ -110,11 +103,6 @@ def _check_column(table: Table, name: str, key: str, task: Task) -> None:
         ).coded("column_missing", task.name)
 
 
-def _number_of(table: Table, row: int) -> int:
-    """The line or row, from 1, at which a row stood."""
-    return row + 1 if table.numbers is None else table.numbers[row]
-
-
 def _check_texts(table: Table, task: Task) -> None:
     for name in task.text:
         empty = [row for row, text in enumerate(table.columns[name]) if not text or text.isspace()]
@@ -122,48 +110,4 @@ def _check_texts(table: Table, task: Task) -> None:
             raise DataError(
                 f"{table.place(empty[0])}: column {name} is empty, in {len(empty)} of {len(table)} rows; "
                 f"fill or remove them, or name another column under tasks.{task.name}.text"
-            ).coded("text_empty", task.name, _number_of(table, empty[0]))
-
-
-def _classes(table: Table, task: Task) -> npt.NDArray[np.int64]:
-    known = {label: index for index, label in enumerate(task.labels)}
-    # An index must not be mistaken for a label that is itself a number.
-    by_index = task.name in BUILTIN and not any(label.isdigit() for label in task.labels)
-    if by_index:
-        known |= {str(index): index for index in range(len(task.labels))}
-    values = table.columns[task.label]
-    classes = np.array([known.get(value, -1) for value in values], dtype=np.int64)
-    if (classes < 0).any():
-        row = int(np.argmax(classes < 0))
-        shown = ", ".join(task.labels[:MOST_LABELS_SHOWN]) + (", ..." if len(task.labels) > MOST_LABELS_SHOWN else "")
-        indices = f" (or 0 to {len(task.labels) - 1})" if by_index else ""
-        raise DataError(
-            f"{table.place(row)}: label {values[row]!r} in column {task.label} is not one of {shown}{indices}"
-            f"; mend the row, or list every label under tasks.{task.name}.labels"
-        ).coded("label_unknown", task.name, _number_of(table, row))
-    return classes
-
-
-def _scores(table: Table, task: Task) -> npt.NDArray[np.float32]:
-    values = table.columns[task.label]
-    low, high = task.score_range
-    try:
-        scores = np.array(values, dtype=np.float64)
-    except ValueError:
-        scores = np.array([_number(value) for value in values])
-    fits = (scores >= low) & (scores <= high)
-    if not fits.all():
-        row = int(np.argmin(fits))
-        what = "is not a number" if np.isnan(scores[row]) else f"lies outside {low:g} to {high:g}"
-        raise DataError(
-            f"{table.place(row)}: score {values[row]!r} in column {task.label} {what}; "
-            f"mend the row, or write another range under tasks.{task.name}.score_range"
-        ).coded("score_invalid", task.name, _number_of(table, row))
-    return ((scores - low) / (high - low)).astype(np.float32)
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return float("nan")
+            ).coded("text_empty", task.name, table.number(empty[0]))

@@ -144,7 +144,7 @@ def load_tasks(config: Config) -> dict[str, TaskData]:
 def known_tasks(config: Config) -> dict[str, Task]:
     """Every task by name, without its examples; they are read only where a task's labels have to be found in them."""
     tasks = {name: resolve_task(config, name) for name in config.tasks}
-    if all(task.is_regression or task.labels for task in tasks.values()):
+    if all(task.labels or not task.kind_of.has_labels for task in tasks.values()):
         return tasks
     return {name: part.task for name, part in load_tasks(config).items()}
 
@@ -153,7 +153,7 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     name, given = task.name, config.tasks[task.name]
     brought = {client: _read(source, task) for client, source in own_sources(config, name).items()}
     shared = None if brings_all(config, name) else _read_shared(config, task)
-    if not task.is_regression and not task.labels:
+    if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]
         task = resolve_task(config, name, labels_in(trains, task))
     own = {client: _split(config, task, tables, client) for client, tables in brought.items()}

@@ -16,21 +16,20 @@ import numpy.typing as npt
 from fedmtl.config import PartitionConfig
 from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
+from fedmtl.tasks.kinds.protocol import Labels, TaskKind
 
 Indices = npt.NDArray[np.int64]
 
-SCORE_BINS = 5
-
 
 def partition(
-    labels: npt.NDArray[np.int64] | npt.NDArray[np.float32],
+    labels: Labels,
     column: list[str] | None,
     clients: Sequence[str],
     settings: PartitionConfig,
     *,
     seed: int,
     task: str,
-    regression: bool,
+    kind: TaskKind,
 ) -> dict[str, Indices]:
     """Each client's examples as sorted indices; every example goes to exactly one client.
 
@@ -45,7 +44,7 @@ def partition(
         case "quantity":
             parts = _deal(np.arange(len(labels)), count, settings.alpha, random)
         case "dirichlet":
-            parts = _by_label(_bins(labels) if regression else labels, count, settings.alpha, random)
+            parts = _by_label(kind.groups(labels), count, settings.alpha, random)
         case "column":
             assert column is not None, "partition by column without its values"
             parts = _by_value(column, count, f"{settings.column}", task)
@@ -64,14 +63,6 @@ def _deal(indices: Indices, count: int, alpha: float, random: np.random.Generato
 def _by_label(classes: npt.NDArray[np.generic], count: int, alpha: float, random: np.random.Generator) -> list[Indices]:
     dealt = [_deal(np.flatnonzero(classes == value), count, alpha, random) for value in np.unique(classes)]
     return [np.concatenate([parts[client] for parts in dealt] or [np.zeros(0, np.int64)]) for client in range(count)]
-
-
-def _bins(scores: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    """Scores as the quantile bin each falls into; equal scores share a bin."""
-    if not len(scores):
-        return np.zeros(0, dtype=np.int64)
-    edges = np.quantile(scores.astype(np.float64), np.arange(1, SCORE_BINS) / SCORE_BINS)
-    return np.searchsorted(edges, scores.astype(np.float64), side="right").astype(np.int64)
 
 
 def _by_value(column: list[str], count: int, name: str, task: str) -> list[Indices]:

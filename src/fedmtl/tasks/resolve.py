@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from fedmtl.capabilities import task_kind, task_kinds
 from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
+from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.membership import own_sources, task_clients
 from fedmtl.tasks.task import Task
-
-Kind = Literal["classification", "regression"]
-
-MAIN_METRICS: dict[Kind, tuple[str, ...]] = {
-    "classification": ("accuracy", "f1", "matthews"),
-    "regression": ("pearson", "spearman"),
-}
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
@@ -30,19 +25,19 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     _check_splits(config, name)
     kind, defaults = _defaults(config, name, given)
     text = _text(name, given, defaults)
-    labels = _labels(name, given, kind, defaults, found)
+    labels = kind.labels(name, given, defaults, found)
     return Task(
         name=name,
-        kind=kind,
+        kind=kind.name,
         text=text,
         label=_required(name, "label", given.label or defaults.label, "label: COLUMN"),
         metric=_metric(name, given, kind, defaults),
         labels=labels,
-        score_range=_score_range(name, given, kind, defaults),
+        score_range=kind.score_range(name, given, defaults),
         pair=_pair(name, given, text) or config.model.pair,
         pool=given.pool or config.model.pool,
-        outputs=_outputs(name, given, kind, labels),
-        class_weights=_class_weights(name, given, kind, labels),
+        outputs=kind.outputs(name, given, labels),
+        class_weights=kind.checked_class_weights(name, given, labels),
         weight=given.weight,
         learning_rate=given.learning_rate,
         batch_size=given.batch_size,
@@ -77,20 +72,21 @@ def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
     return BUILTIN[builtin.embedded]
 
 
-def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[Kind, BuiltinTask]:
+def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[TaskKind, BuiltinTask]:
     """The task's kind and the defaults that fit it; an own task's are empty."""
-    builtin = builtin_in_use(config, name)
+    builtin, where = builtin_in_use(config, name), f"tasks.{name}.kind"
     if builtin is None:
         if given.kind is None:
             raise ConfigError(
-                f"tasks.{name}.kind: found nothing, and {name} is not built in ({', '.join(BUILTIN)} are); "
-                "write `kind: classification` or `kind: regression`"
+                f"{where}: found nothing, and {name} is not built in ({', '.join(BUILTIN)} are); "
+                f"write {' or '.join(f'`kind: {kind}`' for kind in task_kinds())}"
             )
+        kind = task_kind(given.kind, where)
         _check_source(config, name, given)
-        return given.kind, BuiltinTask(given.kind, text=(), metric="", label="")
+        return kind, BuiltinTask(given.kind, text=(), metric="", label="")
     if given.kind is None or given.kind == builtin.kind:
-        return builtin.kind, builtin
-    return given.kind, replace(builtin, labels=(), score_range=None, metric="")
+        return task_kind(builtin.kind), builtin
+    return task_kind(given.kind, where), replace(builtin, labels=(), score_range=None, metric="")
 
 
 def _check_source(config: Config, name: str, given: TaskConfig) -> None:
@@ -142,64 +138,10 @@ def _pair(name: str, given: TaskConfig, text: tuple[str, ...]) -> Literal["cross
     return given.pair
 
 
-def _labels(name: str, given: TaskConfig, kind: Kind, defaults: BuiltinTask, found: Sequence[str]) -> tuple[str, ...]:
-    if kind == "regression":
-        if given.labels:
-            raise ConfigError(f"tasks.{name}.labels: found on a regression; write `score_range: [LOW, HIGH]` instead")
-        return ()
-    labels = tuple(given.labels or defaults.labels or found)
-    twice = [label for label in labels if labels.count(label) > 1]
-    if twice:
-        raise ConfigError(f"tasks.{name}.labels: found {twice[0]!r} twice, write each label once")
-    return labels
-
-
-def _score_range(name: str, given: TaskConfig, kind: Kind, defaults: BuiltinTask) -> tuple[float, float]:
-    where = f"tasks.{name}.score_range"
-    if kind == "classification":
-        if given.score_range:
-            raise ConfigError(f"{where}: found on a classification; remove it, or write `kind: regression`")
-        return 0.0, 1.0
-    scores = given.score_range or defaults.score_range
-    if scores is None:
+def _metric(name: str, given: TaskConfig, kind: TaskKind, defaults: BuiltinTask) -> str:
+    metric = given.metric or defaults.metric or kind.main_metrics[0]
+    if metric not in kind.main_metrics:
         raise ConfigError(
-            f"{where}: found nothing, and a regression needs its lowest and highest score; "
-            "write `score_range: [0, 5]` for scores from 0 to 5"
-        )
-    if not scores[0] < scores[1]:
-        raise ConfigError(f"{where}: found [{scores[0]:g}, {scores[1]:g}], write the lower score first")
-    return scores
-
-
-def _metric(name: str, given: TaskConfig, kind: Kind, defaults: BuiltinTask) -> str:
-    metric = given.metric or defaults.metric or MAIN_METRICS[kind][0]
-    if metric not in MAIN_METRICS[kind]:
-        raise ConfigError(
-            f"tasks.{name}.metric: found {metric} on a {kind}, write one of {', '.join(MAIN_METRICS[kind])}"
+            f"tasks.{name}.metric: found {metric} on {kind.words}, write one of {', '.join(kind.main_metrics)}"
         )
     return metric
-
-
-def _outputs(name: str, given: TaskConfig, kind: Kind, labels: tuple[str, ...]) -> int:
-    width = 1 if kind == "regression" else len(labels) or 2
-    if given.outputs is None or given.outputs == width or (given.outputs == 1 and width == 2):
-        return given.outputs or width
-    what = "a regression" if kind == "regression" else f"{width} classes"
-    raise ConfigError(
-        f"tasks.{name}.outputs: found {given.outputs} on {what}, write it for two classes only or remove it"
-    )
-
-
-def _class_weights(
-    name: str, given: TaskConfig, kind: Kind, labels: tuple[str, ...]
-) -> Literal["none", "balanced"] | tuple[float, ...]:
-    where, weights = f"tasks.{name}.class_weights", given.class_weights
-    if kind == "regression" and weights != "none":
-        raise ConfigError(f"{where}: found on a regression, which has no classes; write `none` or remove it")
-    if not isinstance(weights, list):
-        return weights
-    if labels and len(weights) != len(labels):
-        raise ConfigError(
-            f"{where}: found {len(weights)} weights for {len(labels)} labels, write one for each of {', '.join(labels)}"
-        )
-    return tuple(weights)

@@ -51,8 +51,11 @@ class Table:
 
     def place(self, row: int) -> str:
         """Where a row stood, in words for a message, such as `train.tsv, line 7`."""
-        number = row + 1 if self.numbers is None else self.numbers[row]
-        return f"{self.origin}, {self.unit} {number}"
+        return f"{self.origin}, {self.unit} {self.number(row)}"
+
+    def number(self, row: int) -> int:
+        """The line or row, from 1, at which a row stood."""
+        return row + 1 if self.numbers is None else self.numbers[row]
 
 
 def read_table(path: Path) -> Table:
@@ -96,6 +99,14 @@ def find_table(folder: Path, stems: Sequence[str]) -> Path | None:
     """The first file in the folder named by one of the stems and a suffix we read, or nothing."""
     paths = (folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
+
+
+def as_number(value: str) -> float:
+    """A text as a number; not a number where it is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return float("nan")
 
 
 def as_text(value: Any) -> str:

@@ -6,22 +6,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedmtl.capabilities import TASK_KINDS, is_task_kind, task_kind, task_kinds
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
 
 if TYPE_CHECKING:
     from fedmtl.runs.events import TaskFacts
+    from fedmtl.tasks.kinds.protocol import TaskKind
+
+# A kind of task without a list of labels counts its scores in this many ranges.
+SCORE_RANGES = 5
 
 
 @dataclass(frozen=True)
 class Task:
     """One task with every default filled in: the columns it reads, what it predicts, and how it trains.
 
-    A regression's scores lie in `score_range`; the model predicts them scaled to 0..1.
+    A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
+    classification of two labels has one output for both.
     """
 
     name: str
-    kind: Literal["classification", "regression"]
+    kind: str
     text: tuple[str, ...]
     label: str
     metric: str
@@ -49,15 +55,16 @@ class Task:
         return self.is_pair and self.pair == "dual"
 
     @property
-    def is_regression(self) -> bool:
-        """Whether the task predicts a score; otherwise it predicts a label."""
-        return self.kind == "regression"
+    def kind_of(self) -> TaskKind:
+        """The task's kind, which answers whatever depends on what is predicted."""
+        return task_kind(self.kind)
 
 
 def task_facts(task: Task, pool: str) -> TaskFacts:
     """What a run says of a task when it starts; `pool` is how the model pools for it."""
     from fedmtl.runs.events import TaskFacts
 
+    kind, scale = task.kind_of, task.kind_of.scale(task)
     return TaskFacts(
         kind=task.kind,
         labels=list(task.labels),
@@ -65,7 +72,9 @@ def task_facts(task: Task, pool: str) -> TaskFacts:
         auxiliary=task.auxiliary,
         pair=task.pair if task.is_pair else None,
         pool=pool,
-        score_range=list(task.score_range) if task.is_regression else None,
+        score_range=None if scale is None else list(scale),
+        # A reader of the run may not have the package that the kind is from.
+        metrics=None if task.kind in TASK_KINDS else list(kind.metrics),
     )
 
 
@@ -82,14 +91,10 @@ def read_tasks(raw: Any, where: str, error: type[FedmtlError]) -> dict[str, Task
     for name, task in tasks.items():
         problem = _problem(name, task)
         if problem:
-            raise error(f"{where}: its task {excerpt(repr(name))} is not one of ours ({problem})")
+            raise error(f"{where}: its task {excerpt(repr(name))} is not one of ours ({excerpt(problem)})")
     if not tasks:
         raise error(f"{where}: has no task")
     return tasks
-
-
-# A head is as wide as there are labels.
-MOST_LABELS = 100_000
 
 
 @lru_cache(maxsize=1)
@@ -105,10 +110,6 @@ def _problem(name: str, task: Task) -> str | None:
         return "it has another name"
     if len(task.text) not in (1, 2):
         return "it has neither one text nor two"
-    if task.outputs not in (1, 2):
-        return "a head has one output or two"
-    if task.outputs == 1 and not task.is_regression and len(task.labels) != 2:
-        return "one output is for two labels"
-    low, high = task.score_range
-    fits = -1e30 < low < high < 1e30 if task.is_regression else 2 <= len(task.labels) <= MOST_LABELS
-    return None if fits else "it has no range of scores, or no labels"
+    if not is_task_kind(task.kind):
+        return f"its kind {task.kind!r} is not known here; there are {', '.join(task_kinds())}"
+    return task.kind_of.problem(task)

@@ -68,17 +68,8 @@ def similarity_loss(teacher: Tensor, student: Tensor, *, balanced: bool = False)
 
 
 def outputs_loss(task: Task, teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """Mean over the batch of T^2 KL(teacher || student) at that temperature, or of the squared difference of scores.
-
-    T^2 keeps the gradient's size as the temperature grows. One output is the second of two classes.
-    """
-    teacher = teacher.detach().to(student.dtype)
-    if task.is_regression:
-        return F.mse_loss(student, teacher)
-    if task.outputs == 1:
-        teacher, student = (torch.cat([torch.zeros_like(part), part], -1) for part in (teacher, student))
-    target, own = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
-    return temperature**2 * F.kl_div(own, target, reduction="batchmean", log_target=True)
+    """How far the student's outputs are from its teacher's, by the measure of the task's kind."""
+    return task.kind_of.distillation_loss(task, teacher.detach().to(student.dtype), student, temperature)
 
 
 def _log_relations(states: Tensor, mask: Tensor, num_heads: int) -> Tensor:

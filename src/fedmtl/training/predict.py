@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import num_outputs
 from fedmtl.tasks.batches import Shard, collate, sorted_batches
 from fedmtl.timing import timed
-from fedmtl.training.objective import example_losses, to_tensors
+from fedmtl.training.objective import to_tensors
 
 
 @torch.inference_mode()
@@ -20,13 +19,14 @@ def predict(
     """The outputs in the order of `shard.indices`, and the summed loss."""
     # A client whose training failed leaves the model in training mode.
     model = bound.use(task).eval()
-    outputs = [np.zeros((0, num_outputs(model.tasks[task])), dtype=np.float32)]
+    own = model.tasks[task]
+    outputs = [np.zeros((0, own.kind_of.num_outputs(own)), dtype=np.float32)]
     positions = [np.zeros(0, dtype=np.int64)]
     loss = 0.0
     for batch in sorted_batches(shard, batch_size):
         inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)
         logits = model(task, inputs)
-        loss += float(example_losses(model.tasks[task], logits, labels).double().sum())
+        loss += float(own.kind_of.losses(own, logits, labels).double().sum())
         outputs.append(logits.float().cpu().numpy())
         positions.append(batch)
     order = np.argsort(np.concatenate(positions), kind="stable")

@@ -247,11 +247,8 @@ def client_info(hello: Hello, most: Mapping[str, int]) -> ClientInfo:
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
         {task: held.tokens for task, held in hello.tasks.items()},
-        # Of a regression scores are counted for the record only.
-        {
-            task: [] if held.is_regression else _within(held.labels, examples[task])
-            for task, held in hello.tasks.items()
-        },
+        # Ranges of scores are counted for the record only.
+        {task: _within(held.labels, examples[task]) if held.has_labels else [] for task, held in hello.tasks.items()},
         {task: min(held.validation, most.get(task, held.validation)) for task, held in hello.tasks.items()},
     )
 

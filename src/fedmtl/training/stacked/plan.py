@@ -20,7 +20,6 @@ from fedmtl.sharing.vocabulary import Rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import num_steps, planned_steps
-from fedmtl.training.objective import class_weights
 from fedmtl.training.optimizer import STEP, Slots
 from fedmtl.training.schedules import Step, rate_factor
 from fedmtl.training.settings import LocalSettings
@@ -162,7 +161,7 @@ def _plan(
             if not len(at):
                 continue
             shard = member.shards[task.name]
-            balance = class_weights(task, shard.labels[shard.indices])
+            balance = task.kind_of.class_weights(task, shard.labels[shard.indices])
             batches = [steps[number][1] for number in at]
             sizes = np.asarray([len(batch) for batch in batches])
             examples = np.concatenate(batches)

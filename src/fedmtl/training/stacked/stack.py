@@ -17,7 +17,6 @@ from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked
 from fedmtl.model.binding import undecayed
 from fedmtl.model.multitask import MultiTaskModel, pair_features
 from fedmtl.sharing.keys import HEADS
-from fedmtl.training.objective import example_losses
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.blocks import Block, Rates, make_block, squares, step_block
@@ -196,8 +195,8 @@ class Stack:
         for method in self.methods:
             outputs = method.adjust(name, outputs)
         labels = self.inputs.labels[rows].reshape(-1)
-        labels = labels if task.is_regression or task.outputs == 1 else labels.long()
-        return example_losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
+        labels = labels.long() if task.kind_of.has_labels else labels
+        return task.kind_of.losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
 
     def _move(self, heads: Sequence[Block]) -> None:
         every = [self.table, self.matrices, self.vectors, *heads]

@@ -1,0 +1,243 @@
+"""What a kind of task says of its tasks; the rest of the package calls these hooks and knows no kind by name.
+
+A kind of another package inherits from `TaskKind`, or from `LabelledKind` where an example has one of a list of
+labels, and overrides what differs. `register(Capability(NAME, task_kind=CLASS))` adds it, and `tasks.<task>.kind: NAME`
+of a config chooses it. torch is imported inside the hooks that get tensors: tasks can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmtl.config import TaskConfig
+from fedmtl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedmtl.tasks.builtin import BuiltinTask
+    from fedmtl.tasks.sources import Table
+    from fedmtl.tasks.sums import Sums
+    from fedmtl.tasks.task import Task
+
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+# A metric's value, or the reason why it has none.
+Value = float | str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the outputs of one example say: a label with every label's probability, or a score."""
+
+    label: str | None = None
+    score: float | None = None
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlainHead:
+    """A head as plain transformers have it, with the `problem_type` and the names of its outputs."""
+
+    weight: Tensor
+    bias: Tensor
+    problem_type: Literal["single_label_classification", "regression"]
+    names: tuple[str, ...]
+
+
+class TaskKind:
+    """Everything that depends on what a task predicts. It has no state: one object serves all tasks of the kind.
+
+    An example has one label, a number; a model gives a row of `num_outputs` numbers for it.
+    """
+
+    name: ClassVar[str]
+    # Every metric in the order of results.csv; those that may be a task's main metric, the default first.
+    metrics: ClassVar[tuple[str, ...]]
+    main_metrics: ClassVar[tuple[str, ...]]
+    # Whether a label is the index of one of `Task.labels`; it is an int64 then, and a float32 otherwise.
+    has_labels: ClassVar[bool] = False
+    # Whether the head of a dual pair starts as the cosine of both texts, which has to mean something for the outputs.
+    starts_at_cosine: ClassVar[bool] = False
+    # What the loss is multiplied by to be a negative log-likelihood, up to its variance (Kendall et al. 2018).
+    likelihood_factor: ClassVar[float] = 1.0
+
+    @property
+    def words(self) -> str:
+        """The kind in a sentence, such as `a classification`."""
+        return f"{'an' if self.name[:1] in 'aeiou' else 'a'} {self.name}"
+
+    def blank_labels(self, count: int) -> Labels:
+        """Labels of the right type for examples that have none."""
+        return np.zeros(count, np.int64) if self.has_labels else np.zeros(count, np.float32)
+
+    # -- from a config to a task --------------------------------------------------------------------------------------
+
+    def labels(self, name: str, given: TaskConfig, defaults: BuiltinTask, found: Sequence[str] = ()) -> tuple[str, ...]:
+        """`Task.labels`; `found` are those in the training data. Keys that do not fit are a ConfigError."""
+        if given.labels:
+            raise ConfigError(f"tasks.{name}.labels: found on {self.words}, which has none; remove it")
+        return ()
+
+    def score_range(self, name: str, given: TaskConfig, defaults: BuiltinTask) -> tuple[float, float]:
+        """`Task.score_range`."""
+        if given.score_range:
+            raise ConfigError(
+                f"tasks.{name}.score_range: found on {self.words}; remove it, or write `kind: regression`"
+            )
+        return 0.0, 1.0
+
+    def outputs(self, name: str, given: TaskConfig, labels: Sequence[str]) -> int:
+        """`Task.outputs`, which a classification of two labels may choose."""
+        if given.outputs is not None:
+            raise wrong_outputs(name, given, self.words)
+        return 2
+
+    def checked_class_weights(
+        self, name: str, given: TaskConfig, labels: Sequence[str]
+    ) -> Literal["none", "balanced"] | tuple[float, ...]:
+        """`Task.class_weights`."""
+        if given.class_weights != "none":
+            raise ConfigError(
+                f"tasks.{name}.class_weights: found on {self.words}, which has no classes; write `none` or remove it"
+            )
+        return "none"
+
+    def problem(self, task: Task) -> str | None:
+        """Why a task that was read from a file cannot be one of this kind."""
+        return None
+
+    def scale(self, task: Task) -> tuple[float, float] | None:
+        """The lowest and the highest score, where there are scores."""
+        return None
+
+    # -- labels -------------------------------------------------------------------------------------------------------
+
+    def parse(self, task: Task, table: Table) -> Labels:
+        """The labels of a table's label column; the first that does not fit is a DataError with its line."""
+        raise NotImplementedError
+
+    def groups(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What `partition.kind: dirichlet` deals unevenly: a number for every example, alike where labels are."""
+        raise NotImplementedError
+
+    def count_names(self, task: Task) -> list[str]:
+        """What examples are counted by: each of the labels, or SCORE_RANGES ranges of scores (`tasks/task.py`)."""
+        raise NotImplementedError
+
+    def counts(self, task: Task, labels: npt.NDArray[Any]) -> list[int]:
+        """How many examples there are by each of `count_names`."""
+        raise NotImplementedError
+
+    def quantiles(self, task: Task, labels: npt.NDArray[Any]) -> list[float]:
+        """The minimum, the quartiles and the maximum of all clients' scores, where there is no list of labels."""
+        raise NotImplementedError
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def num_outputs(self, task: Task) -> int:
+        """The width of the head."""
+        raise NotImplementedError
+
+    def losses(self, task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every example, (n, outputs) and (n,) to (n,).
+
+        Clients that train as one computation record it once, so it must not look at the numbers.
+        """
+        raise NotImplementedError
+
+    def plain_losses(self, task: Task, outputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The same for arrays; a kind that does not write it without torch cannot be scored without it."""
+        import torch
+
+        found: npt.NDArray[Any] = self.losses(task, torch.from_numpy(outputs), torch.from_numpy(labels)).numpy()
+        return found
+
+    def class_weights(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
+        """What the loss of an example is multiplied by, for each label, at a client with these labels."""
+        return None
+
+    def label_offsets(
+        self, task: Task, labels: npt.NDArray[Any], everybody: Sequence[int], strength: float
+    ) -> npt.NDArray[np.float32] | None:
+        """What logit adjustment adds to the outputs at a client with these labels; `everybody`'s are counted.
+
+        None where it means nothing. Logit adjustment refuses a kind with labels that does not write it.
+        """
+        return None
+
+    def divergences(self, task: Task, first: Tensor, second: Tensor) -> Tensor:
+        """How far two rows of outputs are apart, for every example; exactly 0 where they are equal (SMART, R-Drop)."""
+        return (first - second).square().sum(-1)
+
+    def distillation_loss(self, task: Task, teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+        """How far a student's outputs are from its teacher's, as the mean over a batch."""
+        from torch.nn import functional as F
+
+        return F.mse_loss(student, teacher)
+
+    def in_form_of(self, student: Task, teacher: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A teacher's outputs with as many columns as the student's have; both tasks have the same labels."""
+        assert self.num_outputs(student) == self.num_outputs(teacher), "tasks with the same labels have one width"
+        return outputs
+
+    # -- answers and scores -------------------------------------------------------------------------------------------
+
+    def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
+        """What the outputs of one example say."""
+        raise NotImplementedError
+
+    def predicted(self, task: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The label that each row of outputs says, where there are labels."""
+        raise NotImplementedError
+
+    def sum_outputs(
+        self,
+        task: Task,
+        outputs: npt.NDArray[np.float64],
+        labels: npt.NDArray[Any],
+        loss: float,
+        *,
+        keep_pairs: bool,
+        broken: int,
+    ) -> Sums:
+        """What finite outputs and their labels add up to; `broken` more were not finite. Sums of parts can be added.
+
+        `keep_pairs` allows every prediction to be in the sums beside its label.
+        """
+        raise NotImplementedError
+
+    def read_sums(self, task: Task, data: Mapping[str, Any], *, with_pairs: bool) -> Sums:
+        """The sums that a client sent, which may be hostile: a WireError where no outputs can have them."""
+        raise NotImplementedError
+
+    def score(self, task: Task, sums: Any) -> tuple[dict[str, Value], str | None]:
+        """All `metrics`, and in words whether the model does no better than a constant."""
+        raise NotImplementedError
+
+    def constant_score(self, task: Task, labels: npt.NDArray[Any]) -> float:
+        """The main metric of the best answer that is always the same; 0 where it is not defined."""
+        return 0.0
+
+    def evaluation_fields(self, task: Task, sums: Any) -> dict[str, Any]:
+        """What an `evaluation` event says beside the metrics, which the report draws.
+
+        It draws a `confusion` (counts of true and predicted labels), and `residuals` ({edges, counts}).
+        """
+        return {}
+
+    # -- export -------------------------------------------------------------------------------------------------------
+
+    def plain_head(self, task: Task, weight: Tensor, bias: Tensor) -> PlainHead | None:
+        """The head as plain transformers compute it; None where they have nothing alike."""
+        return None
+
+
+def wrong_outputs(name: str, given: TaskConfig, what: str) -> ConfigError:
+    return ConfigError(
+        f"tasks.{name}.outputs: found {given.outputs} on {what}, write it for two classes only or remove it"
+    )
