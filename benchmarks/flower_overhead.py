@@ -26,8 +26,9 @@ from typing import Any
 
 from fedmtl.engines.flower.certificates import make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
+from fedmtl.runs.events import RoundEvent
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.log import read_events
 
 SIDE = "FEDMTL_BENCH_SIDE"
 # Encoders whose weights have about that many MB.
@@ -186,13 +187,13 @@ def measure_ours(folder: Path, size: int, rounds: int, port: int) -> dict[str, A
     assert server.wait(1500) == 0, (folder / "server.log").read_text()
     peaks = meter.stop()
     end_all()
-    rounds = [event for event in raw_events(RunFolder(folder / "runs/run")) if event["event"] == "round"][1:]
-    spent = [each["train_seconds"] - each["longest_client_seconds"] for each in rounds]
+    rounds = [event for event in read_events(RunFolder(folder / "runs/run")) if isinstance(event, RoundEvent)][1:]
+    spent = [each.train_seconds - each.longest_client_seconds for each in rounds]
     return {
         "overhead_seconds": [round(each, 2) for each in spent],
         "median_overhead_seconds": round(statistics.median(spent[1:]), 2),
-        "training_seconds": [round(each["longest_client_seconds"], 2) for each in rounds],
-        "slice_mb": round(rounds[-1]["bytes_down"] / len(SITES) / MB, 1),
+        "training_seconds": [round(each.longest_client_seconds, 2) for each in rounds],
+        "slice_mb": round(rounds[-1].bytes_down / len(SITES) / MB, 1),
         "peak_mb": peaks,
     }
 

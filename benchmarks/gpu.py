@@ -29,6 +29,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import RoundEvent, StartEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from simulator.workload import BATCH, MAX_LENGTH, TASKS, Texts, owners, pieces, write_config, write_table
 
 # layers, width, heads, inner width, vocabulary, clients, samples of each
@@ -90,14 +94,14 @@ def run_fedmtl(config: Path, out: Path, options: list[str]) -> dict[str, Any]:
     if done.returncode:
         return {"error": (done.stderr or done.stdout)[-2000:]}
     print("\n".join(done.stdout.splitlines()[-45:]), flush=True)
-    events = [json.loads(line) for line in (out / "gpu" / "events.jsonl").read_text().splitlines()]
-    start = next(event for event in events if event["event"] == "start")
-    rounds = [event for event in events if event["event"] == "round" and event["round"] > 0]
-    seconds = [event["seconds"] for event in rounds]
-    rates = [event["samples"] / event["seconds"] for event in rounds]
+    events = read_events(RunFolder(out / "gpu"))
+    start = first_of(events, StartEvent)
+    rounds = [event for event in events if isinstance(event, RoundEvent) and event.round > 0]
+    seconds = [event.seconds for event in rounds]
+    rates = [event.samples / event.seconds for event in rounds]
     return {
-        "where": {key: start.get(key) for key in ("device", "stack", "precision", "torch")},
-        "samples": rounds[0]["samples"],
+        "where": {key: getattr(start, key) for key in ("device", "stack", "precision", "torch")},
+        "samples": rounds[0].samples,
         "options": options,
         "seconds": seconds,
         "rate": statistics.median(rates[2:] or rates[1:]),

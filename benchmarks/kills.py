@@ -36,8 +36,10 @@ from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.flower.certificates import make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.errors import FedmtlError
+from fedmtl.runs.event_lines import events_of
+from fedmtl.runs.events import EndEvent, FailureEvent, RoundEvent, UpdateEvent
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.log import read_events
 
 TASKS = ("sentiment", "paraphrase", "similarity")
 SITES = {f"{task}_client": task for task in TASKS}
@@ -180,23 +182,19 @@ class Outcome:
 
 def outcome(run: RunFolder, states: dict[str, Path]) -> Outcome:
     """The outcome of a finished run; `states` are the folders of what stays at its clients."""
-    events = raw_events(run)
-
-    def told(kind: str) -> list[dict[str, Any]]:
-        return [event for event in events if event["event"] == kind]
-
-    ends = told("end")
-    if len(ends) != 1 or ends[0]["status"] != "done":
+    events = read_events(run)
+    ends = events_of(events, EndEvent)
+    if len(ends) != 1 or ends[0].status != "done":
         raise Fault(f"{run.name}: its end is told {len(ends)} times")
     with run.results.open(newline="") as file:
         rows = [int(row["round"]) for row in csv.DictReader(file)]
     return Outcome(
-        ends[0]["weights_sha256"],
+        ends[0].weights_sha256,
         {client: last_state(folder) for client, folder in states.items()},
-        [event["round"] for event in told("round")],
+        [event.round for event in events_of(events, RoundEvent)],
         rows,
-        [(event["round"], event["client"]) for event in told("update")],
-        [f"round {event['round']}, {event['client']}: {event['reason']}" for event in told("failure")],
+        [(event.round, event.client) for event in events_of(events, UpdateEvent)],
+        [f"round {event.round}, {event.client}: {event.reason}" for event in events_of(events, FailureEvent)],
     )
 
 
@@ -425,7 +423,7 @@ def run_calm(config: str, folder: Path) -> tuple[Outcome, float]:
         found = machine.finish()
     finally:
         programs.end()
-    seconds = [event["seconds"] for event in raw_events(machine.run) if event["event"] == "round"]
+    seconds = [event.seconds for event in events_of(read_events(machine.run), RoundEvent)]
     return found, statistics.median(seconds)
 
 

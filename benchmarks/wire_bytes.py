@@ -78,15 +78,16 @@ def make_encoder(tokenizer: Path, folder: Path) -> Path:
 def measure(settings: list[str], clients: str, codec: str) -> list[dict[str, Any]]:
     from fedmtl.config.file import load_config
     from fedmtl.experiment.run import start_run
-    from fedmtl.runs.log import raw_events
+    from fedmtl.runs.events import UpdateEvent
+    from fedmtl.runs.log import read_events
 
     run = start_run(load_config(None, settings), "bytes")
     found = []
-    for event in raw_events(run):
-        if event["event"] == "update" and event["round"] == 2:
-            down, up = event["bytes_down"] / 1e6, event["bytes_up"] / 1e6
-            found.append({"clients": clients, "client": event["client"], "codec": codec, "mb_down": down, "mb_up": up})
-            print(f"{clients:12} {event['client']:5} {codec:14} down {down:.3f}  up {up:.3f}  sum {down + up:.3f} MB")
+    for event in read_events(run):
+        if isinstance(event, UpdateEvent) and event.round == 2:
+            down, up = event.bytes_down / 1e6, event.bytes_up / 1e6
+            found.append({"clients": clients, "client": event.client, "codec": codec, "mb_down": down, "mb_up": up})
+            print(f"{clients:12} {event.client:5} {codec:14} down {down:.3f}  up {up:.3f}  sum {down + up:.3f} MB")
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import fedmtl
 from fedmtl import CannotContinue, ConfigError, DataError, FedmtlError, ModelError, Prediction, Run, RunNotFound
+from fedmtl.runs.events import EndEvent, RoundEvent, StartEvent
 from small_config import SMALL
 
 TASKS = ["sentiment", "paraphrase", "similarity"]
@@ -42,8 +43,10 @@ def test_a_finished_run_tells_of_itself(made):
     assert made.path.name == "tiny"
     assert made.config.training.num_rounds == 2
     assert made.config is made.config
-    assert made.events()[0]["event"] == "start"
-    assert made.events()[-1]["weights_sha256"] == made.summary().weights_sha256
+    assert isinstance(made.events()[0], StartEvent)
+    assert made.events()[-1] == EndEvent(
+        status="done", rounds=2, seconds=made.summary().seconds, weights_sha256=made.summary().weights_sha256
+    )
     assert made.summary().rounds == 2
 
 
@@ -190,7 +193,7 @@ def test_a_run_that_goes_on_is_read_and_has_no_model_yet(changed):
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_weights(made, changed):
-    first = next(n for n, e in enumerate(made.events()) if (e["event"], e.get("round")) == ("round", 1))
+    first = next(n for n, e in enumerate(made.events()) if isinstance(e, RoundEvent) and e.round == 1)
     keep_events(changed, first + 1)
     for file in changed.folder.checkpoints.glob("round-0002.*"):
         file.unlink()

@@ -20,6 +20,27 @@ from fedmtl.federation.messages import Codecs, Job, Progress, State, Update
 from fedmtl.federation.strategy import Strategy
 from fedmtl.federation.wire import encode_job, encode_update
 from fedmtl.federation.wire.codecs import encode_tensors
+from fedmtl.runs.event_lines import Event, to_line
+from fedmtl.runs.events import (
+    Averages,
+    ClientFacts,
+    ClientsEvent,
+    ClientShare,
+    DataEvent,
+    EarlyStopEvent,
+    EndEvent,
+    FailureEvent,
+    LayerFacts,
+    PlanEvent,
+    RoundEvent,
+    ScopeFacts,
+    SiteEvent,
+    StartEvent,
+    TaskFacts,
+    TaskUpdate,
+    TaskWeightsEvent,
+    UpdateEvent,
+)
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
@@ -359,58 +380,57 @@ def _model(folder: Path) -> bytes:
 
 def _events() -> bytes:
     """A run of two rounds with every kind of event that a page or a summary reads."""
-    score = {"kind": "classification", "labels": ["negative", "positive"], "metric": "accuracy", "auxiliary": False}
-    tasks = {"sst2": {**score, "pair": None, "pool": "cls", "score_range": None}}
-    tasks["stsb"] = {
-        **tasks["sst2"],
-        "kind": "regression",
-        "labels": [],
-        "metric": "pearson",
-        "score_range": [0.0, 5.0],
+    tasks = {
+        "sst2": TaskFacts(kind="classification", labels=["negative", "positive"], metric="accuracy", pool="cls"),
+        "stsb": TaskFacts(kind="regression", labels=[], metric="pearson", pool="cls", score_range=[0.0, 5.0]),
     }
-    held = {"sst2": {"examples": 40, "labels": {"negative": 20, "positive": 20}}}
-    site = {"tasks": held, "from_round": 1, "until_round": None}
-    events: list[dict[str, Any]] = [
-        {"event": "start", "version": "0", "mode": "federated", "seed": 0, "synthetic": True, "encoder": "tiny",
-         "tasks": tasks, "device": "cpu", "workers": 1, "num_rounds": 2, "torch": "2", "transformers": "5"},
-        {"event": "data", "task": "sst2", "source": "embedded", "train": 80, "validation": 20, "truncated": 0,
-         "validation_cut": False, "labels": {"negative": 40, "positive": 40}},
-        {"event": "data", "task": "stsb", "source": "a.tsv", "train": 80, "validation": 20, "truncated": 1,
-         "validation_cut": True, "quantiles": [0.0, 1.0, 2.0, 3.0, 5.0]},
-        {"event": "clients", "clients": {"clinic": site, "bank": site}},
-        {"event": "plan", "rules": [["heads.*", "task"], ["*", "all"]], "groups": {"pair": ["sst2", "stsb"]},
-         "scopes": [{"scope": "all", "level": "all", "parameters": 10, "tensors": 2}],
-         "layers": [{"layer": "embeddings", "level": "all", "parameters": 10}], "total": 12, "at_clients": 2},
-        {"event": "site", "round": 0, "client": "clinic", "tasks": {"sst2": 40}},
+    share = ClientShare(examples=40, labels={"negative": 20, "positive": 20})
+    site = ClientFacts(tasks={"sst2": share}, from_round=1)
+    counts = {"train": 80, "validation": 20}
+    events: list[Event] = [
+        StartEvent(
+            version="0", mode="federated", seed=0, synthetic=True, encoder="tiny", tasks=tasks, device="cpu", workers=1,
+            num_rounds=2, torch="2", transformers="5",
+        ),
+        DataEvent(task="sst2", source="embedded", truncated=0, labels={"negative": 40, "positive": 40}, **counts),
+        DataEvent(
+            task="stsb", source="a.tsv", truncated=1, validation_cut=True, quantiles=[0.0, 1.0, 2.0, 3.0, 5.0], **counts
+        ),
+        ClientsEvent(clients={"clinic": site, "bank": site}),
+        PlanEvent(
+            rules=[["heads.*", "task"], ["*", "all"]], groups={"pair": ["sst2", "stsb"]},
+            scopes=[ScopeFacts(scope="all", level="all", parameters=10, tensors=2)],
+            layers=[LayerFacts(layer="embeddings", level="all", parameters=10)], total=12, at_clients=2,
+        ),
+        SiteEvent(round=0, client="clinic", tasks={"sst2": 40}),
     ]  # fmt: skip
     for number in (0, 1, 2):
         events += _round_events(number)
     events += [
-        {"event": "early_stop", "round": 2, "task": "sst2", "best_round": 1, "score": 0.6},
-        {"event": "task_weights", "round": 2, "weights": {"sst2": 0.5, "stsb": 1.5}},
-        {"event": "end", "status": "done", "reason": None, "rounds": 2, "seconds": 9.5, "weights_sha256": "ab" * 32},
+        EarlyStopEvent(round=2, task="sst2", best_round=1, score=0.6),
+        TaskWeightsEvent(round=2, weights={"sst2": 0.5, "stsb": 1.5}),
+        EndEvent(status="done", rounds=2, seconds=9.5, weights_sha256="ab" * 32),
     ]
-    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    return b"".join(map(to_line, events))
 
 
-def _round_events(number: int) -> list[dict[str, Any]]:
-    from fedmtl.runs.event_lines import to_json
+def _round_events(number: int) -> list[Event]:
     from fedmtl.tasks.metrics import evaluation_event, sums_from_dict
 
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     if number:
+        trained = {"sst2": TaskUpdate(examples=40, loss=0.7)}
         cost = {"seconds": 1.5, "bytes_up": 1000, "bytes_down": 2000}
-        trained = {"sst2": {"examples": 40, "loss": 0.7}}
-        events.append({"event": "update", "round": number, "client": "clinic", "tasks": trained, **cost})
-        events.append({"event": "failure", "round": number, "client": "bank", "reason": "no answer", "bytes_down": 10})
+        events.append(UpdateEvent(round=number, client="clinic", tasks=trained, **cost))
+        events.append(FailureEvent(round=number, client="bank", reason="no answer", bytes_down=10))
     for name, task in evaluated_tasks().items():
         sums = sums_from_dict(task, honest_sums()[name])
-        events.append(to_json(evaluation_event(number, task, sums, {"clinic": 0.5, "bank": None})))
-    closing = {
-        "event": "round", "round": number, "clients": 1, "failures": 1, "tasks": {"sst2": 1}, "losses": {"sst2": 0.6},
-        "seen": {"sst2": 40}, "overall": 0.5, "classification": 0.5, "seconds": 4.5, "train_seconds": 3.0,
-        "evaluate_seconds": 1.0, "bytes_up": 1000, "bytes_down": 2010,
-    }  # fmt: skip
+        events.append(evaluation_event(number, task, sums, {"clinic": 0.5, "bank": None}))
+    closing = RoundEvent(
+        round=number, clients=1, failures=1, tasks={"sst2": 1}, losses={"sst2": 0.6}, seen={"sst2": 40},
+        averages=Averages(overall=0.5, classification=0.5), seconds=4.5, train_seconds=3.0, evaluate_seconds=1.0,
+        bytes_up=1000, bytes_down=2010,
+    )  # fmt: skip
     return [*events, closing]
 
 

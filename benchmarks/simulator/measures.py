@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fedmtl.runs.events import RoundEvent
 from simulator.commands import locked, run
 from simulator.systems import ROOT, Case, call_fedmtl, cores, read_told, run_fedmtl, threads
 from simulator.systems import contestant as start_contestant
@@ -55,7 +56,7 @@ def evaluation(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[
         with locked(lock), tempfile.TemporaryDirectory(prefix="fedmtl-bench-") as output:
             _, events = call_fedmtl(case.python, config, output, case.rounds, settings)
         found["fedmtl"].append(
-            median(event["evaluate_seconds"] for event in events if event["event"] == "round" and event["round"] > 0)
+            median(event.evaluate_seconds for event in events if isinstance(event, RoundEvent) and event.round > 0)
         )
         for name, start in variants.items():
             with locked(lock):

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from fedmtl.runs.event_lines import Event, first_of
+from fedmtl.runs.events import PlanEvent, RoundEvent, UpdateEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from simulator.commands import Outcome, run
 from simulator.contestants.telling import MARK
 from simulator.environments import FLOWER, PFL, TRAINER, Environment
@@ -74,37 +78,34 @@ def run_fedmtl(case: Case, settings: Sequence[str] = (), config: Path | None = N
     config = config or case.workload / f"clients-{case.clients}" / "config.yaml"
     with tempfile.TemporaryDirectory(prefix="fedmtl-bench-") as output:
         outcome, events = call_fedmtl(case.python, config, output, case.rounds + 1, settings)
-    turns = [event for event in events if event["event"] == "round"]
-    steady = [turn for turn in turns if 1 < turn["round"] <= case.rounds]
-    updates = [event for event in events if event["event"] == "update" and event["round"] == 2]
-    samples = sum(task["examples"] for update in updates for task in update["tasks"].values())
-    plan = next(event for event in events if event["event"] == "plan")
-    traffic = steady[0]["bytes_up"] + steady[0]["bytes_down"]
+    steady = [event for event in events if isinstance(event, RoundEvent) and 1 < event.round <= case.rounds]
+    updates = [event for event in events if isinstance(event, UpdateEvent) and event.round == 2]
+    samples = sum(task.examples for update in updates for task in update.tasks.values())
+    traffic = steady[0].bytes_up + steady[0].bytes_down
     return Measured(
-        seconds=tuple(turn["seconds"] for turn in steady),
+        seconds=tuple(event.seconds for event in steady),
         begun=_time_of(outcome, "  after round 0:"),
         start_up=_time_of(outcome, "  after round 0:"),
         first_done=_time_of(outcome, "  after round 1:"),
         peak_mb=outcome.peak_mb,
         samples=samples,
-        parameters=plan["total"],
+        parameters=first_of(events, PlanEvent).total,
         processes=outcome.processes,
         others=outcome.others,
-        megabytes=traffic / max(1, steady[0]["clients"]) / 1e6,
+        megabytes=traffic / max(1, steady[0].clients) / 1e6,
     )
 
 
 def call_fedmtl(
     python: Path, config: Path, output: str, rounds: int, settings: Sequence[str] = ()
-) -> tuple[Outcome, list[dict]]:
+) -> tuple[Outcome, list[Event]]:
     """Run a config, and read the events it left."""
     sets = [f"output={output}", f"training.num_rounds={rounds}", *settings]
     command = [str(python), "-m", "fedmtl", "run", str(config), "--name", "bench"]
     for setting in sets:
         command += ["--set", setting]
     outcome = run(command, {"PYTHONPATH": str(ROOT / "src")})
-    events = (Path(output) / "bench" / "events.jsonl").read_text().splitlines()
-    return outcome, [json.loads(line) for line in events]
+    return outcome, read_events(RunFolder(Path(output) / "bench"))
 
 
 def contestant(module: str, options: Sequence[str], num_threads: int) -> Callable[[Case], Measured]:
@@ -130,18 +131,18 @@ def torchrun(module: str, options: Sequence[str]) -> Callable[[Case], Measured]:
 def read_told(case: Case, outcome: Outcome) -> Measured:
     """What a contestant told on its marked lines."""
     told = [(at, json.loads(text[len(MARK) :])) for at, text in outcome.lines if text.startswith(MARK)]
-    rounds = [(at, event) for at, event in told if event["event"] == "round"]
-    steady = [event for _, event in rounds[1:]]
+    rounds = [(at, fields) for at, fields in told if fields["what"] == "round"]
+    steady = [fields for _, fields in rounds[1:]]
     megabytes = steady[0]["megabytes"]
-    begun = next(at for at, event in told if event["event"] == "begin")
+    begun = next(at for at, fields in told if fields["what"] == "begin")
     return Measured(
-        seconds=tuple(event["seconds"] for event in steady),
+        seconds=tuple(fields["seconds"] for fields in steady),
         begun=begun,
         start_up=begun if outcome.first_batch is None else outcome.first_batch,
         first_done=rounds[0][0],
         peak_mb=outcome.peak_mb,
         samples=steady[0]["samples"],
-        parameters=next(event["parameters"] for _, event in told if event["event"] == "model"),
+        parameters=next(fields["parameters"] for _, fields in told if fields["what"] == "model"),
         processes=outcome.processes,
         others=outcome.others,
         megabytes=None if megabytes is None else megabytes / case.clients,

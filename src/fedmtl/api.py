@@ -109,24 +109,23 @@ class Run:
         """
         from fedmtl.runs.summary import run_status
 
-        return run_status(self._events(), self.name).status
+        return run_status(self.events(), self.name).status
 
-    def _events(self) -> list[Event]:
+    def events(self) -> list[Event]:
+        """Return all that happened so far, in order: each event is a record of a class in `fedmtl.runs.events`.
+
+        docs/run-folder.md describes the fields. The lines as they are in the file, one JSON object each, are in
+        `run.folder.events`, which `pandas.read_json(..., lines=True)` takes.
+        """
         from fedmtl.runs.log import read_events
 
         return read_events(self.folder)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return all that happened so far, in order, as the records that docs/run-folder.md describes."""
-        from fedmtl.runs.log import raw_events
-
-        return raw_events(self.folder)
 
     def summary(self) -> RunSummary:
         """Return the run in numbers: every task's metrics at its start, its best and its end, bytes and seconds."""
         from fedmtl.runs.summary import summarize
 
-        return summarize(self._events(), self.name)
+        return summarize(self.events(), self.name)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return a table of one row for each finished round and task, which `pandas.DataFrame` takes as it is.
@@ -135,7 +134,7 @@ class Run:
         value), each metric by its name, `loss` and `examples` of the evaluation, and `train_loss`. None stands for
         what is undefined, belongs to another kind of task, or was not evaluated in that round.
         """
-        return _metric_rows(self._events())
+        return _metric_rows(self.events())
 
     def model(self, client: str | None = None) -> LoadedRun:
         """Load the final model; where values stay at clients, the model of the client that is named.

@@ -29,13 +29,15 @@ from fedmtl_studies.library import (
     DistillSettings,
     RunFolder,
     RunNotFound,
+    StartEvent,
     config_from,
     encoder_folder,
     find_run,
     find_table,
+    first_of,
     load_config,
     parse_copies,
-    raw_events,
+    read_events,
     with_absolute_paths,
     with_overrides,
     write_atomic,
@@ -56,7 +58,7 @@ from fedmtl_studies.options import (
     read_whole_numbers,
     seeds_of,
 )
-from fedmtl_studies.results import Results, Runs, first_event
+from fedmtl_studies.results import Results, Runs, main_metrics, recorded
 from fedmtl_studies.study import Plan, Say, Study, read_about
 
 # GLUE's tasks of the slides, and two more that the paper has.
@@ -274,8 +276,7 @@ def _metrics(settings: Settings) -> dict[str, str]:
 
 
 def _metrics_of(teacher: RunFolder) -> dict[str, str]:
-    start = first_event(raw_events(teacher), "start")
-    return {task: about["metric"] for task, about in start["tasks"].items()}
+    return main_metrics(teacher, recorded(teacher, "its start", first_of(read_events(teacher), StartEvent)))
 
 
 def read_shape(encoder: str, folder: Path | None = None) -> Shape:

@@ -18,14 +18,22 @@ from typing import TYPE_CHECKING, Any
 from fedmtl_studies.folder import StudyFolder, read_record
 from fedmtl_studies.library import (
     Config,
+    DataEvent,
+    EndEvent,
+    EvaluationEvent,
     Load,
     Measured,
+    PlanEvent,
+    PruningEvent,
+    RoundEvent,
     RunFolder,
+    StartEvent,
     Variant,
-    raw_events,
+    last_of,
+    read_events,
     write_atomic,
 )
-from fedmtl_studies.results import Event, last_event
+from fedmtl_studies.results import main_metrics, recorded
 
 if TYPE_CHECKING:
     from fedmtl_studies.computing import TaskData
@@ -65,34 +73,38 @@ class Result:
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a finished run: an ordinary one or a distillation."""
-    events = raw_events(run)
-    main = {task: about["metric"] for task, about in last_event(events, "start")["tasks"].items()}
-    last = {event["task"]: event for event in events if event["event"] == "evaluation"}
-    rounds = [event for event in events if event["event"] == "round"]
+    events = read_events(run)
+    # A run that was resumed has several starts.
+    start = recorded(run, "its start", last_of(events, StartEvent))
+    plan = recorded(run, "its plan", last_of(events, PlanEvent))
+    end = recorded(run, "its end", last_of(events, EndEvent))
+    last = {event.task: event for event in events if isinstance(event, EvaluationEvent)}
+    rounds = [event for event in events if isinstance(event, RoundEvent)]
     record = read_record(run)
     return Result(
         cell=run.name,
-        scores={task: last[task]["metrics"].get(metric) if task in last else None for task, metric in main.items()},
-        metrics={task: dict(event["metrics"]) for task, event in last.items()},
-        marked={task: event["marked"] for task, event in last.items() if event.get("marked")},
-        parameters=last_event(events, "plan")["total"],
+        scores={
+            task: last[task].metrics.get(metric) if task in last else None
+            for task, metric in main_metrics(run, start).items()
+        },
+        metrics={task: dict(event.metrics) for task, event in last.items()},
+        marked={task: event.marked for task, event in last.items() if event.marked},
+        parameters=recorded(run, "its parameters", plan.total),
         model_bytes=record.get("model_bytes"),
-        examples=sum(event.get("samples") or 0 for event in rounds),
-        copies=sum(event.get("augmented") or 0 for event in events if event["event"] == "data"),
-        seconds=math.fsum(event["seconds"] for event in rounds),
-        device=last_event(events, "start")["device"],
+        examples=sum(event.samples or 0 for event in rounds),
+        copies=sum(event.augmented or 0 for event in events if isinstance(event, DataEvent)),
+        seconds=math.fsum(recorded(run, "a round's seconds", event.seconds) for event in rounds),
+        device=recorded(run, "its device", start.device),
         cells_at_once=record.get("cells_at_once", 1),
-        weights_sha256=last_event(events, "end")["weights_sha256"],
-        zeros=_zeros(events),
+        weights_sha256=recorded(run, "its final weights", end.weights_sha256),
+        zeros=_zeros(last_of(events, PruningEvent)),
     )
 
 
-def _zeros(events: Iterable[Event]) -> tuple[float, float] | None:
-    cuts = [event for event in events if event["event"] == "pruning"]
-    if not cuts:
+def _zeros(pruned: PruningEvent | None) -> tuple[float, float] | None:
+    if pruned is None:
         return None
-    linear, every = (cuts[-1][part]["zeros"] / cuts[-1][part]["weights"] for part in ("linear", "all"))
-    return linear, every
+    return pruned.linear.zeros / pruned.linear.weights, pruned.all.zeros / pruned.all.weights
 
 
 def retention(score: float | None, teacher: float | None) -> float | None:

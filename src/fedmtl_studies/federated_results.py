@@ -9,9 +9,20 @@ from statistics import mean
 from typing import Any
 
 from fedmtl_studies.folder import read_record
-from fedmtl_studies.library import RunFolder, load_config, raw_events
-from fedmtl_studies.results import Event, Spread, beside, first_event
+from fedmtl_studies.library import (
+    ClientsEvent,
+    EvaluationEvent,
+    RoundEvent,
+    RunEvent,
+    RunFolder,
+    StartEvent,
+    UpdateEvent,
+    first_of,
+    load_config,
+    read_events,
+)
 from fedmtl_studies.results import Results as ResultsOf
+from fedmtl_studies.results import Spread, beside, main_metrics, recorded
 
 FEDERATED, CENTRALIZED, LOCAL = "federated", "centralized", "local"
 MODES = (FEDERATED, "federated-single-task", CENTRALIZED, "centralized-single-task", LOCAL)
@@ -114,20 +125,24 @@ Results = ResultsOf[Result]
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a finished run."""
-    events = raw_events(run)
-    start = first_event(events, "start")
-    main = {task: str(about["metric"]) for task, about in start["tasks"].items()}
-    scored = [event for event in events if event["event"] == "evaluation"]
-    last = {event["task"]: event for event in scored}
-    clients = first_event(events, "clients")["clients"]
+    events = read_events(run)
+    start = recorded(run, "its start", first_of(events, StartEvent))
+    main = main_metrics(run, start)
+    scored = [event for event in events if isinstance(event, EvaluationEvent)]
+    last = {event.task: event for event in scored}
+    clients = recorded(run, "its clients", first_of(events, ClientsEvent)).clients
     return Result(
         cell=run.name,
-        metrics={task: dict(event["metrics"]) for task, event in last.items()},
-        curves={task: {e["round"]: _main(e, main[task]) for e in scored if e["task"] == task} for task in main},
-        clients={task: dict(event["clients"]) for task, event in last.items() if "clients" in event},
+        metrics={task: dict(event.metrics) for task, event in last.items()},
+        curves={
+            task: {event.round: _main(event, main[task]) for event in scored if event.task == task} for task in main
+        },
+        clients={task: dict(event.clients) for task, event in last.items() if event.clients is not None},
         examples={
             task: {
-                client: about["tasks"][task]["examples"] for client, about in clients.items() if task in about["tasks"]
+                client: recorded(run, f"the examples of {client}", facts.tasks[task].examples)
+                for client, facts in clients.items()
+                if task in facts.tasks
             }
             for task in main
         },
@@ -135,40 +150,40 @@ def read_result(run: RunFolder) -> Result:
     )
 
 
-def _main(event: Event, metric: str) -> float | None:
+def _main(event: EvaluationEvent, metric: str) -> float | None:
     """Return a task's score; of several models, scored on the same examples, the mean of their scores."""
-    if "clients" not in event:
-        found: float | None = event["metrics"].get(metric)
-        return found
-    scores = list(event["clients"].values())
-    return None if not scores or None in scores else mean(scores)
+    if event.clients is None:
+        return event.metrics.get(metric)
+    known = [score for score in event.clients.values() if score is not None]
+    return mean(known) if known and len(known) == len(event.clients) else None
 
 
-def _budget(run: RunFolder, start: Event, events: Sequence[Event]) -> Budget:
+def _budget(run: RunFolder, start: StartEvent, events: Sequence[RunEvent]) -> Budget:
     config = load_config(run.config)
     training = config.training
     steps: dict[str, int] = {}
-    for event in (event for event in events if event["event"] == "update"):
+    for update in (event for event in events if isinstance(event, UpdateEvent)):
         made = training.local_steps or training.local_epochs * sum(
-            math.ceil(about["examples"] / config.batch_size_of(task)) for task, about in event["tasks"].items()
+            math.ceil(recorded(run, "an update's examples", trained.examples) / config.batch_size_of(task))
+            for task, trained in update.tasks.items()
         )
-        steps[event["client"]] = steps.get(event["client"], 0) + made
-    rounds = [event for event in events if event["event"] == "round"]
+        steps[update.client] = steps.get(update.client, 0) + made
+    rounds = [event for event in events if isinstance(event, RoundEvent)]
     return Budget(
         learning_rate=training.learning_rate,
-        examples=sum(event.get("samples") or 0 for event in rounds),
+        examples=sum(event.samples or 0 for event in rounds),
         steps=sum(steps.values()),
         steps_in_a_row=max(steps.values(), default=0),
-        seconds=math.fsum(event["train_seconds"] for event in rounds),
-        computed=_computed(start),
+        seconds=math.fsum(recorded(run, "a round's seconds of training", event.train_seconds) for event in rounds),
+        computed=_computed(run, start),
         cells_at_once=read_record(run).get("cells_at_once", 1),
     )
 
 
-def _computed(start: Event) -> str:
+def _computed(run: RunFolder, start: StartEvent) -> str:
     """Return where and how a run computed, in words."""
-    at_once = f", up to {start['stack']} clients at once" if start["stack"] else ""
-    return f"{start['device']}, {start['precision']}{at_once}"
+    device, precision = recorded(run, "its device", start.device), recorded(run, "its precision", start.precision)
+    return f"{device}, {precision}" + (f", up to {start.stack} clients at once" if start.stack else "")
 
 
 def overall(result: Result, tasks: Iterable[str]) -> float | None:

@@ -28,9 +28,21 @@ from fedmtl.report.single_page import TABLE_STYLE, single_page
 from fedmtl.report.single_page import write_svg as write_svg_file
 from fedmtl.report.variants_plot import PLOT_STYLE, variants_plot
 from fedmtl.runs.event_lines import Event as RunEvent
+from fedmtl.runs.event_lines import first_of, last_of
+from fedmtl.runs.events import (
+    ClientsEvent,
+    DataEvent,
+    EndEvent,
+    EvaluationEvent,
+    PlanEvent,
+    PruningEvent,
+    RoundEvent,
+    StartEvent,
+    UpdateEvent,
+)
 from fedmtl.runs.files import write_atomic
 from fedmtl.runs.folder import RunFolder, create_run, find_run
-from fedmtl.runs.log import raw_events, read_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.embedded import ADJECTIVES, INTENSIFIERS, NOUNS, PEOPLE, VERBS, embedded_columns

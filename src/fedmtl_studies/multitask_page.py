@@ -272,15 +272,16 @@ def _mistakes(number: int, words: str, cell: MeasuredCell) -> Figures:
     """Draw confusion matrices and residuals of one model, from its last evaluation."""
     figures: Figures = {}
     for task in TASKS:
-        event, labels = cell.final.evaluations.get(task, {}), cell.labels.get(task, ())
+        event, labels = cell.final.evaluations.get(task), cell.labels.get(task, ())
+        if event is None:
+            continue
         name = f"figure{number}-{task}"
         title = f"Figure {number}: {task}, {words}"
-        if "confusion" in event:
-            figures[name] = (title, confusion(title, labels, event["confusion"]))
-        elif "residuals" in event:
-            found = event["residuals"]
-            errors = f" (MSE {score(event['metrics'].get('mse'))}, R² {score(event['metrics'].get('r2'))})"
-            figures[name] = (title + errors, residuals(title, found["edges"], found["counts"]))
+        if event.confusion is not None:
+            figures[name] = (title, confusion(title, labels, event.confusion))
+        elif event.residuals is not None:
+            errors = f" (MSE {score(event.metrics.get('mse'))}, R² {score(event.metrics.get('r2'))})"
+            figures[name] = (title + errors, residuals(title, event.residuals.edges, event.residuals.counts))
     return figures
 
 
@@ -304,4 +305,5 @@ def _losses(results: Results) -> Figures:
 
 def _loss(cell: MeasuredCell, task: str) -> dict[int, float]:
     each = cell.budget.steps / max(cell.losses, default=1)
-    return {round(number * each): loss[task] for number, loss in cell.losses.items() if task in loss}
+    values = ((number, losses.get(task)) for number, losses in cell.losses.items())
+    return {round(number * each): value for number, value in values if value is not None}

@@ -7,8 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmtl_studies.folder import read_record
-from fedmtl_studies.library import RunFolder, load_config, raw_events
-from fedmtl_studies.results import Event, first_event
+from fedmtl_studies.library import (
+    DataEvent,
+    EvaluationEvent,
+    PlanEvent,
+    RoundEvent,
+    RunEvent,
+    RunFolder,
+    StartEvent,
+    first_of,
+    load_config,
+    read_events,
+)
+from fedmtl_studies.results import recorded
 
 # Three decimals of three scores and of their mean are within this of each other, however they were rounded.
 ROUNDING = 0.0011
@@ -53,12 +64,12 @@ class Reached:
     """All scores of one evaluation, `evaluations` by task as the event has them, and their average."""
 
     round: int
-    evaluations: Mapping[str, Event]
+    evaluations: Mapping[str, EvaluationEvent]
     average: float | None
 
     @property
     def scores(self) -> Scores:
-        return {task: dict(event["metrics"]) for task, event in self.evaluations.items()}
+        return {task: dict(event.metrics) for task, event in self.evaluations.items()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class MeasuredCell:
     cell: str
     final: Reached
     best: Reached
-    losses: Mapping[int, Mapping[str, float]]
+    losses: Mapping[int, Mapping[str, float | None]]
     labels: Mapping[str, Sequence[str]]
     budget: Budget
     parameters: int
@@ -103,32 +114,32 @@ def average_of(scores: Scores) -> float | None:
 
 def read_cell(run: RunFolder, average: Average = average_of) -> MeasuredCell:
     """Read the measures of a settled run."""
-    events = raw_events(run)
+    events = read_events(run)
     record = read_record(run)
     reached = _reached(events, average)
-    plan = first_event(events, "plan")
-    scopes = [(scope["level"], scope["parameters"]) for scope in plan["scopes"]]
+    start = recorded(run, "its start", first_of(events, StartEvent))
+    plan = recorded(run, "its plan", first_of(events, PlanEvent))
     return MeasuredCell(
         cell=run.name,
         final=reached[-1],
         best=max(_trained(reached), key=lambda one: (-math.inf if one.average is None else one.average, -one.round)),
-        losses={e["round"]: e["losses"] for e in events if e["event"] == "round" and e["losses"]},
-        labels={task: about["labels"] for task, about in first_event(events, "start")["tasks"].items()},
-        budget=_budget(run, events, record.get("cells_at_once", 1)),
-        parameters=plan["total"],
-        trainable=sum(count for level, count in scopes if level != "fixed"),
+        losses={event.round: event.losses for event in events if isinstance(event, RoundEvent) and event.losses},
+        labels={task: facts.labels or () for task, facts in start.tasks.items()},
+        budget=_budget(run, start, events, record.get("cells_at_once", 1)),
+        parameters=recorded(run, "its parameters", plan.total),
+        trainable=sum(scope.parameters for scope in plan.scopes if scope.level != "fixed"),
         trained_bytes=record["trained_bytes"],
         model_bytes=record["model_bytes"],
     )
 
 
-def _reached(events: Sequence[Event], average: Average) -> list[Reached]:
-    by_round: dict[int, dict[str, Event]] = {}
+def _reached(events: Sequence[RunEvent], average: Average) -> list[Reached]:
+    by_round: dict[int, dict[str, EvaluationEvent]] = {}
     for event in events:
-        if event["event"] == "evaluation":
-            by_round.setdefault(event["round"], {})[event["task"]] = event
+        if isinstance(event, EvaluationEvent):
+            by_round.setdefault(event.round, {})[event.task] = event
     return [
-        Reached(number, found, average({task: dict(event["metrics"]) for task, event in found.items()}))
+        Reached(number, found, average({task: dict(event.metrics) for task, event in found.items()}))
         for number, found in sorted(by_round.items())
     ]
 
@@ -138,29 +149,31 @@ def _trained(reached: Sequence[Reached]) -> Sequence[Reached]:
     return [one for one in reached if one.round] or reached
 
 
-def _budget(run: RunFolder, events: Sequence[Event], at_once: int) -> Budget:
-    rounds = [event for event in events if event["event"] == "round"]
+def _budget(run: RunFolder, start: StartEvent, events: Sequence[RunEvent], at_once: int) -> Budget:
+    rounds = [event for event in events if isinstance(event, RoundEvent)]
+    examples = {
+        event.task: recorded(run, f"the examples of {event.task}", event.train)
+        for event in events
+        if isinstance(event, DataEvent)
+    }
     config = load_config(run.config)
-    samples = sum(event.get("samples") or 0 for event in rounds)
-    trained = sum(bool(event.get("samples")) for event in rounds)
-    seen = [part for event in rounds for part in event.get("seen", {}).items()]
+    samples = sum(event.samples or 0 for event in rounds)
+    trained = sum(bool(event.samples) for event in rounds)
+    seen = [part for event in rounds for part in (event.seen or {}).items()]
     batches = sum(number / config.batch_size_of(task) for task, number in seen)
     return Budget(
         steps=trained * config.training.local_steps if config.training.local_steps else round(batches),
         examples=samples,
-        passes=_passes(events, rounds),
-        train_seconds=math.fsum(event["train_seconds"] for event in rounds),
-        evaluate_seconds=math.fsum(event["evaluate_seconds"] for event in rounds),
-        device=first_event(events, "start")["device"],
+        passes={task: sum(number for name, number in seen if name == task) / count for task, count in examples.items()},
+        train_seconds=math.fsum(
+            recorded(run, "a round's seconds of training", event.train_seconds) for event in rounds
+        ),
+        evaluate_seconds=math.fsum(
+            recorded(run, "a round's seconds of evaluation", event.evaluate_seconds) for event in rounds
+        ),
+        device=recorded(run, "its device", start.device),
         cells_at_once=at_once,
     )
-
-
-def _passes(events: Sequence[Event], rounds: Sequence[Event]) -> dict[str, float]:
-    examples = {event["task"]: event["train"] for event in events if event["event"] == "data"}
-    return {
-        task: sum(event.get("seen", {}).get(task, 0) for event in rounds) / count for task, count in examples.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, stdev
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedmtl_studies.folder import StudyFolder, is_settled, record_path
-from fedmtl_studies.library import RunFolder
+from fedmtl_studies.library import FedmtlError, RunFolder, StartEvent
 
-Event = Mapping[str, Any]
 ResultT = TypeVar("ResultT")
+Value = TypeVar("Value")
 # By setup and seed; None where a cell is not finished.
 Results = Mapping[str, Mapping[int, ResultT | None]]
 # The runs whose results a setup shows, by setup and seed.
@@ -45,14 +45,19 @@ def finished(results: Results[ResultT], setups: Iterable[str] | None = None) -> 
     return [cell for name in names for cell in results.get(name, {}).values() if cell is not None]
 
 
-def first_event(events: Iterable[Event], kind: str) -> Event:
-    """Return the first event of a kind."""
-    return next(event for event in events if event["event"] == kind)
+def recorded(run: RunFolder, what: str, value: Value | None) -> Value:
+    """Return a value that a study reads from a run's events; where they lack it, the error names both.
+
+    Every finished run of this version has all of them; a teacher may come from an earlier one.
+    """
+    if value is None:
+        raise FedmtlError(f"{run.events}: says nothing of {what}, which the study needs; make the run again")
+    return value
 
 
-def last_event(events: Iterable[Event], kind: str) -> Event:
-    """Return the last event of a kind; a run that was resumed has several starts."""
-    return [event for event in events if event["event"] == kind][-1]
+def main_metrics(run: RunFolder, start: StartEvent) -> dict[str, str]:
+    """Return the main metric of every task of a run."""
+    return {task: recorded(run, f"the metric of {task}", facts.metric) for task, facts in start.tasks.items()}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,20 @@ from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
 from fedmtl_studies.folder import cell_name, read_record
-from fedmtl_studies.library import RunFolder, load_config, raw_events, score
-from fedmtl_studies.results import Spread, first_event, spread
+from fedmtl_studies.library import (
+    ClientsEvent,
+    DataEvent,
+    EvaluationEvent,
+    RoundEvent,
+    RunFolder,
+    StartEvent,
+    first_of,
+    last_of,
+    load_config,
+    read_events,
+    score,
+)
+from fedmtl_studies.results import Spread, recorded, spread
 
 if TYPE_CHECKING:
     from fedmtl_studies.scaling import ScalingOptions
@@ -91,32 +103,41 @@ Results = Mapping[Setup, Mapping[int, Result | None]]
 
 def read_result(run: RunFolder) -> Result:
     """Read the result of a settled run of one task."""
-    events = raw_events(run)
-    evaluations = [event for event in events if event["event"] == "evaluation"]
-    rounds = [event for event in events if event["event"] == "round" and event["round"]]
-    start, data = (first_event(events, kind) for kind in ("start", "data"))
+    events = read_events(run)
+    rounds = [event for event in events if isinstance(event, RoundEvent) and event.round]
+    start = recorded(run, "its start", first_of(events, StartEvent))
+    data = recorded(run, "its data", first_of(events, DataEvent))
+    final = recorded(run, "its scores", last_of(events, EvaluationEvent))
     examples = [
-        part["examples"]
-        for about in first_event(events, "clients")["clients"].values()
-        for part in about["tasks"].values()
+        recorded(run, f"the examples of {client}", part.examples)
+        for client, facts in recorded(run, "its clients", first_of(events, ClientsEvent)).clients.items()
+        for part in facts.tasks.values()
     ]
     config = load_config(run.config)
-    training, size = config.training, config.batch_size_of(data["task"])
-    moved = math.fsum(event["bytes_up"] + event["bytes_down"] for event in rounds)
+    training, size = config.training, config.batch_size_of(data.task)
+    moved = [recorded(run, "a round's bytes", sent) for event in rounds for sent in (event.bytes_up, event.bytes_down)]
     return Result(
         cell=run.name,
-        curve={event["round"]: event["metrics"]["accuracy"] for event in evaluations},
-        chance=chance_of(evaluations[-1]["confusion"]),
+        curve={
+            event.round: recorded(run, "an accuracy", event.metrics.get("accuracy"))
+            for event in events
+            if isinstance(event, EvaluationEvent)
+        },
+        chance=chance_of(recorded(run, "its confusion matrix", final.confusion)),
         examples=(min(examples), max(examples)),
-        num_train=data["train"],
-        num_scored=data["validation"],
-        is_cut=data["validation_cut"],
+        num_train=recorded(run, "its training examples", data.train),
+        num_scored=recorded(run, "its validation examples", data.validation),
+        is_cut=data.validation_cut,
         steps=training.local_steps or training.local_epochs * math.ceil(max(examples) / size),
-        round_bytes=moved / max(1, len(rounds)),
-        train_seconds=math.fsum(event["train_seconds"] for event in rounds),
-        evaluate_seconds=math.fsum(event["evaluate_seconds"] for event in rounds),
-        device=start["device"],
-        precision=start["precision"],
+        round_bytes=math.fsum(moved) / max(1, len(rounds)),
+        train_seconds=math.fsum(
+            recorded(run, "a round's seconds of training", event.train_seconds) for event in rounds
+        ),
+        evaluate_seconds=math.fsum(
+            recorded(run, "a round's seconds of evaluation", event.evaluate_seconds) for event in rounds
+        ),
+        device=recorded(run, "its device", start.device),
+        precision=recorded(run, "its precision", start.precision),
         cells_at_once=read_record(run).get("cells_at_once", 1),
     )
 

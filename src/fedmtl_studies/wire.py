@@ -10,22 +10,27 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedmtl_studies.figures import colour
 from fedmtl_studies.library import (
     Config,
     ConfigError,
+    EvaluationEvent,
     Frame,
     Html,
+    RoundEvent,
     RunEvent,
+    RunFolder,
+    StartEvent,
+    UpdateEvent,
     WireConfig,
     create_run,
+    first_of,
     html_table,
     join,
     legend,
     padded,
-    raw_events,
+    read_events,
     score,
     single_page,
     size,
@@ -35,6 +40,7 @@ from fedmtl_studies.library import (
     y_axis,
 )
 from fedmtl_studies.page import csv_text
+from fedmtl_studies.results import main_metrics, recorded
 
 DOWN, UP = (typing.get_args(WireConfig.model_fields[side].annotation) for side in ("down", "up"))
 LABEL_GAP = 44
@@ -102,30 +108,30 @@ def study_wire(
     for pair in pairs:
         wire = config.wire.model_copy(update={"down": pair.down, "up": pair.up})
         run = start_run(config.model_copy(update={"wire": wire, "output": str(folder)}), pair.name, observe(pair))
-        points += read_points(pair.name, raw_events(run))
+        points += read_points(pair.name, run)
         write_atomic(folder / "wire.csv", to_csv(points).encode())
         write_atomic(folder / "wire.html", wire_page(name, points).encode())
     return folder, points
 
 
-def read_points(codec: str, events: Sequence[dict[str, Any]]) -> list[Point]:
+def read_points(codec: str, run: RunFolder) -> list[Point]:
     """Return a point for every round that was scored; bytes are summed from the start of training."""
-    main = {
-        task: about["metric"] for event in events if event["event"] == "start" for task, about in event["tasks"].items()
-    }
+    events = read_events(run)
+    main = main_metrics(run, recorded(run, "its start", first_of(events, StartEvent)))
     points, down, up, messages = [], 0, 0, 0
     scores: dict[str, float | None] = {}
     for event in events:
-        if event["event"] == "evaluation":
-            scores[event["task"]] = event["metrics"].get(main[event["task"]])
-        messages += event["event"] == "update"
-        if event["event"] == "round":
-            down, up = down + event["bytes_down"], up + event["bytes_up"]
-            if scores:
-                points.append(
-                    Point(codec, event["round"], {"overall": event.get("overall"), **scores}, down, up, messages)
-                )
-            scores = {}
+        match event:
+            case EvaluationEvent():
+                scores[event.task] = event.metrics.get(main[event.task])
+            case UpdateEvent():
+                messages += 1
+            case RoundEvent():
+                down += recorded(run, "a round's bytes", event.bytes_down)
+                up += recorded(run, "a round's bytes", event.bytes_up)
+                if scores:
+                    points.append(Point(codec, event.round, {"overall": event.overall, **scores}, down, up, messages))
+                scores = {}
     return points
 
 

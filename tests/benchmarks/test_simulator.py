@@ -88,12 +88,12 @@ def test_a_command_that_fails_says_why():
 
 def test_start_up_ends_with_the_first_batch_not_with_the_word_that_a_round_begins():
     told = [
-        (1.0, {"event": "model", "parameters": 7}),
-        (2.0, {"event": "begin"}),
-        (9.0, {"event": "round", "round": 1, "seconds": 7.0, "samples": 900, "megabytes": 30.0}),
-        (12.0, {"event": "round", "round": 2, "seconds": 3.0, "samples": 900, "megabytes": 30.0}),
+        (1.0, {"what": "model", "parameters": 7}),
+        (2.0, {"what": "begin"}),
+        (9.0, {"what": "round", "round": 1, "seconds": 7.0, "samples": 900, "megabytes": 30.0}),
+        (12.0, {"what": "round", "round": 2, "seconds": 3.0, "samples": 900, "megabytes": 30.0}),
     ]
-    lines = tuple((at, MARK + json.dumps(event)) for at, event in told)
+    lines = tuple((at, MARK + json.dumps(fields)) for at, fields in told)
     found = read_told(Case(Path(), 3, 2, Path()), Outcome(lines, 12.0, 5.0, 1, 0.0, first_batch=6.0))
     assert (found.round, found.begun, found.start_up, found.megabytes) == (3.0, 2.0, 6.0, 10.0)
 

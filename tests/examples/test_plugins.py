@@ -14,7 +14,7 @@ import fedmtl
 from fedmtl import capabilities
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.log import raw_events
+from raw_events import raw_events
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 ONE_STEP = ("training.num_rounds=2", "compute.workers=0", "training.local_steps=2")

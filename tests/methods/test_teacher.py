@@ -18,6 +18,7 @@ from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.methods.distillation import open_teacher
 from fedmtl.predict.run import load_run, predict_texts
 from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.load import load_tasks
 from raw_events import raw_events
@@ -35,7 +36,7 @@ def teacher(tmp_path_factory) -> RunFolder:
 
 
 def digest(run: RunFolder) -> str | None:
-    return summarize(raw_events(run), run.name).weights_sha256
+    return summarize(read_events(run), run.name).weights_sha256
 
 
 def taught(teacher: RunFolder, *keys: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.event_lines import OtherEvent, round_of
 from fedmtl.runs.events import AnswerEvent, EndEvent, FailureEvent, RoundEvent, StartEvent, UpdateEvent
-from fedmtl.runs.log import append_event, missing_rounds, raw_events, read_events, repair_events
+from fedmtl.runs.log import append_event, missing_rounds, read_events, repair_events
 from fedmtl.runs.results import cut_back
 
 
@@ -83,13 +83,6 @@ class TestEvents:
         with pytest.raises(FedmtlError, match=r"event mine\.thing: a field is not JSON"):
             append_event(run, OtherEvent(name="mine.thing", unknown={"x": object()}))
         assert not run.events.exists()
-
-    def test_raw_events_have_all_that_the_lines_have(self, run):
-        append_event(run, RoundEvent(round=1, unknown={"later": [1]}))
-        run.events.write_bytes(b'{"round": 0, "event": "round", "tasks": {"a": 2}}\n' + run.events.read_bytes())
-        first, second = raw_events(run)
-        assert first == {"round": 0, "event": "round", "tasks": {"a": 2}}
-        assert second["later"] == [1]
 
 
 # Lines of another version: an unknown kind, unknown fields, keys in another order, an integer in a field of seconds.

@@ -98,8 +98,3 @@ def test_a_pass_that_was_not_scored_leaves_the_averages_of_the_one_before():
     opened = [from_json(event) for event in (TOLD[0], closed(1, overall=0.9, classification=0.8))]
     assert summarize([*opened, from_json(closed(2))]).overall == 0.9
     assert summarize([*opened, from_json(closed(2, overall=None, classification=None))]).overall is None
-
-
-def test_events_as_json_objects_give_the_same_summary():
-    # The studies give them so.
-    assert summarize(TOLD, "x") == summarize(EVENTS, "x")

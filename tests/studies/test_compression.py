@@ -12,10 +12,10 @@ from fedmtl.compress.measure.variants import Measured, Timing
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
 from fedmtl_studies.compression import CompressionOptions, open_base, plan, read_shape
 from fedmtl_studies.compression_setups import Shape
 from fedmtl_studies.folder import open_study
+from raw_events import raw_events
 
 SMALLEST = (
     "--quick", "--encoder", "random-2x64", "--teacher-epochs", "1", "--epochs-prediction", "1", "--set",

@@ -8,11 +8,12 @@ from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell, Distillation, Pruning
 from fedmtl_studies.folder import open_study
 from fedmtl_studies.grid import run_grid
+from raw_events import raw_events
 from studies.small_cells import settings
 
 TAUGHT = DistillSettings("1x32", stages="prediction", epochs_prediction=2)
@@ -41,7 +42,7 @@ def weights(folder, name):
 
 
 def sha(folder, name):
-    return summarize(raw_events(folder.cell(name)), name).weights_sha256
+    return summarize(read_events(folder.cell(name)), name).weights_sha256
 
 
 def test_cells_are_made_of_another_when_it_is_done_and_then_its_weights_go(folder):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
+from raw_events import raw_events
 from studies.csv_rows import read_csv
 
 SMALLEST = (

@@ -9,11 +9,12 @@ from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import start_run
 from fedmtl.runs.events import RoundEvent
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import open_study, read_record
 from fedmtl_studies.grid import GridInterrupted, Paced, run_grid, seconds_left, suitable_at_once
+from raw_events import raw_events
 from studies.small_cells import settings
 
 
@@ -23,7 +24,7 @@ def folder(tmp_path):
 
 
 def summary(folder, name):
-    return summarize(raw_events(folder.cell(name)), name)
+    return summarize(read_events(folder.cell(name)), name)
 
 
 def test_a_failing_cell_costs_itself_and_finished_ones_are_not_run_again(folder):

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
 from fedmtl_studies.multitask import rows
+from raw_events import raw_events
 
 SMALLEST = ("--quick", "--epochs", "1", "--steps", "3", "--batch-size", "2", "--set", "compute.device=cpu")
 

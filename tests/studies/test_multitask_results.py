@@ -1,14 +1,18 @@
 """What a study says of a cell is what stands in its run folder."""
 
 import csv
+import json
+import shutil
 
 import pytest
 
 from fedmtl.config.file import config_from
+from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import start_run
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.folder import RunFolder
 from fedmtl_studies.folder import settle
 from fedmtl_studies.multitask_results import read_cell
+from raw_events import raw_events
 
 TASKS = ("sentiment", "similarity")
 
@@ -67,6 +71,19 @@ def test_sizes_are_those_of_the_model_folder(run):
     assert found.trained_bytes == 4 * plan["total"]
     assert found.model_bytes == sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
     assert found.labels["sentiment"] == ["negative", "positive"]
+
+
+@pytest.mark.parametrize(("kind", "field", "what"), [("plan", "total", "parameters"), ("start", "device", "device")])
+def test_a_run_that_did_not_record_what_is_needed_is_named(run, tmp_path, kind, field, what):
+    older = RunFolder(tmp_path / "older")
+    shutil.copytree(run.path, older.path)
+    lines = raw_events(run)
+    for line in lines:
+        if line["event"] == kind:
+            del line[field]
+    older.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(FedmtlError, match=f"older/events.jsonl: says nothing of its {what}, .*; make the run again"):
+        read_cell(older, mean)
 
 
 def test_an_undefined_average_is_never_the_best(run):

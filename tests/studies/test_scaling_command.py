@@ -8,7 +8,7 @@ import pytest
 
 from fedmtl.config.file import load_config
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
+from raw_events import raw_events
 from studies.csv_rows import read_csv
 
 SMALLEST = (

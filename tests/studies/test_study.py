@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedmtl.errors import CannotContinue, ConfigError
-from fedmtl.runs.log import raw_events
+from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl_studies import compression, federated, multitask
 from fedmtl_studies.cells import Cell
@@ -23,7 +23,7 @@ class SmallOptions(StudyOptions):
 
 
 def num_rounds(run):
-    return float(summarize(raw_events(run)).rounds)
+    return float(summarize(read_events(run)).rounds)
 
 
 def plan(options, folder):

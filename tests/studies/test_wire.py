@@ -6,8 +6,8 @@ import pytest
 from fedmtl.cli import main
 from fedmtl.errors import ConfigError
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import raw_events
 from fedmtl_studies.wire import Pair, Point, last_points, parse_pairs, study_wire, to_csv, wire_page
+from raw_events import raw_events
 
 POINTS = [
     Point("fp32", 1, {"overall": 0.5, "a<b": None}, 100, 50, 2),

@@ -12,8 +12,8 @@ MARK = "@bench "
 FIRST = "FEDMTL_BENCH_FIRST"
 
 
-def tell(event: str, **fields: object) -> None:
-    print(MARK + json.dumps({"event": event, **fields}), flush=True)
+def tell(what: str, **fields: object) -> None:
+    print(MARK + json.dumps({"what": what, **fields}), flush=True)
 
 
 def tell_first_batch() -> None:

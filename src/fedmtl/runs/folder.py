@@ -6,11 +6,9 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedmtl.errors import FedmtlError, RunNotFound
 from fedmtl.runs.files import storage_error
-from fedmtl.runs.files import write_atomic as write_atomic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -108,10 +106,3 @@ def _expanded(name: str) -> Path:
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() or (path / "events.jsonl").is_file()
-
-
-def read_events(run: RunFolder) -> list[dict[str, Any]]:
-    """The run's events as JSON objects, for the studies; it goes with `write_atomic` when they import neither."""
-    from fedmtl.runs import log
-
-    return log.raw_events(run)

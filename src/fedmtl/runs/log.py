@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import parse_json
@@ -38,11 +38,6 @@ def read_events(run: RunFolder) -> list[Event]:
     A line that is broken otherwise is an error whose advice, `--repair`, is `repair_events`.
     """
     return [event for _, event in _whole_lines(run)]
-
-
-def raw_events(run: RunFolder) -> list[dict[str, Any]]:
-    """The same events as JSON objects, with all that their lines have."""
-    return [json.loads(raw) for raw, _ in _whole_lines(run)]
 
 
 def read_lines(run: RunFolder) -> list[Line]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedmtl.runs.event_lines import Event, from_json, last_of
+from fedmtl.runs.event_lines import Event, last_of
 from fedmtl.runs.events import (
     ClientsEvent,
     DataEvent,
@@ -103,17 +103,13 @@ class RunSummary:
         }
 
 
-def summarize(events: Sequence[Event | Mapping[str, Any]], name: str = "") -> RunSummary:
-    """The summary of a run, finished or not; bytes and seconds count every round.
-
-    The studies still give events as JSON objects.
-    """
-    known = [event if isinstance(event, Event) else from_json(event) for event in events]
-    start = last_of(known, StartEvent) or StartEvent()
-    plan, end = last_of(known, PlanEvent), last_of(known, EndEvent) or EndEvent()
-    rounds = [event for event in known if isinstance(event, RoundEvent)]
-    scored = [event for event in known if isinstance(event, EvaluationEvent)]
-    train = {event.task: event.train for event in known if isinstance(event, DataEvent)}
+def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
+    """The summary of a run, finished or not; bytes and seconds count every round."""
+    start = last_of(events, StartEvent) or StartEvent()
+    plan, end = last_of(events, PlanEvent), last_of(events, EndEvent) or EndEvent()
+    rounds = [event for event in events if isinstance(event, RoundEvent)]
+    scored = [event for event in events if isinstance(event, EvaluationEvent)]
+    train = {event.task: event.train for event in events if isinstance(event, DataEvent)}
     averaged = [event for event in rounds if event.averages is not None]
     return RunSummary(
         name=name,
@@ -133,7 +129,9 @@ def summarize(events: Sequence[Event | Mapping[str, Any]], name: str = "") -> Ru
         bytes_up=sum(event.bytes_up or 0 for event in rounds),
         bytes_down=sum(event.bytes_down or 0 for event in rounds),
         failures=tuple(
-            ClientFailure(event.round, event.client, event.reason) for event in known if isinstance(event, FailureEvent)
+            ClientFailure(event.round, event.client, event.reason)
+            for event in events
+            if isinstance(event, FailureEvent)
         ),
         parameters=None if plan is None or plan.total is None else plan.total + plan.at_clients,
         weights_sha256=end.weights_sha256,
