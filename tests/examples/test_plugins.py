@@ -105,7 +105,7 @@ def test_a_filter_clips_every_update_and_adds_the_noise_of_its_seed(make_config)
         added = {key: noisy[client].delta[key] - value for key, value in clipped[client].delta.items()}
         numbers = sum(value.numel() for value in added.values())
         assert norm(added) == pytest.approx(0.0001 * numbers**0.5, rel=0.05)
-    # Clients that train at once are filtered as each by itself is, in the order of their own keys.
+    # Clients that train at once are filtered as each by itself is.
     loud = "methods={update_noise: {max_norm: 0.05, noise: 0.1}}"
     alike = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
     at_once, alone = updates(loud, *alike, "compute.stack=3"), updates(loud, *alike)

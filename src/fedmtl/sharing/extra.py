@@ -37,7 +37,7 @@ class Extra:
 
 
 NO_EXTRA = Extra()
-# What an extra's slots are called in tensor files: `extra.<name>/<slot>`, those of filters at clients `filter.<name>/<slot>`.
+# In tensor files an extra's slots are called `extra.<name>/<slot>`. What filters store at a client is `filter.<...>`.
 PREFIX, FILTER_PREFIX, SEPARATOR = "extra.", "filter.", "/"
 
 

@@ -42,6 +42,6 @@ class UpdateFilter:
     def at_server(self, update: Update, job: Job) -> Update:
         """The update as it counts, of one that was decoded and passed all checks; the job is without its tensors.
 
-        A delta is decoded when it is looked at. What is returned stays in memory until its turn in the mean.
+        A delta is decoded when it is looked at. What is returned stays in memory until it is averaged.
         """
         return update
