@@ -32,6 +32,7 @@ from fedmtl.federation.messages import (
 from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
+from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights, owner_task
@@ -395,8 +396,8 @@ def _filtered(
             before, after = after, each.at_server(after, job)
             reason = None if after is before else refusal(after, expected, max_norm)
         except Exception as error:
-            # Whatever a filter finds in one client's update costs that client alone.
-            return update, f"{each.name} failed with {type(error).__name__}: {error}"
+            # Whatever a filter finds in one client's update costs that client alone; its words may quote the update.
+            return update, f"{each.name} failed with {type(error).__name__}: {printable(excerpt(error))}"
         if reason is not None:
             return update, f"after {each.name} its update cannot count: {reason}"
     return after, None

@@ -93,10 +93,15 @@ def fails(update):
     raise LookupError("of a filter")
 
 
+def quotes(update):
+    raise LookupError("a client's \x1b[2Jwords\nround 9: done")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (fails, "test_a_first failed with LookupError: of a filter"),
+        (quotes, "test_a_first failed with LookupError: a client's \\x1b[2Jwords"),
         (times(float("nan")), "after test_a_first its update cannot count: layer holds values that are not numbers"),
         (times(100), "after test_a_first its update cannot count: its norm 141 is over federation.max_update_norm 50"),
         (lambda update: None, "test_a_first failed with AttributeError: 'NoneType' object has no attribute 'client'"),
