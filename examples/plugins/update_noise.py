@@ -41,7 +41,7 @@ class UpdateNoise(UpdateFilter):
         norm = math.sqrt(sum(float(value.double().square().sum()) for value in update.delta.values()))
         factor = min(1.0, self._options.max_norm / norm) if norm else 1.0
         generator, delta = torch.Generator().manual_seed(client.job.seed), {}
-        # Sorted, since clients that train at once have their values in another order.
+        # Sorted, so that the noise does not depend on the order in which an engine has the values.
         for key, value in sorted(update.delta.items()):
             drawn = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             delta[key] = value * factor + self._options.noise * drawn
