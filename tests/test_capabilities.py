@@ -13,8 +13,10 @@ from fedmtl.capabilities import (
     local_methods,
     names,
     register,
+    update_filters,
 )
 from fedmtl.errors import ConfigError
+from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.training.local_method import LocalMethod
 from fedmtl.training.stacked.method import StackedMethod
 
@@ -144,3 +146,25 @@ def test_client_halves_come_in_the_order_of_the_table_with_their_options(added):
 
 def test_what_the_server_must_keep_to_as_well():
     assert constraints({"pruning": {}, "fedprox": {"mu": 1.0}}) == {"pruning": {}}
+
+
+class Filter(UpdateFilter):
+    name = "test_filter"
+
+    def __init__(self, options):
+        self.options = options
+
+
+def test_a_filter_has_no_part_in_training_and_comes_before_those_of_the_wire(added):
+    added(Capability(Filter.name, update_filter=Filter))
+    added(Capability(Silent.name, Silent, update_filter=Filter))
+    added(Capability("test_a_filter", update_filter=Filter))
+    assert is_stackable(["test_filter", "fedprox"], 1)
+    assert not is_stackable(["test_filter", "test_silent"], 1)
+    assert local_methods({"test_filter": {}}) == []
+    given = {"test_filter": {"a": 1}, "fedprox": {"mu": 1.0}, "test_a_filter": {"a": 0}}
+    made = update_filters(given, ["error_feedback"])
+    assert [one.options["a"] for one in made[:-1]] == [0, 1]
+    assert made[-1].name == "error_feedback"
+    with pytest.raises(ConfigError, match="the capability error_feedback is there already"):
+        register(Capability("error_feedback"))

@@ -66,6 +66,8 @@ _SECTIONS = {
         "StackedMethod": "fedmtl.training.stacked.method",
         "Aggregator": "fedmtl.federation.aggregators.protocol",
         "WaitingUpdates": "fedmtl.federation.aggregators.protocol",
+        "UpdateFilter": "fedmtl.federation.filters.protocol",
+        "FilterClient": "fedmtl.federation.filters.protocol",
         "Tracker": "fedmtl.runs.tracker",
         "Event": "fedmtl.runs.event_lines",
         "OtherEvent": "fedmtl.runs.event_lines",
@@ -115,6 +117,8 @@ if TYPE_CHECKING:
     from fedmtl.experiment.run import start_run as start_run
     from fedmtl.federation.aggregators.protocol import Aggregator as Aggregator
     from fedmtl.federation.aggregators.protocol import WaitingUpdates as WaitingUpdates
+    from fedmtl.federation.filters.protocol import FilterClient as FilterClient
+    from fedmtl.federation.filters.protocol import UpdateFilter as UpdateFilter
     from fedmtl.federation.guide import MTLAggregator as MTLAggregator
     from fedmtl.federation.guide import MTLServerModel as MTLServerModel
     from fedmtl.federation.messages import ClientInfo as ClientInfo

@@ -1,8 +1,8 @@
 """Every capability that a user can switch on, by name, in the order in which their hooks run.
 
-A capability is one file in `methods/`, `federation/aggregators/` or `tasks/kinds/`, or comes from another package:
-`register` adds it, or an entry point of the group `fedmtl`. Nothing is imported before it is needed: this module loads
-no numeric library, and a worker loads only the capabilities that its jobs name.
+A capability is one file in `methods/`, `federation/aggregators/`, `federation/filters/` or `tasks/kinds/`, or comes
+from another package: `register` adds it, or an entry point of the group `fedmtl`. Nothing is imported before it is
+needed: this module loads no numeric library, and a worker loads only the capabilities that its jobs name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
+    from fedmtl.federation.filters.protocol import UpdateFilter
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
     from fedmtl.runs.tracker import Tracker
     from fedmtl.sharing.extra import Extra
@@ -53,6 +54,11 @@ AGGREGATORS = {
     "clipped_mean": ("fedmtl.federation.aggregators.clipped_mean", "ClippedMean"),
 }
 
+# The wire format needs them: the codecs of a job name them.
+UPDATE_FILTERS = {
+    "error_feedback": ("fedmtl.federation.filters.error_feedback", "ErrorFeedback"),
+}
+
 TASK_KINDS = {
     "classification": ("fedmtl.tasks.kinds.classification", "Classification"),
     "regression": ("fedmtl.tasks.kinds.regression", "Regression"),
@@ -81,7 +87,8 @@ class Capability:
     round remembered, and with `options=` where there are options. `check_sent` says why what a client sent under this
     name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
     whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
-    and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names.
+    and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names. `update_filter` makes a filter
+    of updates of the same options as `local`.
     """
 
     name: str
@@ -94,6 +101,7 @@ class Capability:
     options: type[BaseModel] | None = None
     tracker: Callable[[Any, Path], Tracker] | None = None
     task_kind: type[TaskKind] | None = None
+    update_filter: Callable[[Mapping[str, Any]], UpdateFilter] | None = None
 
 
 _REGISTERED: dict[str, Capability] = {}
@@ -103,7 +111,7 @@ _KINDS: dict[str, TaskKind] = {}
 def register(capability: Capability) -> None:
     """Add a capability of another package, under a name that is not taken."""
     if (
-        capability.name in {*BUILT_IN, *AGGREGATORS, *TASK_KINDS}
+        capability.name in {*BUILT_IN, *AGGREGATORS, *UPDATE_FILTERS, *TASK_KINDS}
         or _REGISTERED.get(capability.name, capability) is not capability
     ):
         raise ConfigError(f"the capability {capability.name} is there already; register it under another name")
@@ -161,7 +169,10 @@ def switched_on(config: Config) -> list[str]:
 
 
 def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What clients are given for every capability that a config switches on and that has a client's half."""
+    """What clients are given for every capability that a config switches on and that has a client's half or a filter.
+
+    A filter that cannot work with the config is a ConfigError.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in switched_on(config):
         capability = find(name)
@@ -169,8 +180,16 @@ def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str])
             options = capability.client_options(config, plan, parameters)
         else:
             options = options_of(config, name).model_dump(mode="json") if capability.options else None
-        if capability.local is not None and options is not None:
-            found[name] = dict(options)
+        if options is None or (capability.local is None and capability.update_filter is None):
+            continue
+        found[name] = dict(options)
+        if capability.update_filter is not None:
+            try:
+                reason = capability.update_filter(options).conflict(config)
+            except Exception as error:
+                raise ConfigError(f"methods.{name}: failed with {type(error).__name__}: {error}") from error
+            if reason is not None:
+                raise ConfigError(f"methods.{name}: {reason}")
     return found
 
 
@@ -238,15 +257,20 @@ def plugin_modules() -> list[str]:
         half
         for name, one in _REGISTERED.items()
         if name not in _entry_points()
-        for half in (one.local, one.server, one.aggregator, one.task_kind)
+        for half in (one.local, one.server, one.aggregator, one.task_kind, one.update_filter)
         if half is not None
     ]
     return sorted({half.__module__ for half in halves})
 
 
 def is_stackable(methods: Iterable[str], num_tasks: int) -> bool:
-    """Whether clients with these methods may train as one computation; a method that says nothing may not."""
-    halves = [getattr(find(name).local, "stacked", None) for name in methods]
+    """Whether clients with these methods may train as one computation; a method that says nothing may not.
+
+    A filter has no part in training, so it may.
+    """
+    found = [find(name) for name in methods]
+    training = [one.local for one in found if one.local is not None or one.update_filter is None]
+    halves = [getattr(local, "stacked", None) for local in training]
     return all(half is not None and (num_tasks == 1 or half.knows_several_tasks) for half in halves)
 
 
@@ -265,10 +289,21 @@ def local_methods(methods: Mapping[str, Mapping[str, Any]]) -> list[LocalMethod]
     """The client's halves of the capabilities that a job names, in the order of `names`."""
     made = []
     for name in sorted(methods, key=_rank):
-        local = find(name).local
-        if local is None:
+        capability = find(name)
+        if capability.local is not None:
+            made.append(capability.local(methods[name]))
+        elif capability.update_filter is None:
             raise ConfigError(f"the capability {name} has no client's half")
-        made.append(local(methods[name]))
+    return made
+
+
+def update_filters(methods: Mapping[str, Mapping[str, Any]], built_in: Sequence[str] = ()) -> list[UpdateFilter]:
+    """The filters of the capabilities that a job names, in the order of `names`, then those of UPDATE_FILTERS."""
+    halves = [(find(name).update_filter, name) for name in sorted(methods, key=_rank)]
+    made = [half(methods[name]) for half, name in halves if half is not None]
+    for name in built_in:
+        module, leaf = UPDATE_FILTERS[name]
+        made.append(getattr(import_module(module), leaf)({}))
     return made
 
 

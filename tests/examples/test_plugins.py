@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import BaseModel
 
 import fedmtl
@@ -66,6 +67,66 @@ def test_a_server_method_changes_weights_and_writes_its_event(make_config):
     assert raw_events(run)[-1]["weights_sha256"] != weights_of(make_config)
 
 
+NOISE = "methods={update_noise: {max_norm: 0.05, noise: 0.0001}}"
+
+
+def test_a_filter_clips_every_update_and_adds_the_noise_of_its_seed(make_config):
+    """The norm of what arrives is the bound, and noise: sqrt(n) times its deviation, which is small beside it."""
+    from fedmtl.experiment.prepare import open_engine, prepare
+    from fedmtl.federation.dispatch import Dispatch
+    from fedmtl.runs.folder import create_run
+
+    def updates(*overrides: str):
+        prepared = prepare(make_config(*ONE_STEP, *overrides))
+        engine = open_engine(prepared, create_run(Path(prepared.config.output), f"run{len(made)}"))
+        dispatch, settings = Dispatch(prepared.strategy), prepared.strategy.settings.to_dict()
+        jobs = [
+            dispatch.job(
+                "train", prepared.state, client, prepared.strategy.active_tasks(client, 1), info.rows, 1, settings
+            )
+            for client, info in prepared.clients.items()
+        ]
+        try:
+            made.append({answer.client: answer for answer in engine.run(jobs, 60)})
+        finally:
+            engine.close()
+        return made[-1]
+
+    def norm(delta):
+        return sum(float(value.double().square().sum()) for value in delta.values()) ** 0.5
+
+    made: list = []
+    plain = updates()
+    clipped = updates("methods={update_noise: {max_norm: 0.05}}")
+    noisy = updates(NOISE)
+    for client, update in plain.items():
+        assert norm(update.delta) > 0.05
+        assert norm(clipped[client].delta) == pytest.approx(0.05, rel=1e-5)
+        added = {key: noisy[client].delta[key] - value for key, value in clipped[client].delta.items()}
+        numbers = sum(value.numel() for value in added.values())
+        assert norm(added) == pytest.approx(0.0001 * numbers**0.5, rel=0.05)
+    # Clients that train at once are filtered as each by itself is.
+    loud = "methods={update_noise: {max_norm: 0.05, noise: 0.1}}"
+    alike = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
+    at_once, alone = updates(loud, *alike, "compute.stack=3"), updates(loud, *alike)
+    for client, update in alone.items():
+        for key, value in update.delta.items():
+            torch.testing.assert_close(at_once[client].delta[key], value, atol=1e-5, rtol=0)
+
+
+def test_a_filter_works_in_workers_and_where_clients_are_stacked(make_config):
+    alone = weights_of(make_config, NOISE)
+    assert alone != weights_of(make_config)
+    assert weights_of(make_config, NOISE, "compute.workers=1") == alone
+    assert weights_of(make_config, NOISE, "compute.stack=3") != weights_of(make_config, "compute.stack=3")
+
+
+def test_a_filter_says_what_it_cannot_work_with_before_round_1(make_config):
+    with pytest.raises(ConfigError, match=r"^methods.update_noise: wire.error_feedback would add to an update after"):
+        start_run(make_config(NOISE, "wire.up=int8"), "never")
+    assert weights_of(make_config, NOISE, "wire.up=int8", "wire.error_feedback=false")
+
+
 def test_a_tracker_sees_every_round(make_config):
     run = start_run(make_config(*ONE_STEP, "methods={csv_tracker: {file: scores.csv}}"), "tracked")
     with (run.path / "scores.csv").open() as file:
@@ -119,6 +180,49 @@ def test_a_plugin_that_raises_at_a_client_costs_that_client(make_config):
     assert failed
     assert all("ZeroDivisionError" in reason for reason in failed.values())
     assert all("sentiment" in client for client in failed)
+
+
+class BrokenFilter(fedmtl.UpdateFilter):
+    name = "broken_filter"
+
+    def __init__(self, options):
+        self._where = options["where"]
+
+    def at_client(self, update, client):
+        if self._where == "client" and "sentiment" in update.tasks:
+            raise ZeroDivisionError("by a filter")
+        return update, fedmtl.Extra()
+
+    def at_server(self, update, job):
+        if self._where == "server" and "sentiment" in job.tasks:
+            raise ZeroDivisionError("by a filter")
+        return update
+
+
+class Where(BaseModel):
+    where: str
+
+
+@pytest.mark.parametrize("where", ["client", "server"])
+@pytest.mark.parametrize("compute", ["compute.stack=0", "compute.stack=3"])
+def test_a_filter_that_raises_costs_the_client_and_is_named(make_config, where, compute):
+    register_once(fedmtl.Capability("broken_filter", update_filter=BrokenFilter, options=Where))
+    run = start_run(make_config(*ONE_STEP, compute, f"methods={{broken_filter: {{where: {where}}}}}"), "broken")
+    events = raw_events(run)
+    assert events[-1]["status"] == "done"
+    failed = {event["client"]: event["reason"] for event in events if event["event"] == "failure"}
+    assert set(failed) == {"sentiment_client_1", "sentiment_client_2"}
+    assert set(failed.values()) == {"broken_filter failed with ZeroDivisionError: by a filter"}
+
+
+def test_a_filter_that_cannot_be_made_is_one_line_before_round_1(make_config):
+    class NeverMade(fedmtl.UpdateFilter):
+        def __init__(self, options):
+            raise LookupError("of its options")
+
+    register_once(fedmtl.Capability("never_made", update_filter=NeverMade, options=NoOptions))
+    with pytest.raises(ConfigError, match=r"^methods.never_made: failed with LookupError: of its options$"):
+        start_run(make_config("methods={never_made: {}}"), "never")
 
 
 def test_a_plugin_that_raises_at_the_server_is_named(make_config):

@@ -17,9 +17,13 @@ from fedmtl.federation import client as client_module
 from fedmtl.federation.client import run_job
 from fedmtl.federation.client_state import load_state
 from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.faults import fault_of
+from fedmtl.federation.filters.error_feedback import NAME, RESIDUAL
+from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.wire import encode_update
 from fedmtl.federation.wire.frame import read_frame
-from fedmtl.sharing.extra import Extra
+from fedmtl.model.tensor_files import save_tensors
+from fedmtl.sharing.extra import FILTER_PREFIX, Extra, slot_name
 from fedmtl.sharing.keys import Key
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.training.local_method import Finished, LocalMethod
@@ -157,6 +161,7 @@ def test_a_method_that_is_not_here_is_one_line(given):
         run_job(replace(unknown, settings={**job().settings, "methods": {"task_weighting": {}}}), site)
 
 
+RESIDUAL_SLOT = slot_name(NAME, RESIDUAL, FILTER_PREFIX)
 LOSSY = ("wire.up=int8", "wire.down=int8")
 
 
@@ -165,7 +170,7 @@ def test_with_a_lossy_wire_what_was_lost_is_kept_and_sent_with_the_next_update(g
     exact_site, exact_job = given("wire.down=int8")
     table = Key("all", site.model.table)
     sent, exact = run_job(job(1), site), run_job(exact_job(1), exact_site)
-    lost = load_state(site.folder / CLIENT, 1)["residual"]
+    lost = load_state(site.folder / CLIENT, 1)[RESIDUAL_SLOT]
     assert float(lost[table].abs().max()) > 0
     # vectors travel exactly, and are not kept
     assert set(lost) == {key for key, value in exact.delta.items() if value.dim() > 1}
@@ -173,7 +178,7 @@ def test_with_a_lossy_wire_what_was_lost_is_kept_and_sent_with_the_next_update(g
         torch.testing.assert_close(value, exact.delta[key] - sent.delta[key], atol=0, rtol=0)
     again = run_job(job(2, accepted=1), site)
     fresh = run_job(exact_job(2), exact_site)
-    after = load_state(site.folder / CLIENT, 2)["residual"]
+    after = load_state(site.folder / CLIENT, 2)[RESIDUAL_SLOT]
     torch.testing.assert_close(again.delta[table] + after[table], fresh.delta[table] + lost[table])
 
 
@@ -193,6 +198,87 @@ def test_a_client_that_lost_its_state_starts_without_a_residual(given):
     shutil.rmtree(site.folder / CLIENT)
     lost_state = run_job(job(2, accepted=1), site)
     assert all(torch.equal(fresh.delta[key], lost_state.delta[key]) for key in fresh.delta)
+
+
+def test_a_state_of_before_filters_had_names_is_read(given):
+    site, job = given(*LOSSY)
+    run_job(job(1), site)
+    second = run_job(job(2, accepted=1), site)
+    path = site.folder / CLIENT / "round-0001.safetensors"
+    old = {slot.rpartition("/")[2]: values for slot, values in load_state(site.folder / CLIENT, 1).items()}
+    assert set(old) == {"residual", "residual_rows"}
+    save_tensors(path, old)
+    again = run_job(job(2, accepted=1), site)
+    assert all(torch.equal(second.delta[key], again.delta[key]) for key in second.delta)
+
+
+class Signs(UpdateFilter):
+    """Sends the sign of every number, and stores the signs and how often it did so."""
+
+    name = "test_signs"
+
+    def __init__(self, options):
+        self._fails = options.get("fails")
+
+    def at_client(self, update, client):
+        if self._fails == "raises":
+            raise LookupError("of a filter")
+        if self._fails == "returns":
+            return update.delta, client.stored
+        if self._fails == "stores":
+            return update, Extra({"plain": 1})
+        delta = {key: value.sign() for key, value in update.delta.items()}
+        key = next(iter(delta))
+        count = client.stored.slot("count").get(key, torch.zeros(())) + 1
+        # Every second time nothing but the count is stored.
+        signs = {} if client.stored.slot("signs") else {"signs": delta}
+        return replace(update, delta=delta), Extra(tensors={"count": {key: count}, **signs})
+
+
+@pytest.fixture
+def signs():
+    register(Capability(Signs.name, update_filter=Signs))
+    yield lambda job, **options: replace(job, settings={**job.settings, "methods": {Signs.name: options}})
+    _REGISTERED.pop(Signs.name)
+
+
+def test_a_filter_changes_what_leaves_and_what_it_stores_replaces_what_it_stored(given, signs):
+    site, job = given()
+
+    def slots(number):
+        stored = load_state(site.folder / CLIENT, number)
+        return {slot: values for slot, values in stored.items() if slot.startswith(FILTER_PREFIX)}
+
+    plain, update = run_job(job(1), site), run_job(signs(job(1)), site)
+    assert all(torch.equal(update.delta[key], value.sign()) for key, value in plain.delta.items())
+    assert set(slots(1)) == {"filter.test_signs/count", "filter.test_signs/signs"}
+    run_job(signs(job(2, accepted=1)), site)
+    assert set(slots(2)) == {"filter.test_signs/count"}
+    assert [float(value) for value in slots(2)["filter.test_signs/count"].values()] == [2.0]
+    # Round 2 was refused: the client goes on from round 1.
+    run_job(signs(job(3, accepted=1)), site)
+    assert [float(value) for value in slots(3)["filter.test_signs/count"].values()] == [2.0]
+
+
+def test_error_feedback_comes_after_the_other_filters(given, signs):
+    site, job = given(*LOSSY)
+    update = run_job(signs(job(1)), site)
+    lost = load_state(site.folder / CLIENT, 1)[RESIDUAL_SLOT]
+    # What is lost is missing of the signs, which are 1, 0 and -1.
+    for key, value in lost.items():
+        assert torch.equal((update.delta[key] + value).round(), (update.delta[key] + value))
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [("raises", "LookupError: of a filter"), ("returns", "TypeError: at_client"), ("stores", "TypeError: test_signs")],
+)
+def test_a_filter_that_fails_is_named_and_leaves_the_state_alone(given, signs, fails, words):
+    site, job = given(*LOSSY)
+    with pytest.raises(FedmtlError, match=f"^test_signs failed with {words}") as caught:
+        run_job(signs(job(1), fails=fails), site)
+    assert fault_of(caught.value).code == "filter_failed"
+    assert not (site.folder / CLIENT).exists()
 
 
 def test_evaluation_returns_sums_and_never_an_example(given):

@@ -100,5 +100,5 @@ def test_what_methods_store_comes_back_beside_the_rest(tmp_path):
 
 
 def test_a_method_that_would_store_plain_values_is_told_so():
-    with pytest.raises(TypeError, match="the method one stores plain values at a client"):
+    with pytest.raises(TypeError, match="one stores plain values at a client"):
         extra_slots({"one": Extra({"step": 1})})

@@ -1,10 +1,14 @@
+import numpy as np
 import torch
 
 from fedmtl.federation.client_state import follow_plan
-from fedmtl.federation.error_feedback import RESIDUAL, RESIDUAL_ROWS, encode_delta
+from fedmtl.federation.filters.error_feedback import RESIDUAL, RESIDUAL_ROWS
 from fedmtl.federation.messages import Codecs
+from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
+
+from .filters.leaving import leave
 
 SHARED = SharingPlan((("heads.*", "task"), ("*", "all")), ({"a": "left", "b": "left", "c": "right"},))
 SPLIT, GROUPED = SHARED.with_rule("top.*", "task"), SHARED.with_rule("top.*", "group")
@@ -63,24 +67,40 @@ def test_what_belonged_to_a_head_that_is_fixed_now_is_dropped():
 
 
 def test_token_rows_that_differ_cannot_be_merged_and_equal_ones_can():
-    table = "top.w"
-    slots = {
-        RESIDUAL: {key("task:a", table): value(1.0), key("task:b", table): value(3.0)},
-        RESIDUAL_ROWS: {key("task:a", table): torch.tensor([4]), key("task:b", table): torch.tensor([5])},
-    }
-    assert kept(slots, SHARED) == {RESIDUAL: {}, RESIDUAL_ROWS: {}}
-    slots[RESIDUAL_ROWS][key("task:b", table)] = torch.tensor([4])
-    assert kept(slots, SHARED) == {RESIDUAL: {key("all"): [2.0]}, RESIDUAL_ROWS: {key("all"): [4]}}
+    """The residual of a merged table whose rows are gone is not sent, though its shape fits."""
+    a, b, merged = (key(scope, "table") for scope in ("task:a", "task:b", "all"))
+    plan = SharingPlan((("*", "all"),))
+    codecs = Codecs(up="topk", topk_share=1.0)
+
+    def sent(rows_of_b):
+        slots = {
+            RESIDUAL: {a: torch.tensor([[1.0]]), b: torch.tensor([[3.0]])},
+            RESIDUAL_ROWS: {a: torch.tensor([4]), b: torch.tensor([rows_of_b])},
+        }
+        moved = Extra(tensors=follow_plan(slots, plan, ("a", "b"), "me"))
+        delta, stored = leave({merged: torch.tensor([[0.5]])}, codecs, moved, np.array([4]))
+        assert stored.slot(RESIDUAL_ROWS)[merged].tolist() == [4]
+        return delta[merged].tolist()
+
+    assert sent(5) == [[0.5]]
+    assert sent(4) == [[2.5]]
+
+
+def test_a_residual_without_rows_is_gone_for_good():
+    """It would be merged with that of another table later, under the rows of that one."""
+    resting = Extra(tensors={RESIDUAL: {key("task:b", "table"): torch.tensor([[3.0]])}})
+    _, stored = leave({key("task:a", "w"): torch.ones(2, 2)}, Codecs(up="int8"), resting, np.array([4]))
+    assert key("task:b", "table") not in stored.slot(RESIDUAL)
 
 
 def test_nothing_lost_to_the_wire_is_lost_to_a_split():
     codecs = Codecs(up="topk", topk_share=0.5)
     delta = {key("all"): torch.arange(64.0).reshape(8, 8)}
-    sent, lost = encode_delta(delta, None, "table", codecs, {})
+    sent, stored = leave(delta, codecs)
     missing = delta[key("all")] - sent[key("all")]
     assert missing.abs().sum() > 0
-    moved = follow_plan(lost, SPLIT, ("a",), "me")
+    moved = follow_plan(stored.tensors, SPLIT, ("a",), "me")
     still = {key("task:a"): torch.zeros(8, 8)}
-    again, _ = encode_delta(still, None, "table", Codecs(up="topk", topk_share=1.0), moved)
+    again, _ = leave(still, Codecs(up="topk", topk_share=1.0), Extra(tensors=moved))
     assert torch.equal(again[key("task:a")], missing)
     assert set(moved[RESIDUAL]) == {key("task:a")}

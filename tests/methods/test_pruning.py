@@ -9,6 +9,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
 from fedmtl.federation.client_stack import stack_label
 from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.filters.error_feedback import NAME as ERROR_FEEDBACK
+from fedmtl.federation.filters.error_feedback import RESIDUAL
 from fedmtl.federation.messages import Codecs, State
 from fedmtl.federation.server import rounds
 from fedmtl.federation.wire import decode_job, encode_job
@@ -21,7 +23,7 @@ from fedmtl.methods.pruning import (
     share_after,
     sparsity,
 )
-from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.extra import FILTER_PREFIX, Extra, slot_name
 from fedmtl.sharing.keys import Key
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.weights import initial_weights, linear_weights
@@ -29,6 +31,7 @@ from fedmtl.training.local import train
 from training.small_client import CPU, CROSS, DUAL, SINGLE, bind, make_methods, make_settings, make_shard, small_model
 from training.small_client import PLAN as CLIENT_PLAN
 
+RESIDUAL_SLOT = slot_name(ERROR_FEEDBACK, RESIDUAL, FILTER_PREFIX)
 A, B = Key("all", "a"), Key("task:sst2", "b")
 
 
@@ -241,10 +244,10 @@ def test_gradients_of_pruned_weights_do_not_count_when_gradients_are_clipped(tmp
 
 def test_what_an_encoding_lost_of_a_pruned_weight_is_not_sent_any_more():
     [method] = make_methods(replace(make_settings(SINGLE), methods={"pruning": {}})).methods
-    slots = {"residual": {A: torch.ones(2, 2)}, "optimizer.exp_avg": {A: torch.ones(2, 2)}}
+    slots = {RESIDUAL_SLOT: {A: torch.ones(2, 2)}, "optimizer.exp_avg": {A: torch.ones(2, 2)}}
     mask = torch.tensor([[True, False], [False, False]])
     after = method.restore(slots, masked({A: mask})["pruning"])
-    assert after["residual"][A].tolist() == [[0, 1], [1, 1]]
+    assert after[RESIDUAL_SLOT][A].tolist() == [[0, 1], [1, 1]]
     assert torch.equal(after["optimizer.exp_avg"][A], torch.ones(2, 2))
     assert method.restore(slots, Extra()) == slots
 

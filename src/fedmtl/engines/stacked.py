@@ -83,4 +83,10 @@ class StackedEngine:
 
 
 def _sent(answer: Update | FedmtlError | None) -> np.ndarray | FedmtlError | None:
-    return encode_update(answer) if isinstance(answer, Update) else answer
+    if not isinstance(answer, Update):
+        return answer
+    try:
+        return encode_update(answer)
+    except Exception as error:
+        # Whatever a filter made of one client's update costs that client alone, as it does in a worker.
+        return FedmtlError(str(error) if isinstance(error, FedmtlError) else f"{type(error).__name__}: {error}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedmtl.capabilities import local_methods
+from fedmtl.capabilities import local_methods, update_filters
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_state import (
     InitialValues,
@@ -20,11 +20,12 @@ from fedmtl.federation.client_state import (
     remember_fixed,
     save_state,
 )
-from fedmtl.federation.error_feedback import encode_delta
+from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
 from fedmtl.federation.messages import Job, Traffic, Update
+from fedmtl.federation.wire.messages import encode_delta
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.extra import from_slots
+from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, from_slots
 from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
@@ -76,6 +77,7 @@ class Opened:
     values: Weights
     shards: dict[str, Shard]
     methods: LocalMethods
+    filters: Sequence[UpdateFilter] = ()
 
 
 def open_job(job: Job, site: Site) -> Opened:
@@ -89,6 +91,7 @@ def open_job(job: Job, site: Site) -> Opened:
         _gather(job, site, state.get("values", {})),
         {task: site.train_shard(job.client, task) for task in job.tasks},
         methods,
+        update_filters(settings.methods, job.codecs.filters),
     )
 
 
@@ -106,28 +109,49 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         views = job.plan.keys(site.model.canonical(), tasks, job.client).values()
         reached = {key for view in views for key in view.values()}
         delta = {key: value for key, value in delta.items() if key in reached}
-    sent, lost = encode_delta(delta, job.rows, site.model.table, job.codecs, state)
-    fresh: dict[str, Mapping[Key, Tensor]] = {
-        "values": personal,
-        **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
-        **extra_slots(trained.stored),
-        **lost,
-    }
-    # What belongs to tasks that rest this round is kept as it was.
-    merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
-    save_state(site.folder / job.client, job.round, merged, job.state_round)
     counts = {task: len(opened.shards[task]) for task in tasks}
-    return Update(
+    update = Update(
         job.round,
         job.client,
         tasks,
-        sent,
+        delta,
         job.rows,
         counts,
         trained.losses,
         seen=trained.seen,
         extra=trained.sent,
     )
+    update, filtered = _filter(update, job, opened, site.model.table)
+    fresh: dict[str, Mapping[Key, Tensor]] = {
+        "values": personal,
+        **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
+        **extra_slots(trained.stored),
+    }
+    # What belongs to tasks that rest this round is kept as it was.
+    merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
+    save_state(site.folder / job.client, job.round, {**merged, **filtered}, job.state_round)
+    return update
+
+
+def _filter(update: Update, job: Job, opened: Opened, table: str) -> tuple[Update, dict[str, Mapping[Key, Tensor]]]:
+    """The update as it leaves, and the slots of what filters store, in place of all that they stored before."""
+    stored = from_slots(opened.state, prefix=FILTER_PREFIX) if opened.filters else {}
+    slots: dict[str, Mapping[Key, Tensor]] = {}
+    for each in opened.filters:
+        before = stored.get(each.name, NO_EXTRA)
+        try:
+            update, after = each.at_client(update, FilterClient(job, before, table))
+            if not isinstance(update, Update):
+                raise TypeError(f"at_client returns {type(update).__name__} in place of an Update")
+            slots |= {slot: {} for slot in extra_slots({each.name: before}, FILTER_PREFIX)}
+            slots |= extra_slots({each.name: after}, FILTER_PREFIX)
+        except FedmtlError:
+            raise
+        except Exception as error:
+            raise FedmtlError(f"{each.name} failed with {type(error).__name__}: {error}").coded(
+                "filter_failed"
+            ) from error
+    return replace(update, delta=encode_delta(update.delta, job.codecs)), slots
 
 
 def _train(job: Job, site: Site) -> Update:

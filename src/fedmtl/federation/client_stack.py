@@ -110,5 +110,8 @@ def _answer(
         for name, key in keys.items()
         if key not in personal and key.scope != "fixed"
     }
-    update = close_job(entered.job, site, entered.opened, delta, personal, outcome.trained)
+    try:
+        update = close_job(entered.job, site, entered.opened, delta, personal, outcome.trained)
+    except FedmtlError as error:
+        return error
     return replace(update, traffic=Traffic(seconds=seconds))

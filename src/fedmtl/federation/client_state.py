@@ -15,13 +15,14 @@ from pathlib import Path
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.federation.error_feedback import RESIDUAL, RESIDUAL_ROWS
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.sharing.extra import Extra, to_slots
+from fedmtl.sharing.extra import FILTER_PREFIX, PREFIX, Extra, slot_name, to_slots
 from fedmtl.sharing.keys import Key, Weights, owner_task, weights_sha256
 from fedmtl.sharing.plan import SharingPlan, mean_value, scope_tasks
 
 DIGEST = re.compile(r"[0-9a-f]{16}")
+# What slots were called before filters had names.
+RENAMED = {slot: slot_name("error_feedback", slot, FILTER_PREFIX) for slot in ("residual", "residual_rows")}
 
 
 def fixed_digest(key: Key, value: Tensor) -> str:
@@ -37,7 +38,7 @@ def load_state(folder: Path, state_round: int) -> dict[str, Weights]:
         return {}
     path = _state_path(folder, state_round)
     if path.exists():
-        return load_tensors(path)
+        return {RENAMED.get(slot, slot): values for slot, values in load_tensors(path).items()}
     others = kept_rounds(folder)
     if others:
         raise FedmtlError(
@@ -116,12 +117,12 @@ def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], i
     return values
 
 
-def extra_slots(stored: Mapping[str, Extra]) -> dict[str, Mapping[Key, Tensor]]:
-    """What methods store at a client as slots of its state; they store tensors, not plain values."""
+def extra_slots(stored: Mapping[str, Extra], prefix: str = PREFIX) -> dict[str, Mapping[Key, Tensor]]:
+    """What methods and filters store at a client as slots of its state; they store tensors, not plain values."""
     for name, extra in stored.items():
         if extra.values:
-            raise TypeError(f"the method {name} stores plain values at a client, whose state is of tensors only")
-    return to_slots(stored)
+            raise TypeError(f"{name} stores plain values at a client, whose state is of tensors only")
+    return to_slots(stored, prefix)
 
 
 def _state_path(folder: Path, round_number: int) -> Path:
@@ -138,14 +139,9 @@ def follow_plan(
 ) -> dict[str, Weights]:
     """The slots of client state under this plan's keys. What a task that rests would have got is dropped.
 
-    So are residuals of token rows that do not fit each other, and what belongs to a value that is fixed now.
+    So is what belongs to a value that is fixed now.
     """
-    moved = {slot: _follow(values, plan, tasks, client) for slot, values in slots.items()}
-    if RESIDUAL in moved:
-        rows = moved.get(RESIDUAL_ROWS, {})
-        were = {key.name for key in slots.get(RESIDUAL_ROWS, {})}
-        moved[RESIDUAL] = {key: value for key, value in moved[RESIDUAL].items() if key.name not in were or key in rows}
-    return moved
+    return {slot: _follow(values, plan, tasks, client) for slot, values in slots.items()}
 
 
 def _follow(values: Weights, plan: SharingPlan, tasks: Sequence[str], client: str) -> Weights:

@@ -48,6 +48,7 @@ SENTENCES = {
     "job_plan": "the job's sharing plan does not fit the config that the site was welcomed with",
     "job_weights": "the job's values are not those of the model",
     "training_failed": "training failed",
+    "filter_failed": "a filter of its update failed there; the site's terminal says which",
     "diverged": "the loss became infinite or not a number; a smaller learning rate may help",
     "out_of_memory": "out of memory; a smaller batch_size or model.max_length may help",
     "worker_ended": "its worker process ended",

@@ -31,6 +31,11 @@ class Codecs:
     topk_share: float = 1.0
     error_feedback: bool = True
 
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The names of filters in the package that an update goes through before it is encoded so."""
+        return ("error_feedback",) if self.error_feedback and self.up != "fp32" else ()
+
 
 @dataclass(frozen=True)
 class Job:

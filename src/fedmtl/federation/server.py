@@ -11,10 +11,12 @@ from dataclasses import replace
 
 import torch
 
+from fedmtl.capabilities import update_filters
 from fedmtl.errors import CannotContinue, FedmtlError
 from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example
 from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.messages import (
     ClientId,
     ClientInfo,
@@ -30,6 +32,7 @@ from fedmtl.federation.messages import (
 from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
 from fedmtl.federation.strategy import Strategy, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
+from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Weights, owner_task
@@ -281,6 +284,8 @@ def _collect(
     """Send the round's jobs, and sort the answers into those that count, which are added, and those that do not."""
     number = state.round + 1
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
+    filters = update_filters(settings.methods)[::-1]
+    without_tensors: dict[ClientId, Job] = {}
     sent: list[ClientId] = []
 
     def jobs() -> Iterator[Job]:
@@ -288,6 +293,9 @@ def _collect(
         for client, tasks, info in wanted:
             job = dispatch.job("train", state, client, tasks, info.rows, number, plain, extra)
             expected[client] = (expect(job, info), job.fixed)
+            if filters:
+                plain_extra = {name: Extra(one.values) for name, one in job.extra.items()}
+                without_tensors[client] = replace(job, weights={}, extra=plain_extra)
             sent.append(client)
             yield job
 
@@ -295,7 +303,12 @@ def _collect(
     failures: list[Failure] = []
     line = _Line(add, sent)
     for answer in engine.run(jobs(), strategy.federation.round_timeout):
-        reason = _why_not(answer, expected, accepted, strategy.federation.max_update_norm)
+        max_norm = strategy.federation.max_update_norm
+        reason = _why_not(answer, expected, accepted, max_norm)
+        if reason is None and filters:
+            assert isinstance(answer, Update)
+            client = answer.client
+            answer, reason = _filtered(answer, filters, without_tensors[client], expected[client][0], max_norm)
         if reason is None:
             assert isinstance(answer, Update)
             answer = replace(answer, num_examples=counted_examples(answer, expected[answer.client][0]))
@@ -368,6 +381,26 @@ def _why_not(
     except Exception as error:
         # Whatever is wrong with one client's answer costs that client alone.
         return f"its update cannot be checked: {type(error).__name__}"
+
+
+def _filtered(
+    update: Update, filters: Sequence[UpdateFilter], job: Job, expected: Expected, max_norm: float | None
+) -> tuple[Update, str | None]:
+    """The update after all filters, or the update as it came and why it must not count.
+
+    What a filter makes of an update passes the same checks as the update itself.
+    """
+    after = update
+    for each in filters:
+        try:
+            before, after = after, each.at_server(after, job)
+            reason = None if after is before else refusal(after, expected, max_norm)
+        except Exception as error:
+            # Whatever a filter finds in one client's update costs that client alone; its words may quote the update.
+            return update, f"{each.name} failed with {type(error).__name__}: {printable(excerpt(error))}"
+        if reason is not None:
+            return update, f"after {each.name} its update cannot count: {reason}"
+    return after, None
 
 
 @timed("evaluating", whole=True)

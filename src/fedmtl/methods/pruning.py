@@ -21,12 +21,14 @@ from torch import Tensor
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config, PruningConfig
 from fedmtl.errors import ConfigError
+from fedmtl.federation.filters.error_feedback import NAME as ERROR_FEEDBACK
+from fedmtl.federation.filters.error_feedback import RESIDUAL
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
 from fedmtl.model.binding import BoundModel
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import PruningEvent, Zeros
-from fedmtl.sharing.extra import NO_EXTRA, Extra
+from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, Extra, slot_name
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.weights import linear_weights
@@ -183,10 +185,9 @@ class PrunedClient(LocalMethod):
 
     def restore(self, slots: Mapping[str, Weights], received: Extra) -> dict[str, Weights]:
         """What an encoding lost of weights that have been pruned since is not sent any more."""
-        mask = received.slot(MASK)
+        mask, lost = received.slot(MASK), slot_name(ERROR_FEEDBACK, RESIDUAL, FILTER_PREFIX)
         return {
-            slot: without_pruned(values, mask) if mask and slot == "residual" else values
-            for slot, values in slots.items()
+            slot: without_pruned(values, mask) if mask and slot == lost else values for slot, values in slots.items()
         }
 
     def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:

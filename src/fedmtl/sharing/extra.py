@@ -37,25 +37,32 @@ class Extra:
 
 
 NO_EXTRA = Extra()
-# In tensor files an extra's slots are called `extra.<name>/<slot>`.
-PREFIX, SEPARATOR = "extra.", "/"
+# In tensor files an extra's slots are called `extra.<name>/<slot>`. What filters store at a client is `filter.<...>`.
+PREFIX, FILTER_PREFIX, SEPARATOR = "extra.", "filter.", "/"
 
 
-def to_slots(extras: Mapping[str, Extra]) -> dict[str, Mapping[Key, Tensor]]:
+def slot_name(name: str, slot: str, prefix: str = PREFIX) -> str:
+    """What a capability's slot is called in a tensor file."""
+    return f"{prefix}{name}{SEPARATOR}{slot}"
+
+
+def to_slots(extras: Mapping[str, Extra], prefix: str = PREFIX) -> dict[str, Mapping[Key, Tensor]]:
     """The tensors of all capabilities as slots of one tensor file."""
     return {
-        f"{PREFIX}{name}{SEPARATOR}{slot}": values
+        slot_name(name, slot, prefix): values
         for name, extra in extras.items()
         for slot, values in extra.tensors.items()
     }
 
 
-def from_slots(slots: Slots, values: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Extra]:
+def from_slots(
+    slots: Slots, values: Mapping[str, Mapping[str, Any]] | None = None, prefix: str = PREFIX
+) -> dict[str, Extra]:
     """The extras whose tensors `to_slots` named, with the plain values of each capability where there are any."""
     given = values or {}
     tensors: dict[str, dict[str, Mapping[Key, Tensor]]] = {name: {} for name in given}
     for slot, found in slots.items():
-        if slot.startswith(PREFIX):
-            name, _, inner = slot.removeprefix(PREFIX).partition(SEPARATOR)
+        if slot.startswith(prefix):
+            name, _, inner = slot.removeprefix(prefix).partition(SEPARATOR)
             tensors.setdefault(name, {})[inner] = found
     return {name: Extra(given.get(name, {}), found) for name, found in tensors.items()}

@@ -94,6 +94,11 @@ def decode_job(data: Any, max_bytes: int = MAX_BYTES) -> Job:
         raise WireError(f"a job's header is not whole: {brief(error)}") from error
 
 
+def encode_delta(delta: Mapping[Key, Tensor], codecs: Codecs) -> Mapping[Key, Tensor]:
+    """A client's delta under `codecs.up`; one that is encoded already, or is to stay exact, is left as it is."""
+    return delta if codecs.up == "fp32" else encode_tensors(delta, lambda key: codecs.up, codecs.topk_share)
+
+
 def encode_update(update: Update, max_bytes: int = MAX_BYTES, memory: Memory = fresh_memory) -> Bytes:
     """The delta as the client encoded it, or exactly."""
     header = {
