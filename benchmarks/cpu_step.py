@@ -5,7 +5,7 @@
 The workload is synthetic: a BERT of 2 layers, 128 wide, with 30,522 tokens; 300 samples of single texts (median 16
 words) and of pairs (13 words each), batch 32, one epoch, dropout 0.1, single precision. The naive loop pads to 128,
 computes every position of every layer and copies the model for each client. CPU seconds of one thread are compared,
-in turns, so that other work on the machine disturbs both alike; the smallest of the repeats counts.
+alternating, so that other work on the machine disturbs both alike; the smallest of the repeats counts.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class NaiveModel(nn.Module):
 def padded(shard: Shard, rows: np.ndarray) -> dict[str, torch.Tensor]:
     [part] = open_tokens(shard.tokens).parts
     arrays = np.zeros((3, len(rows), WIDTH), dtype=np.int64)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         start, stop = part.offsets[row], part.offsets[row + 1]
-        arrays[0, place, : stop - start] = part.ids[start:stop]
-        arrays[1, place, : stop - start] = part.segments[start:stop]
-        arrays[2, place, : stop - start] = 1
+        arrays[0, index, : stop - start] = part.ids[start:stop]
+        arrays[1, index, : stop - start] = part.segments[start:stop]
+        arrays[2, index, : stop - start] = 1
     return dict(zip(("input_ids", "token_type_ids", "attention_mask"), map(torch.from_numpy, arrays), strict=True))
 
 
@@ -100,8 +100,8 @@ def make_shard(task: Task, tokenizer: Any, words: list[str], cache: Path) -> Sha
     chances /= chances.sum()
 
     def text(median: float, spread: float) -> str:
-        length = int(np.clip(round(median * math.exp(spread * rng.standard_normal())), 2, 60))
-        return " ".join(words[i] for i in rng.choice(len(words), length, p=chances))
+        num_words = int(np.clip(round(median * math.exp(spread * rng.standard_normal())), 2, 60))
+        return " ".join(words[i] for i in rng.choice(len(words), num_words, p=chances))
 
     median, spread = (13, 0.4) if task.is_pair else (16, 0.6)
     columns = tuple([text(median, spread) for _ in range(SAMPLES)] for _ in task.text)
@@ -110,14 +110,14 @@ def make_shard(task: Task, tokenizer: Any, words: list[str], cache: Path) -> Sha
 
 
 def best(repeats: int, *works: Callable[[], Any]) -> list[float]:
-    """The smallest CPU seconds of each, in turns, after one turn that does not count."""
+    """The smallest CPU seconds of each; they alternate, and the first time of each does not count."""
     seconds: list[list[float]] = [[] for _ in works]
     for _ in range(repeats + 1):
-        for own, work in zip(seconds, works, strict=True):
+        for spent, work in zip(seconds, works, strict=True):
             started = time.process_time()
             work()
-            own.append(time.process_time() - started)
-    return [min(own[1:]) for own in seconds]
+            spent.append(time.process_time() - started)
+    return [min(spent[1:]) for spent in seconds]
 
 
 def main() -> None:
@@ -145,9 +145,9 @@ def main() -> None:
         for name, shard in shards.items():
             rows = used_rows(shard.used_ids(), model.pad_id)
             keys = PLAN.keys(model.canonical(), [name], "c")[name].values()
-            own = {key: weights[key] for key in keys}
-            own[Key("all", model.table)] = take_rows(own[Key("all", model.table)], rows)
-            job = Job("train", 1, "c", (name,), own, PLAN, rows, 0, 0, settings)
+            slice_ = {key: weights[key] for key in keys}
+            slice_[Key("all", model.table)] = take_rows(slice_[Key("all", model.table)], rows)
+            job = Job("train", 1, "c", (name,), slice_, PLAN, rows, 0, 0, settings)
             bound = BoundModel(model, PLAN, [name], "c", {key: weights[key] for key in keys}, read=True)
 
             def ours(job: Job = job) -> None:

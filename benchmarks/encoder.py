@@ -149,7 +149,7 @@ def zero_shot(encoder: Path, data: Path) -> dict[str, Any]:
 
 
 def planned(options: argparse.Namespace, tasks: Iterable[str]) -> list[Job]:
-    """All runs; the final ones with the recipes' own learning rates."""
+    """All runs; the final ones with the learning rates of the recipes."""
     return selection_jobs(options, tasks) + final_jobs(options, tasks, {})
 
 
@@ -185,9 +185,9 @@ def finetune(
     rows: list[dict[str, Any]] = []
     for task in tasks:
         for start in options.starts.split(","):
-            own = {job: score for job, score in scores.items() if (job.task, job.start) == (task, start)}
-            if own:
-                rows.append(row(task, start, next(iter(own)).learning_rate, list(own.values())))
+            by_job = {job: score for job, score in scores.items() if (job.task, job.start) == (task, start)}
+            if by_job:
+                rows.append(row(task, start, next(iter(by_job)).learning_rate, list(by_job.values())))
                 show(rows[-1])
     return rows
 

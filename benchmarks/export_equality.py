@@ -1,4 +1,4 @@
-"""Compare a run's own predictions with those of its exported folders in plain transformers.
+"""Compare a run's predictions with those of its exported folders in plain transformers.
 
     python benchmarks/export_equality.py RUN --data FOLDER [--texts 400]
 
@@ -40,29 +40,29 @@ def compare(loaded: LoadedRun, name: str, folder: Path, file: Path, num_texts: i
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         logits = model(**tokenizer(*columns, padding=True, truncation=True, return_tensors="pt")).logits
-    through_model = max(difference(own, row) for own, row in zip(ours, logits, strict=True))
+    through_model = max(difference(prediction, row) for prediction, row in zip(ours, logits, strict=True))
     texts = [dict(zip(("text", "text_pair"), row, strict=False)) for row in zip(*columns, strict=True)]
     answers = pipeline("text-classification", model=str(folder), device="cpu")(texts, truncation=True)
     pairs = list(zip(ours, answers, strict=True))
-    through_pipeline = max(abs(value(own) - answer["score"]) for own, answer in pairs)
-    same = sum(own.label in (None, answer["label"]) for own, answer in pairs)
+    through_pipeline = max(abs(value(prediction) - answer["score"]) for prediction, answer in pairs)
+    same = sum(prediction.label in (None, answer["label"]) for prediction, answer in pairs)
     print(
         f"{name}: AutoModel {through_model:.1e}, pipeline {through_pipeline:.1e}, {same} of {len(ours)} answers equal"
     )
 
 
-def value(own: Prediction) -> float:
-    if own.label is not None:
-        return own.probabilities[own.label]
-    assert own.score is not None
-    return own.score
+def value(prediction: Prediction) -> float:
+    if prediction.label is not None:
+        return prediction.probabilities[prediction.label]
+    assert prediction.score is not None
+    return prediction.score
 
 
-def difference(own: Prediction, logits: torch.Tensor) -> float:
-    if own.label is None:
-        return abs(value(own) - logits[0].item())
+def difference(prediction: Prediction, logits: torch.Tensor) -> float:
+    if prediction.label is None:
+        return abs(value(prediction) - logits[0].item())
     shares = logits.softmax(-1).tolist()
-    return max(abs(a - b) for a, b in zip(shares, own.probabilities.values(), strict=True))
+    return max(abs(a - b) for a, b in zip(shares, prediction.probabilities.values(), strict=True))
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ class Meter(threading.Thread):
                 there, looked = members(), time.monotonic()
             now: dict[str, float] = defaultdict(float)
             for side, pid in there:
-                held = proportional_bytes(pid)
-                now[side] += held
+                used = proportional_bytes(pid)
+                now[side] += used
                 if pid == self.pids.get(side):
-                    now[f"{side}, its own process"] = held
+                    now[f"{side}, its own process"] = used
             for side, size in now.items():
                 self.peaks[side] = max(self.peaks[side], size)
 
@@ -143,8 +143,8 @@ def proportional_bytes(pid: int) -> int:
 
 def start(side: str, folder: Path, *command: str, **variables: str) -> subprocess.Popen[bytes]:
     with (folder / f"{side}.log").open("ab") as log:
-        own = {SIDE: side, "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}", **variables}
-        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **own})
+        environment = {SIDE: side, "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}", **variables}
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **environment})
 
 
 def end_all() -> None:
@@ -181,9 +181,9 @@ def measure_ours(folder: Path, size: int, rounds: int, port: int) -> dict[str, A
     server = start("server", folder, *fedmtl, "server", "--config", "run.yaml", "--listen", where, "--certs", "certs")
     meter.pids["server"] = server.pid
     for number, name in enumerate(SITES):
-        told = ("--client-id", name, "--tasks", "sentiment", "--server", where)
+        options = ("--client-id", name, "--tasks", "sentiment", "--server", where)
         keys = ("--ca", "certs/ca.crt", "--key", f"certs/{name}.key")
-        start(f"site{number}", folder, *fedmtl, "client", *told, *keys)
+        start(f"site{number}", folder, *fedmtl, "client", *options, *keys)
     assert server.wait(1500) == 0, (folder / "server.log").read_text()
     peaks = meter.stop()
     end_all()
@@ -205,11 +205,11 @@ def measure_training(folder: Path, size: int) -> dict[str, int]:
     worker = main = 0.0
     while process.poll() is None:
         for _, pid in members():
-            held = proportional_bytes(pid)
+            used = proportional_bytes(pid)
             if pid == process.pid:
-                main = max(main, held)
+                main = max(main, used)
             else:
-                worker = max(worker, held)
+                worker = max(worker, used)
         time.sleep(0.25)
     return {"server": round(main / MB), "worker": round(worker / MB)}
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --work FOLDER --out gpu.json [--sizes tiny base]
 
 Needs torch, transformers and this project. The workload is synthetic: texts of about 16 words and pairs of about 13
-words each, random words with natural frequencies; three tasks, clients take them in turn. The naive loop trains one
+words each, random words with natural frequencies; three tasks, one a client. The naive loop trains one
 client after the other in fp32 with eager attention, every text padded to 128, AdamW as it comes; its batches are on the
 device before the clock starts. The rate of a run is that of its rounds after the second, everything in them included.
 """
@@ -75,7 +75,7 @@ def make(folder: Path, size: str, samples: int, rounds: int, epochs: int) -> Pat
 
 
 def run_fedmtl(config: Path, out: Path, options: list[str]) -> dict[str, Any]:
-    """Rates of the rounds, as the run's own events tell them."""
+    """Rates of the rounds, from the run's events."""
     command = [
         sys.executable,
         "-m",
@@ -169,12 +169,12 @@ def main() -> None:
         folder = args.work / size
         if not (folder / "config.yaml").exists():
             make(folder, size, args.samples or SIZES[size][-1], args.rounds, args.epochs)
-        own: dict[str, Any] = {"naive": run_naive(folder)} if args.naive else {}
-        found[size] = own
-        own["fedmtl"] = run_fedmtl(folder / "config.yaml", folder / f"runs-{time.time():.0f}", args.options)
-        if args.naive and "rate" in own["fedmtl"]:
-            own["ratio"] = own["fedmtl"]["rate"] / own["naive"]["rate"]
-        print(size, json.dumps(own), flush=True)
+        result: dict[str, Any] = {"naive": run_naive(folder)} if args.naive else {}
+        found[size] = result
+        result["fedmtl"] = run_fedmtl(folder / "config.yaml", folder / f"runs-{time.time():.0f}", args.options)
+        if args.naive and "rate" in result["fedmtl"]:
+            result["ratio"] = result["fedmtl"]["rate"] / result["naive"]["rate"]
+        print(size, json.dumps(result), flush=True)
         args.out.write_text(json.dumps(found, indent=1))
 
 

@@ -81,7 +81,7 @@ class Fault(Exception):
 
 @dataclass
 class Program:
-    """One fedmtl command in a session of its own; whatever it writes goes to `log`."""
+    """One fedmtl command in a new session; whatever it writes goes to `log`."""
 
     log: Path
     process: subprocess.Popen[bytes]
@@ -96,9 +96,9 @@ class Program:
 
     def workers(self) -> list[int]:
         """Its worker processes: the children of its fork server."""
-        own = {pid: parent for pid, parent in session_members(self.process.pid).items() if pid != self.process.pid}
-        servers = [pid for pid, parent in own.items() if parent == self.process.pid and is_fork_server(pid)]
-        return sorted(pid for pid, parent in own.items() if parent in servers)
+        members = {pid: parent for pid, parent in session_members(self.process.pid).items() if pid != self.process.pid}
+        servers = [pid for pid, parent in members.items() if parent == self.process.pid and is_fork_server(pid)]
+        return sorted(pid for pid, parent in members.items() if parent in servers)
 
     def wait(self, seconds: float) -> int:
         try:
@@ -116,10 +116,10 @@ def session_members(session: int) -> dict[int, int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state, parent, _, own = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                state, parent, _, session_id = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             except OSError:
                 continue
-            if int(own) == session and state != "Z":
+            if int(session_id) == session and state != "Z":
                 found[int(entry.name)] = int(parent)
     return found
 
@@ -185,7 +185,7 @@ def outcome(run: RunFolder, states: dict[str, Path]) -> Outcome:
     events = read_events(run)
     ends = events_of(events, EndEvent)
     if len(ends) != 1 or ends[0].status != "done":
-        raise Fault(f"{run.name}: its end is told {len(ends)} times")
+        raise Fault(f"{run.name}: is not done, or more than once ({len(ends)} `end` events)")
     with run.results.open(newline="") as file:
         rows = [int(row["round"]) for row in csv.DictReader(file)]
     return Outcome(
@@ -436,15 +436,15 @@ def run_trials(
     say: Callable[[Trial], None],
     most_kills: int = MOST_KILLS,
 ) -> list[Trial]:
-    """Trials of all configs and set-ups in turn, until that many processes were killed, `most_kills` in each."""
+    """Trials of all configs and set-ups in rotation, until that many processes were killed, `most_kills` in each."""
     calm = {name: run_calm(name, folder / f"calm-{name}") for name in configs}
     trials: list[Trial] = []
     while (left := num_kills - sum(len(trial.kills) for trial in trials)) > 0:
         number = len(trials)
         config, setup = configs[number // len(setups) % len(configs)], setups[number % len(setups)]
-        place = folder / f"{number:03d}-{config}-{setup}"
+        trial_folder = folder / f"{number:03d}-{config}-{setup}"
         expected, pace = calm[config]
-        trial = run_trial(config, setup, place, expected, pace, f"{seed}-{number}", min(left, most_kills))
+        trial = run_trial(config, setup, trial_folder, expected, pace, f"{seed}-{number}", min(left, most_kills))
         trials.append(trial)
         say(trial)
     return trials
@@ -474,18 +474,18 @@ def table(trials: Sequence[Trial]) -> str:
     heads = ("config", "set-up", "runs", "kills", "same sha", "same states", "rounds", "updates", "failures", "faults")
     lines = ["  ".join(f"{head:>11}" for head in heads)]
     for config, setup in dict.fromkeys((trial.config, trial.setup) for trial in trials):
-        own = [trial for trial in trials if (trial.config, trial.setup) == (config, setup)]
+        group = [trial for trial in trials if (trial.config, trial.setup) == (config, setup)]
         cells = (
             config,
             setup,
-            len(own),
-            sum(len(trial.kills) for trial in own),
-            sum(trial.is_same_sha for trial in own),
-            sum(trial.are_same_states for trial in own),
-            f"-{sum(trial.rounds_lost for trial in own)} +{sum(trial.rounds_doubled for trial in own)}",
-            f"-{sum(trial.updates_lost for trial in own)} +{sum(trial.updates_doubled for trial in own)}",
-            sum(len(trial.failures) for trial in own),
-            sum(bool(trial.fault) for trial in own),
+            len(group),
+            sum(len(trial.kills) for trial in group),
+            sum(trial.is_same_sha for trial in group),
+            sum(trial.are_same_states for trial in group),
+            f"-{sum(trial.rounds_lost for trial in group)} +{sum(trial.rounds_doubled for trial in group)}",
+            f"-{sum(trial.updates_lost for trial in group)} +{sum(trial.updates_doubled for trial in group)}",
+            sum(len(trial.failures) for trial in group),
+            sum(bool(trial.fault) for trial in group),
         )
         lines.append("  ".join(f"{cell:>11}" for cell in cells))
     return "\n".join(lines)
@@ -499,18 +499,23 @@ def main() -> int:
     parser.add_argument("--setups", nargs="+", choices=list(SETUPS), default=list(SETUPS))
     parser.add_argument("--work", type=Path, help="folder for the runs, which stay; without it they are removed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kills.json")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     def say(trial: Trial) -> None:
         verdict = "same" if trial.is_clean else f"DIFFERS {vars(trial)}"
         print(f"{trial.config} {trial.setup}: {', '.join(trial.kills)}: {verdict} ({trial.seconds:.0f} s)", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.work or Path(temporary)
-        trials = run_trials(asked.configs, asked.setups, asked.kills, asked.seed, folder, say)
-    told = {"seed": asked.seed, "cores": os.cpu_count(), **summary(trials), "trials": [vars(trial) for trial in trials]}
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(told, indent=1) + "\n")
+        folder = options.work or Path(temporary)
+        trials = run_trials(options.configs, options.setups, options.kills, options.seed, folder, say)
+    record = {
+        "seed": options.seed,
+        "cores": os.cpu_count(),
+        **summary(trials),
+        "trials": [vars(trial) for trial in trials],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(trials))
     return 0 if all(trial.is_clean for trial in trials) else 1
 

@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, nargs="+", default=[0, 256], help="the server's ulimit -n; 0: as it is")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    # The outsiders need files of their own.
+    # The outsiders need open files too.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     results = {}

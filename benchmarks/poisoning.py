@@ -3,7 +3,7 @@
     python benchmarks/poisoning.py [--seeds 3] [--rounds 6] [--out benchmarks/results/poisoning.json]
 
 Three clients have sentiment, one of them hostile; one has paraphrase and one similarity. The encoder is `tiny`, the
-data is the package's own, and scores are those of the last round on 400 validation examples a task. The hostile client
+data is the package's, and scores are those of the last round on 400 validation examples a task. The hostile client
 either trains on flipped labels, or returns the negative of its update, ten times as long (`sign x10`) or just under
 `federation.max_update_norm` (`sign max`); each also with a claim of a million examples in its updates, and one with
 that claim when it joins, without and with `federation.max_share`. The federation averages plainly, or clips updates to
@@ -26,8 +26,8 @@ import torch
 
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import Prepared, open_engine
-from fedmtl.experiment.run import Carrier, start_run
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.experiment.run import start_run
+from fedmtl.federation.messages import ClientId, ClientInfo, Engine, Failure, Job, State, Update
 from fedmtl.runs.events import EvaluationEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
@@ -58,7 +58,7 @@ class Setting:
 class HostileEngine:
     """An engine whose hostile client changes its answers on the way; `norms` are those of honest updates."""
 
-    engine: Carrier
+    engine: Engine
     setting: Setting
     norms: list[float] = field(default_factory=list)
 
@@ -66,8 +66,8 @@ class HostileEngine:
         known = self.engine.clients()
         if self.setting.claims != "joining":
             return known
-        own = replace(known[HOSTILE], num_examples=dict.fromkeys(known[HOSTILE].num_examples, CLAIM))
-        return {**known, HOSTILE: own}
+        claiming = replace(known[HOSTILE], num_examples=dict.fromkeys(known[HOSTILE].num_examples, CLAIM))
+        return {**known, HOSTILE: claiming}
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for answer in self.engine.run(jobs, deadline):
@@ -106,9 +106,9 @@ def write_sentiment(folder: Path, flipped: bool, count: int) -> dict[str, Path]:
     train, validation = (embedded_columns("sentiment", split) for split in ("train", "validation"))
     rows = list(zip(train["sentence"], train["label"], strict=True))[:count]
     other = dict(zip(SENTIMENTS, reversed(SENTIMENTS), strict=True))
-    own = [(text, other[label] if flipped else label) for text, label in rows[: count // 3]]
+    hostile = [(text, other[label] if flipped else label) for text, label in rows[: count // 3]]
     parts = {
-        "hostile": own,
+        "hostile": hostile,
         "others": rows[count // 3 :],
         "validation": list(zip(validation["sentence"], validation["label"], strict=True)),
     }
@@ -147,7 +147,7 @@ def run_setting(setting: Setting, folder: Path, rounds: int, examples: int) -> t
         opened.append(HostileEngine(open_engine(prepared, run), setting))
         return opened[0]
 
-    run = start_run(config, "poisoned", open_carrier=open_hostile)
+    run = start_run(config, "poisoned", make_engine=open_hostile)
     last = [event for event in read_events(run) if isinstance(event, EvaluationEvent) and event.round == rounds]
     scores = {event.task: event.metrics[TASKS[event.task]] for event in last}
     return scores, max(opened[0].norms)
@@ -194,7 +194,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["attack"], row["claims"], row["aggregation"], row["max_share"]), []).append(row)
-    return [_line(own) for own in groups.values()]
+    return [_line(group) for group in groups.values()]
 
 
 def main() -> None:

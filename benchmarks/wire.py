@@ -4,7 +4,7 @@
 
 One message is a slice of a 2-layer 128-wide encoder, or (`--rows`) a larger one. Encoding is from tensors to a frame
 with its checksum, decoding from the frame to every tensor. Figures are medians over repetitions of the processor's
-own time on one thread, the system's share included, so that others on the machine count less.
+time on one thread, the system's share included, so that others on the machine count less.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python scripts/make_reference.py
 
-What they say comes from the code's own descriptions; tests/test_docs.py fails when a page is stale. The public names
+What they say comes from the code's descriptions; tests/test_docs.py fails when a page is stale. The public names
 are read from the source and not imported, since most of their modules load torch.
 """
 
@@ -101,9 +101,9 @@ def _groups() -> list[typer.Typer]:
 
 
 def _command(name: str, function: Callable[..., Any]) -> str:
-    places = " ".join(place for place, _ in _parameters(function) if not place.startswith("-"))
-    has_options = any(place.startswith("-") for place, _ in _parameters(function))
-    usage = " ".join(part for part in (f"fedmtl {name}", "[OPTIONS]" if has_options else "", places) if part)
+    arguments = " ".join(spelling for spelling, _ in _parameters(function) if not spelling.startswith("-"))
+    has_options = any(spelling.startswith("-") for spelling, _ in _parameters(function))
+    usage = " ".join(part for part in (f"fedmtl {name}", "[OPTIONS]" if has_options else "", arguments) if part)
     entries = _entries(function)
     block = f"{usage}\n\n{entries}" if entries else usage
     return f"## fedmtl {name}\n\n{inspect.getdoc(function)}\n\n{_text_block(block)}"
@@ -111,9 +111,9 @@ def _command(name: str, function: Callable[..., Any]) -> str:
 
 def _entries(function: Callable[..., Any]) -> str:
     lines: list[str] = []
-    for place, words in _parameters(function):
+    for spelling, words in _parameters(function):
         wrapped = textwrap.wrap(words, WIDTH - COLUMN - 2)
-        lines.append(f"  {place:<{COLUMN - 1}} {wrapped[0]}".rstrip())
+        lines.append(f"  {spelling:<{COLUMN - 1}} {wrapped[0]}".rstrip())
         lines += [" " * (COLUMN + 2) + line for line in wrapped[1:]]
     return "\n".join(lines)
 
@@ -129,8 +129,8 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
         is_required = parameter.default is inspect.Parameter.empty
         if isinstance(info, ArgumentInfo):
             word = (info.metavar or name.upper()).strip("[]")
-            place = f"{word}..." if is_list else word
-            yield (place if is_required else f"[{place}]"), str(info.help)
+            spelling = f"{word}..." if is_list else word
+            yield (spelling if is_required else f"[{spelling}]"), str(info.help)
         else:
             assert isinstance(info, OptionInfo)
             # In Annotated, the option's spelling is where a default would stand.
@@ -181,7 +181,7 @@ def config_page() -> str:
 
 
 def _sections(section: type[BaseModel], schema: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """A table of the section's own keys, then the sections inside it."""
+    """A table of the section's keys, then the sections inside it."""
     described = schema if section is Config else schema["$defs"][section.__name__]
     rows: list[str] = []
     inner: list[tuple[tuple[str, ...], type[BaseModel]]] = []
@@ -207,7 +207,7 @@ def _section_of(annotation: Any) -> tuple[type[BaseModel], str] | None:
         return annotation, ""
     if typing.get_origin(annotation) is dict:
         inner = _section_of(typing.get_args(annotation)[1])
-        # A client's own files are described where a task's are.
+        # A client's files are described where a task's are.
         return None if inner is None or inner[0].__name__ == "SourceConfig" else (inner[0], "<name>")
     for member in typing.get_args(annotation):
         if (found := _section_of(member)) is not None:
@@ -319,7 +319,7 @@ def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[str]:
-    """A record's fields as they are declared; a default that is made anew each time is told by its maker's name."""
+    """A record's fields as they are declared; a default that is made anew each time is shown as its maker's name."""
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.target.id[0] != "_":
             default = "" if each.value is None else f" = {_default(each.value)}"

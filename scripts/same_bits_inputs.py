@@ -94,7 +94,7 @@ def write_encoder(kind: str, folder: Path) -> None:
     torch.manual_seed(18)
     module = AutoModel.from_config(AutoConfig.for_model(kind, **sizes))
     with torch.no_grad():
-        # Fresh biases are all 0 and fresh norms all 1, which would hide values that went to the wrong place.
+        # Fresh biases are all 0 and fresh norms all 1, which would hide values that went to the wrong parameter.
         for parameter in module.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     module.save_pretrained(folder)

@@ -34,71 +34,71 @@ LONGEST_PIECE = 40_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    asked = _parser().parse_args(given)
-    if asked.write_corpus:
+    options = _parser().parse_args(given)
+    if options.write_corpus:
         from fuzz.seeds import write_corpus
 
         write_corpus()
         return 0
-    if asked.list:
+    if options.list:
         for target in all_targets().values():
             print(f"{target.name:16} {target.seconds:4g} s {target.memory >> 20:5} MiB  {target.what}")
         return 0
-    if asked.repro is not None:
-        return repro(asked.repro, asked.target)
-    targets = choose([name for name in asked.targets.split(",") if name])
-    if asked.engine in engines.ENGINES:
-        return engines.ENGINES[asked.engine](targets, asked.seconds or SECONDS, asked.seed, asked.found)
-    status = _run(asked, targets, given)
-    if asked.engine is None and asked.inputs is None and asked.total is None:
+    if options.repro is not None:
+        return repro(options.repro, options.target)
+    targets = choose([name for name in options.targets.split(",") if name])
+    if options.engine in engines.ENGINES:
+        return engines.ENGINES[options.engine](targets, options.seconds or SECONDS, options.seed, options.found)
+    status = _run(options, targets, given)
+    if options.engine is None and options.inputs is None and options.total is None:
         for name, engine in engines.ENGINES.items():
             if name != "atheris" or engines.has_atheris():
-                status |= engine(targets, (asked.seconds or SECONDS) * OTHERS, asked.seed, asked.found)
+                status |= engine(targets, (options.seconds or SECONDS) * OTHERS, options.seed, options.found)
     return status
 
 
-def _run(asked: argparse.Namespace, targets: list[Target], given: list[str]) -> int:
+def _run(options: argparse.Namespace, targets: list[Target], given: list[str]) -> int:
     load_everything()
     started = time.monotonic()
     with scratch() as folder:
-        pieces = plan(asked, targets)
-        figures = run_pieces(pieces, asked.workers, folder, lambda line: print(line, file=sys.stderr, flush=True))
+        pieces = plan(options, targets)
+        figures = run_pieces(pieces, options.workers, folder, lambda line: print(line, file=sys.stderr, flush=True))
     command = f'make fuzz FUZZ="{shlex.join(given)}"' if given else "make fuzz"
     record = results.as_record(figures, command, time.monotonic() - started)
-    return _tell(asked, figures, record)
+    return _tell(options, figures, record)
 
 
-def _tell(asked: argparse.Namespace, figures: dict[str, Figures], record: dict[str, object]) -> int:
+def _tell(options: argparse.Namespace, figures: dict[str, Figures], record: dict[str, object]) -> int:
     print(results.terminal_table(record))
-    saved = results.save_findings(asked.found, figures)
+    saved = results.save_findings(options.found, figures)
     for path, finding in saved:
         print(f"{path}: {finding.kind} x{finding.count}, {finding.where}: {finding.message[:150]}")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if asked.findings is not None:
-        asked.findings.write_text(results.findings_page(saved) + "\n", encoding="utf-8", errors="replace")
-    if asked.write is not None:
-        results.write_page(asked.write, record)
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.findings is not None:
+        options.findings.write_text(results.findings_page(saved) + "\n", encoding="utf-8", errors="replace")
+    if options.write is not None:
+        results.write_page(options.write, record)
     return 1 if saved else 0
 
 
-def plan(asked: argparse.Namespace, targets: Sequence[Target]) -> list[Piece]:
+def plan(options: argparse.Namespace, targets: Sequence[Target]) -> list[Piece]:
     """The pieces of work: a number of inputs for each target, or a time that all targets share."""
     pieces: list[Piece] = []
     shares = sum(target.share for target in targets)
     for target in targets:
         seconds, inputs = 1e9, 1 << 40
-        if asked.inputs is not None:
-            inputs = asked.inputs
-        elif asked.total is not None:
-            inputs = round(asked.total * target.share / shares)
+        if options.inputs is not None:
+            inputs = options.inputs
+        elif options.total is not None:
+            inputs = round(options.total * target.share / shares)
         else:
-            seconds = (asked.seconds or SECONDS) * (1 - 2 * OTHERS) * asked.workers / len(targets)
+            seconds = (options.seconds or SECONDS) * (1 - 2 * OTHERS) * options.workers / len(targets)
         if inputs == 1 << 40:
-            pieces.append(Piece(target, 0, inputs, seconds, asked.seed))
+            pieces.append(Piece(target, 0, inputs, seconds, options.seed))
             continue
         for start in range(0, inputs, LONGEST_PIECE):
-            pieces.append(Piece(target, start, min(inputs, start + LONGEST_PIECE), seconds, asked.seed))
+            pieces.append(Piece(target, start, min(inputs, start + LONGEST_PIECE), seconds, options.seed))
     return pieces
 
 

@@ -16,7 +16,7 @@ from random import Random
 from types import FunctionType
 from typing import Any
 
-from fuzz.loop import outcome, place_of, quiet
+from fuzz.loop import error_class, outcome, quiet
 from fuzz.targets import Target, scratch
 
 Engine = Callable[[Sequence[Target], float, int, Path], int]
@@ -57,7 +57,7 @@ def with_hypothesis(targets: Sequence[Target], seconds: float, seed: int, found:
                 _bounded(quick, seeded(seed), inputs_of(target), check, end)
                 word = "nothing unexpected"
             except Exception as error:
-                status, word = 1, place_of(error)
+                status, word = 1, error_class(error)
         print(f"{target.name}: {tried:,} inputs by Hypothesis, {word}", flush=True)
     return status
 
@@ -119,7 +119,7 @@ def with_atheris(targets: Sequence[Target], seconds: float, seed: int, found: Pa
         raise SystemExit("--engine atheris: it is not installed; run `pip install atheris`")
     status = 0
     for target in targets:
-        # It ends its process itself, with a code of its own where something was found.
+        # It ends its process itself, with another code where something was found.
         with scratch() as folder:
             child = os.fork()
             if child == 0:
@@ -174,16 +174,16 @@ def _follow_coverage(target: Target, folder: Path, seconds: float, seed: int, fo
 
 
 def _loaded_functions() -> list[FunctionType]:
-    """The functions of fedmtl that are loaded already, with the format's own."""
+    """The functions of fedmtl that are loaded already, those of the format among them."""
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("fedmtl.")]
     named = [(module, value) for module in modules for value in vars(module).values()]
     return [f for module, f in named if isinstance(f, FunctionType) and f.__module__ == module.__name__]
 
 
 def _save(found: Path, target: Target, data: bytes, error: BaseException) -> None:
-    """The file that `--repro` reads; a shorter input of the same class takes its place."""
+    """The file that `--repro` reads; a shorter input of the same class replaces it."""
     found.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(f"exception {place_of(error)}".encode()).hexdigest()[:8]
+    name = hashlib.sha256(f"exception {error_class(error)}".encode()).hexdigest()[:8]
     path = found / f"{target.name}--exception-{name}"
     if not path.exists() or len(path.read_bytes()) > len(data):
         path.write_bytes(data)

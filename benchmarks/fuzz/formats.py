@@ -84,12 +84,12 @@ class Json(Raw):
             return mutate_json(data, random, values)
         lines = data.split(b"\n")
         if chance > 0.998:
-            # A column of its own for every line: a table of them has the square of it.
+            # Another column for every line: a table of them has the square of it.
             lines[-1:] = [b'{"k%d":1}' % number for number in range(random.choice((100, 1000, 4000)))]
         for _ in range(random.choice((1, 1, 2, 3))):
-            place = random.randrange(len(lines))
+            index = random.randrange(len(lines))
             other = random.choice(lines)
-            lines[place] = mutate_json(lines[place] if random.random() < 0.8 else other, random, values)
+            lines[index] = mutate_json(lines[index] if random.random() < 0.8 else other, random, values)
         return b"\n".join(lines)
 
 
@@ -257,29 +257,29 @@ def _mutate_fields(body: bytes, random: Random, depth: int = 0) -> bytes:
     fields = _read_fields(body)
     if not fields:
         return mutate_bytes(body, random) if body else random.choice((b"", b"\x08\x01", b"\x0a\x00", b"\xff" * 11))
-    place = random.randrange(len(fields))
-    chosen = fields[place]
+    index = random.randrange(len(fields))
+    chosen = fields[index]
     kind = random.randrange(12)
     if kind == 0:
-        del fields[place]
+        del fields[index]
     elif kind == 1:
-        fields[place:place] = [chosen] * random.choice((1, 2, 50, 500))
+        fields[index:index] = [chosen] * random.choice((1, 2, 50, 500))
     elif kind == 2:
         other = random.randrange(len(fields))
-        fields[place], fields[other] = fields[other], chosen
+        fields[index], fields[other] = fields[other], chosen
     elif kind == 3:
-        fields[place] = _Field(random.choice((chosen.tag + 8, 8, 10, 13, 9, 11, 12, 14, 0, 2**29)), chosen.value)
+        fields[index] = _Field(random.choice((chosen.tag + 8, 8, 10, 13, 9, 11, 12, 14, 0, 2**29)), chosen.value)
     elif isinstance(chosen.value, int):
         near = chosen.value + random.choice((1, -1))
-        fields[place] = _Field(chosen.tag, (random.choice(BORDERS) if kind < 10 else near) % 2**64)
+        fields[index] = _Field(chosen.tag, (random.choice(BORDERS) if kind < 10 else near) % 2**64)
     elif kind < 9 and depth < 12:
-        fields[place] = _Field(chosen.tag, _mutate_fields(chosen.value, random, depth + 1))
+        fields[index] = _Field(chosen.tag, _mutate_fields(chosen.value, random, depth + 1))
     elif kind == 9:
-        fields[place] = _Field(chosen.tag, random.choice(WORDS).encode("utf-8", "surrogatepass"))
+        fields[index] = _Field(chosen.tag, random.choice(WORDS).encode("utf-8", "surrogatepass"))
     elif kind == 10:
-        fields[place] = _Field(chosen.tag, _deeper(chosen.value, random))
+        fields[index] = _Field(chosen.tag, _deeper(chosen.value, random))
     else:
-        fields[place] = _Field(chosen.tag, mutate_bytes(chosen.value, random))
+        fields[index] = _Field(chosen.tag, mutate_bytes(chosen.value, random))
     return b"".join(map(_write_field, fields))
 
 
@@ -294,22 +294,22 @@ def _deeper(value: bytes, random: Random) -> bytes:
 def _read_fields(body: bytes) -> list[_Field]:
     """The fields of a message; none where it is not one."""
     fields: list[_Field] = []
-    place = 0
+    offset = 0
     try:
-        while place < len(body):
-            tag, place = _read_varint(body, place)
+        while offset < len(body):
+            tag, offset = _read_varint(body, offset)
             kind = tag & 7
             if kind == 0:
-                number, place = _read_varint(body, place)
+                number, offset = _read_varint(body, offset)
                 fields.append(_Field(tag, number))
                 continue
             size = {1: 8, 5: 4}.get(kind)
             if kind == 2:
-                size, place = _read_varint(body, place)
-            if size is None or place + size > len(body):
+                size, offset = _read_varint(body, offset)
+            if size is None or offset + size > len(body):
                 return []
-            fields.append(_Field(tag, body[place : place + size]))
-            place += size
+            fields.append(_Field(tag, body[offset : offset + size]))
+            offset += size
     except IndexError:
         return []
     return fields
@@ -321,14 +321,14 @@ def _write_field(each: _Field) -> bytes:
     return _varint(each.tag) + (_varint(len(each.value)) if each.tag & 7 == 2 else b"") + each.value
 
 
-def _read_varint(body: bytes, place: int) -> tuple[int, int]:
+def _read_varint(body: bytes, offset: int) -> tuple[int, int]:
     number = shift = 0
     while True:
-        byte = body[place]
-        place += 1
+        byte = body[offset]
+        offset += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80 or shift > 63:
-            return number, place
+            return number, offset
         shift += 7
 
 
@@ -353,20 +353,20 @@ def bundle(files: Mapping[str, bytes]) -> bytes:
 def unbundle(data: bytes) -> dict[str, bytes]:
     """The files of a bundle; of bytes that are none, what can be read as files."""
     files: dict[str, bytes] = {}
-    place = 0
-    while data[place : place + 1] == b"\x1c":
-        end = data.find(b"\n", place)
-        name, _, length = data[place + 1 : max(end, 0)].decode("utf-8", "replace").rpartition(" ")
+    offset = 0
+    while data[offset : offset + 1] == b"\x1c":
+        end = data.find(b"\n", offset)
+        name, _, length = data[offset + 1 : max(end, 0)].decode("utf-8", "replace").rpartition(" ")
         if end < 0 or not length.isascii() or not length.isdigit() or len(length) > 9:
             break
-        place = end + 1 + int(length)
-        files[name] = data[end + 1 : place]
+        offset = end + 1 + int(length)
+        files[name] = data[end + 1 : offset]
     return files
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files that belong together, each of its own format; `mend` makes digests fit again, most of the time."""
+    """Files that belong together, each in some format; `mend` makes digests fit again, most of the time."""
 
     formats: Mapping[str, Format]
     mend: Callable[[dict[str, bytes]], None] = lambda files: None
@@ -390,19 +390,19 @@ class Bundle:
 
     def take_apart(self, data: bytes) -> tuple[list[bytes], Join]:
         parts: list[bytes] = []
-        places: list[tuple[str, int, int, Join]] = []
+        ranges: list[tuple[str, int, int, Join]] = []
         for name, content in unbundle(data).items():
             try:
-                own, join = self.formats.get(name, Raw()).take_apart(content)
+                pieces, join = self.formats.get(name, Raw()).take_apart(content)
             except ValueError:
-                own, join = Raw().take_apart(content)
-            places.append((name, len(parts), len(parts) + len(own), join))
-            parts += own
+                pieces, join = Raw().take_apart(content)
+            ranges.append((name, len(parts), len(parts) + len(pieces), join))
+            parts += pieces
         if not parts:
             raise ValueError("not a bundle")
 
         def join_files(parts: Sequence[bytes]) -> bytes:
-            files = {name: join(parts[start:end]) for name, start, end, join in places}
+            files = {name: join(parts[start:end]) for name, start, end, join in ranges}
             with contextlib.suppress(Exception):
                 self.mend(files)
             return bundle(files)
@@ -416,9 +416,9 @@ def mend_digest(files: dict[str, bytes]) -> None:
         if name.endswith(".json"):
             tensors = files[name.removesuffix(".json") + ".safetensors"]
             record = files[name]
-            place = record.find(b'"sha256":')
-            start = record.find(b'"', place + 9) + 1
-            if place >= 0 and start > 0:
+            offset = record.find(b'"sha256":')
+            start = record.find(b'"', offset + 9) + 1
+            if offset >= 0 and start > 0:
                 files[name] = record[:start] + hashlib.sha256(tensors).hexdigest().encode() + record[start + 64 :]
 
 

@@ -110,7 +110,7 @@ def open_envelope_target(folder: Path) -> Run:
         pulled = itertools.count()
 
         def pull(object_id: str) -> bytes:
-            # A site's own object store has nothing twice; whoever asks for this many parts is in a loop.
+            # A site's object store has nothing twice; whoever asks for this many parts is in a loop.
             assert next(pulled) < 100_000, "an envelope is read without end"
             return store[object_id]
 
@@ -175,8 +175,8 @@ def open_sums(folder: Path) -> Run:
         for name, values in answers.items():
             if name not in tasks:
                 raise WireError("a task that there is not")
-            own: Any = sums_from_dict(tasks[name], values)
-            for sums in (own, honest[name] + own, own + honest[name], own + own):
+            decoded: Any = sums_from_dict(tasks[name], values)
+            for sums in (decoded, honest[name] + decoded, decoded + honest[name], decoded + decoded):
                 score(tasks[name], sums)
                 to_line(evaluation_event(1, tasks[name], sums))
 
@@ -189,7 +189,7 @@ def open_evaluation(folder: Path) -> Run:
     from fedmtl.federation.wire import decode_update
     from fedmtl.runs.event_lines import to_line
     from fedmtl.tasks.metrics import evaluation_event
-    from fuzz.seeds import HELD, evaluated_state, evaluating_strategy, honest_sums
+    from fuzz.seeds import NUM_EXAMPLES, evaluated_state, evaluating_strategy, honest_sums
 
     strategy, state = evaluating_strategy(), evaluated_state()
     given: dict[str, Update] = {}
@@ -198,11 +198,11 @@ def open_evaluation(folder: Path) -> Run:
         """One honest client, and one that answers with the input."""
 
         def clients(self) -> dict[str, ClientInfo]:
-            return {name: ClientInfo(HELD, num_validation=HELD) for name in ("honest", "other")}
+            return {name: ClientInfo(NUM_EXAMPLES, num_validation=NUM_EXAMPLES) for name in ("honest", "other")}
 
         def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
             for job in jobs:
-                honest = Update(job.round, job.client, job.tasks, {}, job.rows, HELD, {}, honest_sums())
+                honest = Update(job.round, job.client, job.tasks, {}, job.rows, NUM_EXAMPLES, {}, honest_sums())
                 yield honest if job.client == "honest" else given["answer"]
 
     evaluate: Callable[..., Any] = client_evaluator(strategy, Engine())

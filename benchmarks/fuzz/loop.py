@@ -30,7 +30,7 @@ from fuzz.targets import MEBIBYTE, Run, Target
 
 # What a process may take on top of what it has when it starts; a bomb then is a MemoryError and no dead machine.
 ADDRESS_SPACE = 3 << 30
-# Inputs that were refused in a new place are changed further, as long as they are small.
+# Inputs that were refused by a new line are changed further, as long as they are small.
 MOST_POOL, LARGEST_POOLED = 400, 1 << 15
 # JSON's shortest list is two letters and some sixty bytes, and a list in a list in a list one letter each.
 BYTES_A_BYTE = 100
@@ -112,7 +112,7 @@ class _Progress:
     slowest: float = 0.0
     growth: int = 0
     peak: int = 0
-    places: set[tuple[object, ...]] = field(default_factory=set)
+    origins: set[tuple[object, ...]] = field(default_factory=set)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
 
@@ -120,9 +120,9 @@ def work(piece: Piece, folder: Path, board: Board, pipe: Connection) -> None:
     """Give the target its inputs; findings go into the pipe, the last word is how many inputs there were."""
     quiet()
     faulthandler.register(signal.SIGUSR1, file=(folder / ".stack").open("w"), all_threads=False)
-    own = folder / "own"
-    own.mkdir(exist_ok=True)
-    _Worker(piece, piece.target.open(own), board, pipe).go()
+    workspace = folder / "own"
+    workspace.mkdir(exist_ok=True)
+    _Worker(piece, piece.target.open(workspace), board, pipe).go()
 
 
 def quiet() -> None:
@@ -196,25 +196,25 @@ class _Worker:
             self._remember(("accepted", random.randrange(100)), data, random)
         elif isinstance(error, self._target.expected) and not isinstance(error, MemoryError):
             seen.refused += 1
-            self._remember(_place(error), data, random)
+            self._remember(_origin(error), data, random)
         else:
             self._report("memory" if isinstance(error, MemoryError) else "exception", error, data)
             return
         if grown > self._target.memory + BYTES_A_BYTE * len(data):
             self._report("memory", MemoryError(f"the process grew by {grown // MEBIBYTE} MiB"), data)
 
-    def _remember(self, place: tuple[object, ...], data: bytes, random: Random) -> None:
-        """An input that came to a new place is a better start than the corpus."""
-        if place in self._seen.places or len(data) > LARGEST_POOLED:
+    def _remember(self, origin: tuple[object, ...], data: bytes, random: Random) -> None:
+        """Add an input that came to a new line to the pool: it is a better start than the corpus."""
+        if origin in self._seen.origins or len(data) > LARGEST_POOLED:
             return
-        self._seen.places.add(place)
+        self._seen.origins.add(origin)
         if len(self._pool) < MOST_POOL:
             self._pool.append(data)
         else:
             self._pool[random.randrange(len(self._corpus), MOST_POOL)] = data
 
     def _report(self, kind: str, error: BaseException, data: bytes) -> None:
-        where = place_of(error)
+        where = error_class(error)
         known = self._seen.findings.get((kind, where))
         if known is not None:
             known.count += 1
@@ -235,7 +235,7 @@ class _Worker:
                 return False
             self._note(self._index, candidate)
             error = outcome(self._run, candidate)
-            return error is not None and not isinstance(error, self._target.expected) and place_of(error) == where
+            return error is not None and not isinstance(error, self._target.expected) and error_class(error) == where
 
         return shorten(data, fails, self._target)
 
@@ -252,7 +252,7 @@ def outcome(run: Run, data: bytes) -> BaseException | None:
 
 
 def shorten(data: bytes, fails: Callable[[bytes], bool], target: Target) -> bytes:
-    """A shorter input that fails in the same place, part by part; the given one where there is none in time."""
+    """A shorter input that fails on the same line, part by part; the given one where there is none in time."""
     end, runs = time.monotonic() + SHORTENING_SECONDS, 0
     try:
         parts, join = target.format.take_apart(data)
@@ -264,20 +264,20 @@ def shorten(data: bytes, fails: Callable[[bytes], bool], target: Target) -> byte
     for number in range(len(parts)):
         size = max(1, len(parts[number]) // 2)
         while size and runs < SHORTENING_RUNS and time.monotonic() < end:
-            place = 0
-            while place < len(parts[number]) and runs < SHORTENING_RUNS and time.monotonic() < end:
+            offset = 0
+            while offset < len(parts[number]) and runs < SHORTENING_RUNS and time.monotonic() < end:
                 part = parts[number]
-                candidate = [*parts[:number], part[:place] + part[place + size :], *parts[number + 1 :]]
+                candidate = [*parts[:number], part[:offset] + part[offset + size :], *parts[number + 1 :]]
                 runs += 1
                 if fails(join(candidate)):
                     parts = candidate
                 else:
-                    place += size
+                    offset += size
             size //= 2
     return join(parts)
 
 
-def place_of(error: BaseException) -> str:
+def error_class(error: BaseException) -> str:
     """The class of an unexpected error: its type, our innermost line on its way, and the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/fedmtl/" in frame.filename]
@@ -294,7 +294,7 @@ def _short(filename: str) -> str:
     return filename
 
 
-def _place(error: BaseException) -> tuple[object, ...]:
+def _origin(error: BaseException) -> tuple[object, ...]:
     cause = error.__cause__ or error.__context__
     return (*_last(error.__traceback__), *_last(cause.__traceback__ if cause is not None else None))
 

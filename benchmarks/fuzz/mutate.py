@@ -64,7 +64,7 @@ def mutate_json(text: str | bytes, random: Random, others: Sequence[Any] = (), c
 
 
 def dump_json(value: Any, compact: bool = True) -> bytes:
-    """A value as JSON, raw text of `mutate_value` in its place."""
+    """A value as JSON, with the raw text that `mutate_value` stands for."""
     try:
         text = json.dumps(value, separators=(",", ":") if compact else (", ", ": "))
     except (ValueError, RecursionError):
@@ -115,11 +115,11 @@ def _change_somewhere(value: Any, random: Random, others: Sequence[Any]) -> Any:
             value[key] = _change_somewhere(value[key], random, others)
         return value
     if isinstance(value, list) and value and random.random() > 0.2:
-        place = random.randrange(len(value))
+        index = random.randrange(len(value))
         if random.random() < 0.25:
-            _change_items(value, place, random)
+            _change_items(value, index, random)
         else:
-            value[place] = _change_somewhere(value[place], random, others)
+            value[index] = _change_somewhere(value[index], random, others)
         return value
     return _changed(value, random, others)
 
@@ -139,23 +139,23 @@ def _change_keys(value: dict[str, Any], key: str, random: Random) -> None:
         value[key + SAME] = odd_value(random)
 
 
-def _change_items(value: list[Any], place: int, random: Random) -> None:
+def _change_items(value: list[Any], index: int, random: Random) -> None:
     kind = random.randrange(5)
     if kind == 0:
-        del value[place]
+        del value[index]
     elif kind == 1:
-        value.insert(place, odd_value(random))
+        value.insert(index, odd_value(random))
     elif kind == 2:
-        value[place:place] = [value[place]] * random.choice((1, 2, 30, 300))
+        value[index:index] = [value[index]] * random.choice((1, 2, 30, 300))
     elif kind == 3:
         other = random.randrange(len(value))
-        value[place], value[other] = value[other], value[place]
+        value[index], value[other] = value[other], value[index]
     else:
-        del value[place:]
+        del value[index:]
 
 
 def _changed(value: Any, random: Random, others: Sequence[Any]) -> Any:
-    """Another value in its place: near to it, of another type, odd, or out of another input."""
+    """Another value instead: near to it, of another type, odd, or out of another input."""
     kind = random.randrange(10)
     if kind < 4:
         return odd_value(random)
@@ -207,14 +207,14 @@ def _set_integer(data: bytearray, random: Random, others: Sequence[bytes]) -> No
     """Lengths and counts are integers somewhere, of some size, in one order or the other."""
     size = random.choice((1, 2, 4, 8))
     if len(data) >= size:
-        place = random.randrange(len(data) - size + 1)
+        offset = random.randrange(len(data) - size + 1)
         order = random.choice(("little", "little", "big"))
         if random.random() < 0.5:
-            before = int.from_bytes(data[place : place + size], order)
+            before = int.from_bytes(data[offset : offset + size], order)
             number = before + random.choice((1, -1, 8, -8, 256))
         else:
             number = random.choice(BORDERS)
-        data[place : place + size] = (number % (1 << 8 * size)).to_bytes(size, order)
+        data[offset : offset + size] = (number % (1 << 8 * size)).to_bytes(size, order)
 
 
 def _delete(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
@@ -233,17 +233,17 @@ def _repeat(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
 
 
 def _insert(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
-    place = random.randrange(len(data) + 1)
+    offset = random.randrange(len(data) + 1)
     new = random.choice((b"\0", b"\xff" * 8, b"\n", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80", random.randbytes(4)))
-    data[place:place] = new
+    data[offset:offset] = new
 
 
 def _move(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
     start, end = _part(data, random)
     part = data[start:end]
     del data[start:end]
-    place = random.randrange(len(data) + 1)
-    data[place:place] = part
+    offset = random.randrange(len(data) + 1)
+    data[offset:offset] = part
 
 
 def _splice(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
@@ -270,8 +270,8 @@ def _part(data: bytes | bytearray, random: Random) -> tuple[int, int]:
 
 
 def _put_word(text: str, random: Random, odd: Sequence[str]) -> str:
-    place = random.randrange(len(text) + 1)
-    return text[:place] + random.choice(odd) + text[place:]
+    offset = random.randrange(len(text) + 1)
+    return text[:offset] + random.choice(odd) + text[offset:]
 
 
 def _replace_word(text: str, random: Random, odd: Sequence[str]) -> str:
@@ -281,10 +281,10 @@ def _replace_word(text: str, random: Random, odd: Sequence[str]) -> str:
 
 
 def _replace_number(text: str, random: Random, odd: Sequence[str]) -> str:
-    places = [place for place, letter in enumerate(text[:5000]) if letter.isdigit()]
-    if not places:
+    digits = [offset for offset, letter in enumerate(text[:5000]) if letter.isdigit()]
+    if not digits:
         return _put_word(text, random, odd)
-    start = end = random.choice(places)
+    start = end = random.choice(digits)
     while end < len(text) and text[end] in "0123456789.eE_":
         end += 1
     number = random.choice((*RAW[:10], "-1", "0", "1_0", "1e400", "٣", *map(str, BORDERS[:10])))
@@ -310,18 +310,18 @@ def _repeat_part(text: str, random: Random, odd: Sequence[str]) -> str:
 
 def _change_lines(text: str, random: Random, odd: Sequence[str]) -> str:
     lines = text.split("\n")
-    place, other = random.randrange(len(lines)), random.randrange(len(lines))
+    index, other = random.randrange(len(lines)), random.randrange(len(lines))
     kind = random.randrange(5)
     if kind == 0:
-        del lines[place]
+        del lines[index]
     elif kind == 1:
-        lines.insert(other, lines[place])
+        lines.insert(other, lines[index])
     elif kind == 2:
-        lines[place], lines[other] = lines[other], lines[place]
+        lines[index], lines[other] = lines[other], lines[index]
     elif kind == 3:
-        lines[place] = random.choice((" ", "  ", "\t", "- ", "# ")) + lines[place]
+        lines[index] = random.choice((" ", "  ", "\t", "- ", "# ")) + lines[index]
     else:
-        lines[place] = random.choice(odd)
+        lines[index] = random.choice(odd)
     return "\n".join(lines)
 
 

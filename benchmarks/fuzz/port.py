@@ -21,7 +21,7 @@ from fedmtl.errors import FedmtlError
 from fuzz.formats import Bundle, Protobuf, bundle, replace_fields, unbundle
 from fuzz.targets import MEBIBYTE, Run, Target, scratch
 
-# In place of what differs between two processes.
+# These stand for what differs between two processes.
 SESSION, KEY = b"@session@", b"@key@"
 FLEET = "/v1/fleet/"
 LIMIT = MEBIBYTE
@@ -45,17 +45,17 @@ class Requests(Bundle):
         requests = list(unbundle(data).items())
         if not requests:
             return super().mutate(data, random, others)
-        place = random.randrange(len(requests))
-        name, body = requests[place]
+        index = random.randrange(len(requests))
+        name, body = requests[index]
         chance = random.random()
         if chance < 0.08:
-            requests.insert(random.randrange(len(requests) + 1), requests.pop(place))
+            requests.insert(random.randrange(len(requests) + 1), requests.pop(index))
         elif chance < 0.14:
-            requests[place:place] = [requests[place]] * random.choice((1, 2, 5))
+            requests[index:index] = [requests[index]] * random.choice((1, 2, 5))
         elif chance < 0.2:
-            requests[place] = (f"x-{random.choice(ROUTES)}", body)
+            requests[index] = (f"x-{random.choice(ROUTES)}", body)
         else:
-            requests[place] = (name, Protobuf().mutate(body, random, ()))
+            requests[index] = (name, Protobuf().mutate(body, random, ()))
         return bundle({f"{number}-{name.partition('-')[2]}": body for number, (name, body) in enumerate(requests)})
 
 
@@ -236,10 +236,10 @@ def recorded_requests() -> dict[str, bytes]:
         node = Node(node_id=server.node_id)
         pull = fleet_pb2.PullMessagesRequest(node=node).SerializeToString()
         found = fleet_pb2.PullMessagesResponse.FromString(server.send("pull-messages", pull)[1])
-        asked = message_from_proto(found.messages_list[0])
-        run_id = asked.metadata.run_id
+        request = message_from_proto(found.messages_list[0])
+        run_id = request.metadata.run_id
         with known_ids():
-            reply = Message(fill_envelope("hello", '{"client": "clinic"}', b"frame" * 20), reply_to=asked)
+            reply = Message(fill_envelope("hello", '{"client": "clinic"}', b"frame" * 20), reply_to=request)
         reply.metadata.__dict__["_src_node_id"] = server.node_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         push = fleet_pb2.PushMessagesRequest(
@@ -252,7 +252,7 @@ def recorded_requests() -> dict[str, bytes]:
         talk: list[tuple[str, Any]] = [("pull-messages", fleet_pb2.PullMessagesRequest(node=node))]
         objects = [each.object_id for each in get_object_trees(found.message_object_trees[0])]
         talk += [("pull-object", message_pb2.PullObjectRequest(**same, object_id=each)) for each in objects[:2]]
-        confirm = message_pb2.ConfirmMessageReceivedRequest(**same, message_object_id=asked.metadata.message_id)
+        confirm = message_pb2.ConfirmMessageReceivedRequest(**same, message_object_id=request.metadata.message_id)
         talk += [("confirm-message-received", confirm), ("push-messages", push)]
         answer = [
             ("push-object", message_pb2.PushObjectRequest(

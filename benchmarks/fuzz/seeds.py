@@ -55,7 +55,7 @@ ROWS = np.array([0, 1, 2, 3, 8, 9, 200, 30_000])
 TABLE, UPPER, HEAD = Key("all", "table"), Key("group:pair", "upper.w"), Key("task:sst2", "heads.sst2.bias")
 FROZEN = Key("fixed", "frozen")
 # Examples that a client of an evaluation has.
-HELD = {"sst2": 40, "stsb": 40}
+NUM_EXAMPLES = {"sst2": 40, "stsb": 40}
 NAMES = ("table", "upper.w", "heads.sst2.bias", "heads.stsb.bias")
 
 
@@ -176,7 +176,7 @@ def _network() -> dict[str, dict[str, bytes]]:
 
     evaluate = Job("evaluate", 2, "clinic", ("sst2",), {HEAD: torch.zeros(2)}, PLAN, None, 5, 1, {"batch_size": 8})
     frames = {codec: bytes(encode_update(wire_update(codec))) for codec in ("fp32", "fp16", "int8", "topk")}
-    answer = Update(1, "other", ("sst2", "stsb"), {}, None, HELD, {}, honest_sums())
+    answer = Update(1, "other", ("sst2", "stsb"), {}, None, NUM_EXAMPLES, {}, honest_sums())
     pairs = replace(answer, sums=honest_sums(True))
     sums = {"plain": json.dumps(honest_sums()).encode(), "pairs": json.dumps(honest_sums(True)).encode()}
     sums["one"] = json.dumps({"sst2": honest_sums()["sst2"]}).encode()
@@ -208,19 +208,19 @@ def _envelopes() -> dict[str, bytes]:
 
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     with known_ids():
-        asked = Message(fill_envelope("job", "words", b"frame" * 10), 7, "query")
+        request = Message(fill_envelope("job", "words", b"frame" * 10), 7, "query")
         messages = {
-            "frame": asked,
+            "frame": request,
             "words": Message(fill_envelope("hello", '{"client": "clinic"}'), 7, "query"),
-            "error": Message(Error(0, "no room"), reply_to=asked),
+            "error": Message(Error(0, "no room"), reply_to=request),
         }
     bundles = {}
     for name, message in messages.items():
         objects = {key: each.deflate() for key, each in get_all_nested_objects(message).items()}
         files: dict[str, bytes] = {}
         for number, content in enumerate(objects.values()):
-            for place, key in enumerate(objects):
-                content = content.replace(key.encode(), b"<%d>" % place)
+            for index, key in enumerate(objects):
+                content = content.replace(key.encode(), b"<%d>" % index)
             files[str(number)] = content
         bundles[name] = bundle(files)
     return bundles
@@ -230,15 +230,15 @@ def _hello(tasks: tuple[str, ...], client: str = "clinic") -> bytes:
     labels = {"sst2": ["negative", "positive"], "stsb": [], "qqp": ["different", "duplicate"]}
     terms: dict[str, Any] = {"version": "@version@", "tokenizer": "ab" * 8, "encoder": "cd" * 8}
     counts = {"examples": 40, "validation": 10, "tokens": 400, "truncated": 0}
-    held: dict[str, dict[str, Any]]
+    labelled: dict[str, dict[str, Any]]
     if "label_list" in handshake.Held.model_fields:
-        held = {task: {"labels": [20] * len(labels[task]), "label_list": _digest(labels[task])} for task in tasks}
+        labelled = {task: {"labels": [20] * len(labels[task]), "label_list": _digest(labels[task])} for task in tasks}
     else:
-        held = {task: {"labels": dict.fromkeys(labels[task], 20)} for task in tasks}
+        labelled = {task: {"labels": dict.fromkeys(labels[task], 20)} for task in tasks}
         terms["labels"] = {task: labels[task] for task in tasks}
     rows = {"rows": [0, 1, 2, 3, 200, 30000], "evaluation_rows": [0, 1, 2, 3]}
-    own = {task: {**counts, **held[task]} for task in tasks}
-    return json.dumps({"client": client, "terms": terms, "tasks": own, **rows}).encode()
+    holdings = {task: {**counts, **labelled[task]} for task in tasks}
+    return json.dumps({"client": client, "terms": terms, "tasks": holdings, **rows}).encode()
 
 
 def _digest(labels: list[str]) -> str:
@@ -255,13 +255,13 @@ def _welcome() -> bytes:
     config = load_config(None, ["tasks.sst2={}", "tasks.stsb={}", "training.num_rounds=3"])
     labels = {"sst2": ["negative", "positive"], "stsb": []}
     terms = {"version": "@version@", "tokenizer": "ab" * 8, "encoder": "cd" * 8, "labels": labels}
-    told = {
+    content = {
         "run": "0123456789abcdef",
         "config": config.model_dump(mode="json"),
         "evaluated": True,
         "max_bytes": 1 << 30,
     }
-    return json.dumps({**told, "terms": terms}).encode()
+    return json.dumps({**content, "terms": terms}).encode()
 
 
 def _files() -> dict[str, dict[str, bytes]]:

@@ -46,7 +46,7 @@ class Target:
 
     `expected` are the errors that an input may raise. `share` is its part of a total number of inputs. An input is a
     hang if it takes longer than `seconds`, a bomb if the process's peak grows by more than `memory` bytes over it, and
-    a hundred for each of its own.
+    a hundred for each byte of the input.
     """
 
     name: str

@@ -86,13 +86,13 @@ class _Process:
 
     def overdue(self) -> tuple[Note, bytes] | None:
         note, data = self.board.read()
-        # Shortening a failing input is many runs; each is noted with its own start.
+        # Shortening a failing input is many runs; each is noted with its start.
         if note.started and time.monotonic() - note.started > self.piece.target.seconds:
             return note, data
         return None
 
     def stack(self) -> str:
-        """Where the process is, by its own word."""
+        """The stack that the process writes on a signal."""
         with contextlib.suppress(OSError, ValueError):
             os.kill(self.process.pid or 0, signal.SIGUSR1)
             time.sleep(0.3)
@@ -209,7 +209,7 @@ def _is_slow_again(piece: Piece, data: bytes, folder: Path) -> bool:
 
 
 def _with_corpus(target: Target, data: bytes) -> Target:
-    """The target with this input in place of its corpus."""
+    """The target with this input as its corpus."""
 
     class Single(Target):
         def seeds(self) -> list[bytes]:

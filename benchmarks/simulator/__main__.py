@@ -42,12 +42,12 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
         contests = compare(chosen, plan, skipped, _note)
         check_sizes(contests)
         results.write(args.out, contests, extra, skipped, host)
-    own = {
+    measured = {
         "overhead": (measures.overhead, Case(folder, MANY, 3, python)),
         "evaluation": (measures.evaluation, Case(folder, FEW, 4, python)),
         "population": (measures.population, Case(folder, MANY, 4, python)),
     }
-    for name, (measure, case) in own.items():
+    for name, (measure, case) in measured.items():
         if name in args.only:
             extra[name] = measure(case, args.repeats, args.lock, _note)
             results.write(args.out, contests, extra, skipped, host)

@@ -36,9 +36,9 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`lines` are (seconds since the command, text); `others` is how many cores other processes kept busy.
+    """`lines` are (seconds since the command, text); `others` is how many cores other processes used.
 
-    `first_batch` is when a contestant made its first batch, in seconds since the command, where it told.
+    `first_batch` is when a contestant made its first batch, in seconds since the command, where it reported one.
     """
 
     lines: tuple[tuple[float, str], ...]
@@ -61,7 +61,7 @@ def locked(path: Path | None) -> Iterator[None]:
 
 
 def run(command: Sequence[str], env: Mapping[str, str], limit: float = 1800.0) -> Outcome:
-    """Run a command in a process group of its own; nothing of it is left when this returns."""
+    """Run a command in a new process group; nothing of it is left when this returns."""
     mark = uuid.uuid4().hex
     first = Path(tempfile.gettempdir()) / f"bench-first-{mark}"
     environment = {**os.environ, **QUIET, **env, MARK: mark, FIRST: str(first)}
@@ -86,9 +86,9 @@ def run(command: Sequence[str], env: Mapping[str, str], limit: float = 1800.0) -
             first_batch = float(first.read_text()) - at if first.exists() else None
             first.unlink(missing_ok=True)
         errors.seek(0)
-        told = errors.read().splitlines()
+        messages = errors.read().splitlines()
     if code:
-        shown = "\n".join([*(text for _, text in lines[-5:]), *told[-15:]])
+        shown = "\n".join([*(text for _, text in lines[-5:]), *messages[-15:]])
         raise CommandFailed(f"{' '.join(command)} ended with {code}:\n{shown}")
     return Outcome(tuple(lines), seconds, meter.peak_mb, meter.most_processes, meter.others, first_batch)
 

@@ -32,16 +32,16 @@ def python_of(environment: Environment | None, folder: Path) -> Path:
     """The interpreter of an environment, which is made where it is not there yet; None is this one."""
     if environment is None:
         return Path(sys.executable)
-    place = folder.resolve() / environment.name
-    python = place / "bin" / "python"
-    stamp = place / ".installed"
+    venv = folder.resolve() / environment.name
+    python = venv / "bin" / "python"
+    stamp = venv / ".installed"
     wanted = " ".join((TORCH, *environment.packages))
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"making the environment {environment.name}: {wanted}", file=sys.stderr, flush=True)
     install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
     steps = [
-        [sys.executable, "-m", "venv", "--clear", str(place)],
+        [sys.executable, "-m", "venv", "--clear", str(venv)],
         [*install, TORCH],
         [*install, *environment.packages, TORCH],
         [str(python), "-c", environment.proof],

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmtl.runs.events import RoundEvent
 from simulator.commands import locked, run
-from simulator.systems import ROOT, Case, call_fedmtl, cores, read_told, run_fedmtl, threads
+from simulator.systems import ROOT, Case, call_fedmtl, cores, read_measured, run_fedmtl, threads
 from simulator.systems import contestant as start_contestant
 from simulator.workload import TASKS, VALIDATION, Texts, pieces, write_config, write_table
 
@@ -23,16 +23,16 @@ PER_TASK = {"small": 11, "large": 3_334}
 
 
 def overhead(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[str, Any]:
-    """A round of the federation against its batches alone, in turns."""
+    """A round of the federation against its batches alone; the two alternate."""
     config = case.workload / f"clients-{case.clients}" / "config.yaml"
     rounds: dict[str, list[float]] = {"federation": [], "bare": []}
     for _ in range(repeats):
         with locked(lock):
             whole = run_fedmtl(case)
-        own = ["--config", str(config), "--rounds", str(case.rounds), "--processes", str(cores())]
+        options = ["--config", str(config), "--rounds", str(case.rounds), "--processes", str(cores())]
         paths = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}", **threads(1)}
         with locked(lock):
-            bare = read_told(case, run([str(case.python), "-m", "simulator.contestants.bare", *own], paths))
+            bare = read_measured(case, run([str(case.python), "-m", "simulator.contestants.bare", *options], paths))
         assert whole.samples == bare.samples, f"{whole.samples} and {bare.samples} samples"
         rounds["federation"].append(whole.round)
         rounds["bare"].append(bare.round)
@@ -72,7 +72,7 @@ def evaluation(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[
 def population(case: Case, repeats: int, lock: Path | None, note: Note) -> dict[str, Any]:
     """The same 32 clients a round of 30 short examples each, out of 33 clients and out of 10,002.
 
-    `small` draws from the large population's own task files, so that only the population differs; `small files`
+    `small` draws from the large population's task files, so that only the population differs; `small files`
     has files of its size, so that the data grow with the population too.
     """
     folder = case.workload / "population"

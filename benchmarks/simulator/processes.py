@@ -63,9 +63,9 @@ class Meter:
         self._done.set()
         self._thread.join()
         self.seconds = time.perf_counter() - self._started
-        own = sum(self._cpu.values())
-        # Cores that somebody else kept busy meanwhile, on average: how noisy the machine was.
-        self.others = max(0.0, busy_seconds() - self._busy - own) / self.seconds
+        ours = sum(self._cpu.values())
+        # Cores that other processes used meanwhile, on average: how noisy the machine was.
+        self.others = max(0.0, busy_seconds() - self._busy - ours) / self.seconds
 
     def _watch(self) -> None:
         while not self._done.wait(EVERY):

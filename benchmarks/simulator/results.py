@@ -47,8 +47,8 @@ def markdown(contests: Sequence[Contest], extra: Found, skipped: Mapping[str, st
     """Medians, with the lowest and highest of the repeats in brackets."""
     parts = [f"{host['processor']}, {host['cores']} cores, Python {host['python']}, torch {host['torch']}."]
     for clients in dict.fromkeys(contest.clients for contest in contests):
-        own = [contest for contest in contests if contest.clients == clients]
-        parts += [_table(clients, own), _against(own)]
+        group = [contest for contest in contests if contest.clients == clients]
+        parts += [_table(clients, group), _against(group)]
     parts += [f"Skipped: {name} ({reason})." for name, reason in skipped.items()]
     for name, words in (("overhead", _overhead), ("evaluation", _evaluation), ("population", _population)):
         if name in extra:
@@ -62,7 +62,7 @@ def ratio_of(contests: Sequence[Contest], name: str, of: str = "round") -> float
     if name not in by_name or "fedmtl" not in by_name:
         return None
     pairs = zip(by_name[name].runs, by_name["fedmtl"].runs, strict=False)
-    return median(getattr(other, of) / getattr(own, of) for other, own in pairs)
+    return median(getattr(other, of) / getattr(ours, of) for other, ours in pairs)
 
 
 def _table(clients: int, contests: Sequence[Contest]) -> str:
@@ -113,9 +113,9 @@ def _overhead(found: Found) -> str:
 
 
 def _evaluation(found: Found) -> str:
-    own, naive = median(found["seconds"]["fedmtl"]), median(found["seconds"][found["naive"]])
+    ours, naive = median(found["seconds"]["fedmtl"]), median(found["seconds"][found["naive"]])
     return (
-        f"Evaluation of {found['examples']:,} examples: {own:.2f} s against {naive:.2f} s of the padded loop"
+        f"Evaluation of {found['examples']:,} examples: {ours:.2f} s against {naive:.2f} s of the padded loop"
         f" ({found['naive']}), {found['ratio']:.1f}x."
     )
 
@@ -139,9 +139,9 @@ def picture(contests: Sequence[Contest]) -> str:
         for name, label in (("round", "seconds a round"), ("peak_mb", "peak memory, MB"))
     ]
     width, height, y, parts = 720, 0, 24, []
-    for clients, name, label, own in panels:
+    for clients, name, label, group in panels:
         parts.append(f'<text x="16" y="{y}" font-weight="bold">{clients} clients: {label}</text>')
-        values = {contest.system: spread([getattr(run, name) for run in contest.runs]) for contest in own}
+        values = {contest.system: spread([getattr(run, name) for run in contest.runs]) for contest in group}
         most = max(high for _, _, high in values.values())
         for system, (mid, low, high) in values.items():
             y += 24

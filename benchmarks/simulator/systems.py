@@ -112,7 +112,7 @@ def contestant(module: str, options: Sequence[str], num_threads: int) -> Callabl
     """A module of `contestants` with these options."""
 
     def start(case: Case) -> Measured:
-        return read_told(case, run([str(case.python), *_arguments(module, case, options)], _env(num_threads)))
+        return read_measured(case, run([str(case.python), *_arguments(module, case, options)], _env(num_threads)))
 
     return start
 
@@ -123,18 +123,18 @@ def torchrun(module: str, options: Sequence[str]) -> Callable[[Case], Measured]:
     def start(case: Case) -> Measured:
         launch = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         launch += ["--nproc-per-node", str(cores()), *_arguments(module, case, options)]
-        return read_told(case, run([str(case.python), *launch], _env(1)))
+        return read_measured(case, run([str(case.python), *launch], _env(1)))
 
     return start
 
 
-def read_told(case: Case, outcome: Outcome) -> Measured:
-    """What a contestant told on its marked lines."""
-    told = [(at, json.loads(text[len(MARK) :])) for at, text in outcome.lines if text.startswith(MARK)]
-    rounds = [(at, fields) for at, fields in told if fields["what"] == "round"]
+def read_measured(case: Case, outcome: Outcome) -> Measured:
+    """Read what a contestant reports on its marked lines."""
+    lines = [(at, json.loads(text[len(MARK) :])) for at, text in outcome.lines if text.startswith(MARK)]
+    rounds = [(at, fields) for at, fields in lines if fields["what"] == "round"]
     steady = [fields for _, fields in rounds[1:]]
     megabytes = steady[0]["megabytes"]
-    begun = next(at for at, fields in told if fields["what"] == "begin")
+    begun = next(at for at, fields in lines if fields["what"] == "begin")
     return Measured(
         seconds=tuple(fields["seconds"] for fields in steady),
         begun=begun,
@@ -142,7 +142,7 @@ def read_told(case: Case, outcome: Outcome) -> Measured:
         first_done=rounds[0][0],
         peak_mb=outcome.peak_mb,
         samples=steady[0]["samples"],
-        parameters=next(fields["parameters"] for _, fields in told if fields["what"] == "model"),
+        parameters=next(fields["parameters"] for _, fields in lines if fields["what"] == "model"),
         processes=outcome.processes,
         others=outcome.others,
         megabytes=None if megabytes is None else megabytes / case.clients,
@@ -150,8 +150,8 @@ def read_told(case: Case, outcome: Outcome) -> Measured:
 
 
 def _arguments(module: str, case: Case, options: Sequence[str]) -> list[str]:
-    own = ["--workload", str(case.workload), "--clients", str(case.clients), "--rounds", str(case.rounds)]
-    return ["-m", f"simulator.contestants.{module}", *own, *options]
+    shared = ["--workload", str(case.workload), "--clients", str(case.clients), "--rounds", str(case.rounds)]
+    return ["-m", f"simulator.contestants.{module}", *shared, *options]
 
 
 def _env(num_threads: int) -> dict[str, str]:

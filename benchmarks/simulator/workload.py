@@ -1,4 +1,4 @@
-"""The one workload, made by seed: an encoder of bert-tiny's shape, three tasks, clients that take them in turn."""
+"""The one workload, made by seed: an encoder of bert-tiny's shape, three tasks, one a client in rotation."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Texts:
             labels = [str(label) for label in rng.integers(0, 2, count)]
         return Examples(task, columns, labels)
 
-    def _column(self, length: Length, count: int, most: int | None, rng: np.random.Generator) -> list[str]:
-        drawn = np.rint(length.median * np.exp(length.spread * rng.standard_normal(count)))
-        sizes = np.clip(drawn, 2, min(length.most, most or length.most)).astype(np.int64)
-        places = np.searchsorted(self._cumulative, rng.random(int(sizes.sum())))
-        words = self._words[np.minimum(places, len(self._words) - 1)]
+    def _column(self, distribution: Length, count: int, most: int | None, rng: np.random.Generator) -> list[str]:
+        drawn = np.rint(distribution.median * np.exp(distribution.spread * rng.standard_normal(count)))
+        sizes = np.clip(drawn, 2, min(distribution.most, most or distribution.most)).astype(np.int64)
+        indices = np.searchsorted(self._cumulative, rng.random(int(sizes.sum())))
+        words = self._words[np.minimum(indices, len(self._words) - 1)]
         return [" ".join(part) for part in np.split(words, np.cumsum(sizes)[:-1])]
 
 
@@ -97,19 +97,19 @@ def make_workload(folder: Path, populations: Iterable[int]) -> None:
             write_table(folder / f"{task}-validation.tsv", examples)
         _write_tokens(folder / "validation.npz", scored.values(), encoder)
     for clients in populations:
-        place = folder / f"clients-{clients}"
-        if not (place / "config.yaml").exists():
-            place.mkdir(parents=True, exist_ok=True)
+        population = folder / f"clients-{clients}"
+        if not (population / "config.yaml").exists():
+            population.mkdir(parents=True, exist_ok=True)
             drawn = {task: texts.draw(task, SAMPLES * len(owners(clients, task)), seed=2) for task in TASKS}
             for task, examples in drawn.items():
-                write_table(place / f"{task}.tsv", examples)
-            _write_tokens(place / "tokens.npz", _dealt(drawn, clients), encoder)
+                write_table(population / f"{task}.tsv", examples)
+            _write_tokens(population / "tokens.npz", _dealt(drawn, clients), encoder)
             names = {f"c{i:02}": {"tasks": [TASKS[i % len(TASKS)]]} for i in range(clients)}
-            write_config(place / "config.yaml", folder, {task: f"{task}.tsv" for task in TASKS}, clients=names)
+            write_config(population / "config.yaml", folder, {task: f"{task}.tsv" for task in TASKS}, clients=names)
 
 
 def owners(clients: int, task: str) -> list[int]:
-    """The clients of a task: they take tasks in turn."""
+    """The clients of a task: tasks are dealt to clients in rotation."""
     return [client for client in range(clients) if client % len(TASKS) == TASKS.index(task)]
 
 
@@ -126,9 +126,9 @@ def write_config(
     tasks: dict[str, Any] = {}
     for task in TASKS:
         text = ["text"] if task == "singles" else ["first", "second"]
-        own = {"kind": "regression", "score_range": [0, 5]} if task == "scores" else {"kind": "classification"}
+        kind = {"kind": "regression", "score_range": [0, 5]} if task == "scores" else {"kind": "classification"}
         source = {"train": files[task], "validation": str(folder / f"{task}-validation.tsv")}
-        tasks[task] = {**own, "source": source, "text": text, "label": "label", "val_samples": 8}
+        tasks[task] = {**kind, "source": source, "text": text, "label": "label", "val_samples": 8}
         tasks[task] |= {} if train_samples is None else {"train_samples": train_samples}
     config = {
         "model": {"server_model": str(folder / "encoder"), "max_length": MAX_LENGTH},

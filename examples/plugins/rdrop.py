@@ -3,7 +3,7 @@
     import rdrop                                   # registers it
     fedmtl.run({"tasks": {...}, "methods": {"rdrop": {"weight": 1.0}}})
 
-The second pass adds its own loss and `weight` times the symmetric divergence between both; the mean of the two losses
+The second pass adds its loss and `weight` times the symmetric divergence between both; the mean of the two losses
 keeps the scale of one.
 """
 

@@ -25,7 +25,7 @@ MOST_LISTS = 200_000
 # Records of ours (a checkpoint's JSON, tasks.json, place.json) are kilobytes; with many clients some megabytes.
 LARGEST_RECORD = 64 << 20
 
-# C0, DEL and C1 move the cursor or start escape codes; line and paragraph separators begin a line of their own; the
+# C0, DEL and C1 move the cursor or start escape codes; line and paragraph separators begin a new line; the
 # bidirectional marks and overrides reorder what stands around them; the others are invisible.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -61,7 +61,7 @@ def excerpt(text: object) -> str:
 def parse_json(text: str | bytes, where: str, remedy: str, error: type[FedmtlError] = FedmtlError) -> Any:
     """The value of a JSON text; one that is not JSON, too deep or has an endless number is an error with the remedy.
 
-    So is one whose lists and objects would take a hundred times its own memory.
+    So is one whose lists and objects would take a hundred times the memory of the text.
     """
     opening = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
     if opening > MOST_LISTS:

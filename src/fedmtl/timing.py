@@ -46,7 +46,7 @@ class Stopwatch:
                 self._inner[-1] += spent
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
+        """Return the seconds by label since the last call."""
         taken, self._seconds = self._seconds, {}
         return taken
 

@@ -16,7 +16,7 @@ from simulator.contestants.examples import BATCH, SAMPLES, Tokens
 from simulator.contestants.telling import MARK
 from simulator.environments import Environment
 from simulator.processes import marked
-from simulator.systems import Case, Measured, System, read_told
+from simulator.systems import Case, Measured, System, read_measured
 from simulator.workload import LENGTHS, Texts, owners, pieces
 
 HOST = {"processor": "p", "cores": 2, "python": "3", "torch": "2"}
@@ -94,7 +94,7 @@ def test_start_up_ends_with_the_first_batch_not_with_the_word_that_a_round_begin
         (12.0, {"what": "round", "round": 2, "seconds": 3.0, "samples": 900, "megabytes": 30.0}),
     ]
     lines = tuple((at, MARK + json.dumps(fields)) for at, fields in told)
-    found = read_told(Case(Path(), 3, 2, Path()), Outcome(lines, 12.0, 5.0, 1, 0.0, first_batch=6.0))
+    found = read_measured(Case(Path(), 3, 2, Path()), Outcome(lines, 12.0, 5.0, 1, 0.0, first_batch=6.0))
     assert (found.round, found.begun, found.start_up, found.megabytes) == (3.0, 2.0, 6.0, 10.0)
 
 

@@ -37,7 +37,7 @@ def test_evaluate_scores_a_file(cli, runs, tmp_path):
             ["--task", "sentiment", "--file", "wrong.tsv"],
             "wrong.tsv: has no column 'sentence'; task sentiment reads sentence and label, the file has text, label",
         ),
-        (["--client", "a"], "--client a: kept nothing for itself; in this run no value stays at a client"),
+        (["--client", "a"], "--client a: has no values of this run; in this run no value stays at a client"),
     ],
 )
 def test_what_cannot_be_evaluated(cli, runs, tmp_path, arguments, error):

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModel, BertConfig
 
 from compress.test_structured import PLAN, TASKS, answers, equal
-from fedmtl.compress.prune import cut, kept_columns, write_cut
+from fedmtl.compress.prune import cut, remaining_columns, write_cut
 from fedmtl.errors import ModelError
 from fedmtl.export.hf import export_hf
 from fedmtl.export.onnx import export_onnx
@@ -64,8 +64,8 @@ def test_without_silent_heads_the_model_answers_the_same(saved, by):
     # Another two of four in each layer.
     for layer, head in ((0, 0), (0, 2), (1, 1), (1, 2)):
         silence(saved, layer, head, by=by)
-    assert kept_columns(saved, 0, 2).tolist() == columns(1, 3)
-    assert kept_columns(saved, 1, 2).tolist() == columns(0, 3)
+    assert remaining_columns(saved, 0, 2).tolist() == columns(1, 3)
+    assert remaining_columns(saved, 1, 2).tolist() == columns(0, 3)
     smaller = cut(saved, 0.0, 0, 0.5)
     assert (smaller.model.layout.num_heads, smaller.model.layout.head_size) == (2, SIZE)
     assert equal(saved, smaller, atol=1e-6, rtol=0)
@@ -80,7 +80,7 @@ def test_heads_go_by_the_norm_of_what_they_map(saved):
         value[head * SIZE, head], out[head, head * SIZE + (head == 3)] = into, off
     saved.weights[Key("all", f"{VALUE.format(0)}.weight")] = value
     saved.weights[Key("all", f"{OUT.format(0)}.weight")] = out
-    assert [kept_columns(saved, 0, count).tolist() for count in (1, 2, 3)] == [
+    assert [remaining_columns(saved, 0, count).tolist() for count in (1, 2, 3)] == [
         columns(1),
         columns(1, 2),
         columns(0, 1, 2),
@@ -130,7 +130,7 @@ def test_tasks_with_layers_of_their_own_lose_the_same_heads(saved):
     weights[Key("task:two", f"{OUT.format(0)}.weight")][:, columns(2)] = 0.0
     weights[Key("task:score", f"{OUT.format(0)}.weight")][:, columns(2)] = 9.0
     apart = replace(saved, plan=plan, weights=weights)
-    assert set(columns(2)) < set(kept_columns(apart, 0, 2).tolist())
+    assert set(columns(2)) < set(remaining_columns(apart, 0, 2).tolist())
     assert len(answers(cut(apart, 0.0, 0, 0.5))) == 2
 
 

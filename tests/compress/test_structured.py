@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from fedmtl.compress.prune import cut, kept_neurons, rules_left, write_cut
+from fedmtl.compress.prune import cut, remaining_neurons, rules_left, write_cut
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.export.hf import export_hf
@@ -58,7 +58,7 @@ def test_without_dead_neurons_the_model_answers_the_same(saved):
     # Of 48 neurons a quarter, 12, go: those are the dead ones.
     dead = [0, 1, 5, 7, 11, 13, 20, 21, 30, 40, 46, 47]
     silence(saved, dead)
-    assert kept_neurons(saved, 1, 36).tolist() == [number for number in range(48) if number not in dead]
+    assert remaining_neurons(saved, 1, 36).tolist() == [number for number in range(48) if number not in dead]
     smaller = cut(saved, 0.25, 0)
     assert smaller.encoder.module.config.intermediate_size == 36
     assert equal(saved, smaller, atol=1e-6)
@@ -109,7 +109,7 @@ def test_tasks_with_layers_of_their_own_lose_the_same_neurons(saved):
     weights[Key("task:two", "encoder.layer.0.output.dense.weight")][:, 3] = 0.0
     weights[Key("task:score", "encoder.layer.0.output.dense.weight")][:, 3] = 9.0
     apart = replace(saved, plan=plan, weights=weights)
-    assert 3 in kept_neurons(apart, 0, 40)
+    assert 3 in remaining_neurons(apart, 0, 40)
     smaller = cut(apart, 0.5, 1)
     assert {key.scope for key in smaller.weights if key.name == "encoder.layer.0.output.dense.weight"} == {
         "task:two",

@@ -155,7 +155,7 @@ def test_more_labels_than_the_layer_has_room_for_are_refused(folders, tmp_path):
             ours = our_answers(bound, saved.encoder.tokenizer, task)
             torch.testing.assert_close(plain_answers(written, task), ours, rtol=0, atol=1e-5)
         else:
-            assert written == "17: 17 labels do not fit: the layer before the last has room for 16"
+            assert written == "17: 17 labels do not fit: the layer before the last takes at most 16"
             assert not (tmp_path / "17").exists()
 
 

@@ -101,7 +101,7 @@ def test_a_round_ends_with_the_taught_weights_and_a_resume_gives_them_again(teac
     ]
     assert all(event["seconds"] > 0 for event in lessons)
     assert all(event["server"]["teaching"] > 0 for event in events if event["event"] == "profile" and event["round"])
-    assert "taught the model from a teacher: 12 steps" in whole.report.read_text()
+    assert "distilled the model from a teacher: 12 steps" in whole.report.read_text()
     for path in whole.checkpoints.glob("round-0002*"):
         path.unlink()
     before = summarize(read_events(whole), "whole").weights_sha256

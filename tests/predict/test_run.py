@@ -88,5 +88,5 @@ def test_a_client_answers_only_the_tasks_it_kept_a_head_of(make_config):
     assert first.probabilities != second.probabilities
     with pytest.raises(FedmtlError, match="values of sentiment stay at its clients; name one of them with --client"):
         answerable(load_run(run), 1, "sentiment")
-    with pytest.raises(FedmtlError, match="--client nobody: kept nothing for itself; it is one of sentiment_client_1"):
+    with pytest.raises(FedmtlError, match="--client nobody: has no values of this run; it is one of sentiment"):
         load_run(run, "nobody")

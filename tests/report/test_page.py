@@ -287,7 +287,7 @@ def test_thousands_of_clients_are_drawn_in_part_and_listed_where_they_took_part(
     }
     page = page_of([start(), many, update])
     assert "2,400 clients, 1–2,400 examples (median 1,200), one in 10 is drawn" in page
-    assert "1 of 1 client that were asked, of 2,400 in all" in page
+    assert "1 of 1 client that were sampled, of 2,400 in all" in page
     assert len(page) < 200_000
 
 

@@ -1,4 +1,4 @@
-"""The project's own training function on the same batches in the same number of processes, and nothing around it.
+"""The project's training function on the same batches in the same number of processes, and nothing around it.
 
 No jobs, no encoding, no updates, no averaging. Slices are cut and bound before the clock starts.
 """

@@ -36,7 +36,7 @@ class Tokens:
         self._served = 0
 
     def take_count(self) -> int:
-        """How many examples were put into batches since this was asked last: what was trained, not what was meant."""
+        """How many examples were put into batches since the last call: what was trained, not what was meant."""
         count, self._served = self._served, 0
         return count
 
@@ -59,10 +59,10 @@ class Tokens:
         lengths = self.lengths[batch]
         columns = np.arange(width or int(lengths.max()))
         real = columns < lengths[:, None]
-        places = (self.offsets[batch][:, None] + columns)[real]
+        positions = (self.offsets[batch][:, None] + columns)[real]
         ids = np.zeros(real.shape, np.int64)
         segments = np.zeros(real.shape, np.int64)
-        ids[real], segments[real] = self.ids[places], self.segments[places]
+        ids[real], segments[real] = self.ids[positions], self.segments[positions]
         labels = self.labels[batch]
         return Batch(
             torch.from_numpy(ids),

@@ -18,7 +18,7 @@ app = ClientApp()
 
 
 @cache
-def _held() -> tuple[Network, Tokens]:
+def _loaded() -> tuple[Network, Tokens]:
     """Made once per actor process."""
     torch.set_num_threads(1)
     folder = Path(os.environ["BENCH_WORKLOAD"])
@@ -28,7 +28,7 @@ def _held() -> tuple[Network, Tokens]:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    network, tokens = _held()
+    network, tokens = _loaded()
     client = int(context.node_config["partition-id"])
     number = int(message.content["config"]["server-round"])
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -31,7 +31,7 @@ def main() -> None:
     from simulator.contestants.network import Network, num_parameters
 
     class Timed(FedAvg):
-        """The stock strategy, told of: a round runs from its configuration to its aggregate."""
+        """The stock strategy, timed: a round runs from its configuration to its aggregate."""
 
         def configure_train(
             self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

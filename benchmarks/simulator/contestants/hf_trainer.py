@@ -23,15 +23,15 @@ class Client(Dataset):
     """A client's examples by position; `input_ids` lets the Trainer see their lengths."""
 
     def __init__(self, tokens: Tokens, client: int) -> None:
-        self._tokens, self._places = tokens, tokens.examples(client)
+        self._tokens, self._indices = tokens, tokens.examples(client)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        place = int(self._places[index])
-        start, stop = self._tokens.offsets[place], self._tokens.offsets[place + 1]
-        return {"input_ids": self._tokens.ids[start:stop], "place": place}
+        number = int(self._indices[index])
+        start, stop = self._tokens.offsets[number], self._tokens.offsets[number + 1]
+        return {"input_ids": self._tokens.ids[start:stop], "number": number}
 
 
 class Single(nn.Module):
@@ -49,7 +49,7 @@ def train(network: Network, tokens: Tokens, client: int, number: int) -> nn.Modu
     model, task = copy.deepcopy(network), task_of(client)
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"batch": tokens.batch([row["place"] for row in rows], task)}
+        return {"batch": tokens.batch([row["number"] for row in rows], task)}
 
     trainer = Trainer(
         Single(model, task), _settings(number), data_collator=collate, train_dataset=Client(tokens, client)

@@ -47,7 +47,7 @@ class Model(Network):
 
 
 class User(Dataset):
-    """A client's batches, padded as they are asked for."""
+    """A client's batches, padded as they are read."""
 
     def __init__(self, tokens: Tokens, client: int, visit: int) -> None:
         self._task = task_of(client)

@@ -44,14 +44,14 @@ def run(train: Train) -> None:
     for pipe in pipes:
         pipe.recv()
     for number in range(1, args.rounds + 1):
-        with Round(number) as told:
+        with Round(number) as round_:
             before = network.state_dict()
             for pipe in pipes:
                 pipe.send((number, before))
             sums = [_train_share(train, network, tokens, shares[0], number), *(pipe.recv() for pipe in pipes)]
             total = sum(share for _, share in sums)
             network.load_state_dict({name: sum(part[name] for part, _ in sums) / total for name in before})
-            told.samples = total
+            round_.samples = total
     for pipe in pipes:
         pipe.send(None)
 
@@ -68,7 +68,7 @@ def _serve(pipe: Connection, train: Train, args: argparse.Namespace, share: list
 
 
 def _train_share(train: Train, network: Network, tokens: Tokens, share: list[int], number: int) -> tuple[Values, int]:
-    """Sums over these clients, weighted by samples; all their models are kept until then, as such code does."""
+    """Sums over these clients, weighted by samples; all their models stay in memory until then, as in such code."""
     trained = [train(network, tokens, client, number).state_dict() for client in share]
     sums = {name: sum(values[name] * SAMPLES for values in trained) for name in network.state_dict()}
     return sums, tokens.take_count()

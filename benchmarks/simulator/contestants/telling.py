@@ -18,10 +18,10 @@ def tell(what: str, **fields: object) -> None:
 
 def tell_first_batch() -> None:
     """Note when the first batch was made, in whichever process; later ones change nothing."""
-    place = os.environ.pop(FIRST, None)
-    if place is not None:
+    path = os.environ.pop(FIRST, None)
+    if path is not None:
         try:
-            with Path(place).open("x") as file:
+            with Path(path).open("x") as file:
                 file.write(repr(time.time()))
         except FileExistsError:
             return

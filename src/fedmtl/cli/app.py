@@ -131,13 +131,13 @@ def main() -> None:
     try:
         code = app(arguments, standalone_mode=False) or 0
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        known = _explain(error)
+        if known is None:
             raise
         if wants_traceback:
             for line in traceback.format_exc().splitlines():
                 make_terminal(stderr=True).print(line, soft_wrap=True)
-        message, code = told
+        message, code = known
         _complain(message)
     else:
         if code == INTERRUPTED:
@@ -145,16 +145,16 @@ def main() -> None:
     sys.exit(code)
 
 
-def _told(error: Exception) -> tuple[str, int] | None:
-    """What a user is told of an error, and the exit code; None is a mistake of ours."""
+def _explain(error: Exception) -> tuple[str, int] | None:
+    """Return the message for a user and the exit code; None stands for a mistake of ours."""
     if isinstance(error, FedmtlError):
         return " ".join(str(error).split()), error.exit_code
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"{place}no space left on the disk; free some, then go on with `fedmtl run --resume NAME`", 2
-        return f"{place}{error.strerror or error}; check the path and your rights to it", 2
-    # Typer's own, which it keeps in another place from one version to the next: an unknown option, a missing argument.
+            return f"{where}no space left on the disk; free some, then go on with `fedmtl run --resume NAME`", 2
+        return f"{where}{error.strerror or error}; check the path and your rights to it", 2
+    # An error of Typer, whose module differs from one version to the next: an unknown option, a missing argument.
     if not hasattr(error, "format_message"):
         return None
     message, context = error.format_message(), getattr(error, "ctx", None)

@@ -21,7 +21,7 @@ Model = Annotated[
     str,
     typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN"),
 ]
-Client = Annotated[str | None, typer.Option(help="With the values this client kept for itself.")]
+Client = Annotated[str | None, typer.Option(help="With the values that stay at this client.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")]
 Settings = Annotated[
     list[str] | None,
@@ -42,7 +42,7 @@ ConfigFile = Annotated[
 
 
 def onnx_path(run: str, client: str | None = None) -> Path | None:
-    """The ONNX file that is named in place of a run; None where a run is."""
+    """The ONNX file that is named instead of a run; None where a run is."""
     if not run.endswith(".onnx"):
         return None
     if client is not None:

@@ -51,7 +51,7 @@ def init(
     needs_flower()
     from fedmtl.engines.flower.certificates import end_of, make_authority
 
-    hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", *(host or _own_addresses())])
+    hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", *(host or _local_addresses())])
     made = make_authority(folder, list(hosts), _passphrase(passphrase_file), ca_dir)
     write(
         f"{folder}: server certificate for {', '.join(hosts)}, until {end_of(made[2]):%Y-%m-%d};"
@@ -205,7 +205,7 @@ def _passphrase(path: Path | None) -> bytes | None:
     return content
 
 
-def _own_addresses() -> list[str]:
+def _local_addresses() -> list[str]:
     import socket
 
     name = socket.gethostname()

@@ -155,7 +155,7 @@ def _name(run: str, student: str) -> str:
 
 
 class Listener:
-    """Tells what a distillation tells."""
+    """Prints the progress of a distillation."""
 
     def __init__(self, stages: Stages) -> None:
         self.say, self._stages = stages.say, stages
@@ -202,13 +202,13 @@ def prune(
         display.say(f"{found.name}: {before:,} parameters" + (f", {after:,} after the cut" if after < before else ""))
         done = start_run(pruned.config, out or f"{found.name}-pruned", display)
     display.finish(done)
-    told = _sparsity(done)
-    if told:
-        write(told)
+    line = _sparsity(done)
+    if line:
+        write(line)
 
 
 def _sparsity(run: RunFolder) -> str | None:
-    """What came to be zero, in words; None where nothing was pruned by magnitude."""
+    """How many weights became zero, in words; None where nothing was pruned by magnitude."""
     from fedmtl.runs.event_lines import events_of
     from fedmtl.runs.events import PruningEvent
     from fedmtl.runs.log import read_events

@@ -71,7 +71,7 @@ def server(
 
 
 def check_protection(host: str, keys: Path | None, option: str, remedy: str) -> None:
-    """Text's updates do not travel in the open: any address but this machine's own needs certificates and keys."""
+    """Raise unless TLS and keys protect an address other than loopback: updates do not travel in the open."""
     from fedmtl.engines.flower.addresses import is_loopback
 
     if keys is None and not is_loopback(host):
@@ -136,16 +136,16 @@ def client(
         if not is_safe_name(name):
             raise FedmtlError(f"{name!r}: no name of a site or a task; use up to 64 letters, digits, `.`, `_` and `-`")
     rules = Policy() if policy is None else read_policy(policy)
-    files, root = own_data(data or [], names)
+    files, root = site_data(data or [], names)
     files |= policy_files(rules, names, files)
-    place = folder or Path("sites") / client_id
-    settings = SiteSettings(client_id, names, place, place / "spool", files, root, model, device, rules)
+    site_folder = folder or Path("sites") / client_id
+    settings = SiteSettings(client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules)
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
     join_run(settings, address, keys, lambda line: terminal.print(f"{client_id}: {line}", markup=False))
 
 
-def own_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:
+def site_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:
     """The site's files per task, or the folder of the built-in tasks."""
     files: dict[str, str] = {}
     root: str | None = None

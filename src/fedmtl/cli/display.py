@@ -94,7 +94,7 @@ class Pace:
         return max(0.0, one * left - min(one, self._clock() - self._opened))
 
     def words(self) -> str:
-        """Both in words, as far as they are known."""
+        """The rate and the time left in words, as far as they are known."""
         parts = [] if self._rate is None else [f"{self._rate:,.0f} samples/s"]
         left = self.seconds_left
         if left is not None and self._number < self._num_rounds:
@@ -165,7 +165,7 @@ class PlainDisplay:
                 return event.lines()
 
     def _resumed(self, event: ResumedEvent) -> list[str]:
-        """What a resume goes on from; its earlier rounds are told again by events, and not said again."""
+        """Say what a resume goes on from; its earlier rounds come again as events, and are not printed again."""
         self.skipped = event.round
         return [
             *(f"  {problem}" for problem in event.broken),
@@ -183,7 +183,7 @@ class PlainDisplay:
         return f"  after round {event.round}: {scores or 'not evaluated'} ({wire}{ends})"
 
     def _overhead(self, event: RoundEvent) -> str:
-        """Between machines: what a round took beyond its slowest site's training and the scoring."""
+        """The seconds of a deployment's round beyond its slowest site's training and the scoring."""
         if not self.is_deployed or not event.clients:
             return ""
         other = (event.train_seconds or 0.0) - (event.longest_client_seconds or 0.0)
@@ -195,7 +195,7 @@ class PlainDisplay:
         return (facts and facts.metric) or ""
 
     def finish(self, run: RunFolder) -> None:
-        """The closing table and where to look; where the seconds went, if the run told."""
+        """Print the closing table and where the report is, and where the seconds went if the run was profiled."""
         events = read_events(run)
         summary = summarize(events, run.name)
         self.terminal.print(results_table(summary), soft_wrap=False)
@@ -254,7 +254,7 @@ class LiveDisplay(PlainDisplay):
         self.live.update(self._view())
 
     def say(self, line: str) -> None:
-        """Long lines are cut at words, and go on further to the right than they began."""
+        """Print a line; a long one is wrapped between words and indented from its second line on."""
         line = printable(line)
         inner = len(line) - len(line.lstrip()) + 2
         for part in textwrap.wrap(

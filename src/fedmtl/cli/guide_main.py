@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def as_command(arguments: list[str]) -> list[str]:
-    """The same as a fedmtl command line."""
+    """The guide's arguments as those of a `fedmtl` command."""
     parser = argparse.ArgumentParser(prog="federated_main.py", description="Federated multi-task learning.")
     parser.add_argument("--mode", choices=["server", "client"], required=True)
     parser.add_argument("--config", help="YAML file; the server's.")

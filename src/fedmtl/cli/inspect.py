@@ -60,14 +60,14 @@ def status(run: Run, json_: Json = False) -> None:
     from fedmtl.runs.summary import run_status
 
     found = find_run(run)
-    told = run_status(read_events(found), found.name)
+    progress = run_status(read_events(found), found.name)
     if json_:
-        write(json.dumps(told.to_json()))
+        write(json.dumps(progress.to_json()))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("site", "tasks", "rounds", "last", "failures", "up", "down", "seconds"):
         table.add_column(column, justify="left" if column in ("site", "tasks") else "right")
-    for name, site in told.sites.items():
+    for name, site in progress.sites.items():
         table.add_row(
             name,
             ", ".join(site.tasks),
@@ -78,9 +78,15 @@ def status(run: Run, json_: Json = False) -> None:
             amount(site.bytes_down),
             duration(site.seconds),
         )
-    failure = told.last_failure
+    failure = progress.last_failure
     last = "none" if failure is None else f"{failure.client} in round {failure.round}: {failure.reason}"
-    show(table, [f"{told.name}: {told.status}, round {told.rounds} of {told.num_rounds}", f"last failure: {last}"])
+    show(
+        table,
+        [
+            f"{progress.name}: {progress.status}, round {progress.rounds} of {progress.num_rounds}",
+            f"last failure: {last}",
+        ],
+    )
 
 
 def compare(

@@ -105,12 +105,12 @@ def scores_table(measured: Sequence[Measured], teacher: Teacher | None) -> Table
     against = f", below it the share of {teacher.name}'s" if teacher else ""
     table = _table(f"score{against}", [*tasks, "mean"])
     for one in measured:
-        scores, kept = one.main_scores, retentions(one, teacher) if teacher else {}
+        scores, retained = one.main_scores, retentions(one, teacher) if teacher else {}
         top = [number(scores.get(task)) for task in tasks]
-        table.add_row(one.variant.name, *top, number(mean(scores)), end_section=not kept)
-        if kept:
-            shares = [_share(kept.get(task)) for task in tasks]
-            table.add_row("", *shares, _share(mean(kept)), style="dim", end_section=True)
+        table.add_row(one.variant.name, *top, number(mean(scores)), end_section=not retained)
+        if retained:
+            shares = [_share(retained.get(task)) for task in tasks]
+            table.add_row("", *shares, _share(mean(retained)), style="dim", end_section=True)
     return table
 
 
@@ -119,23 +119,23 @@ def times_table(measured: Sequence[Measured], load: Load) -> Table:
     title = f"one pass of {load.batch} x {load.length} tokens, on the CPU"
     table = _table(title, ["threads", "median ms", "p95 ms", "examples/s", "speed-up"])
     first = measured[0].timings
-    for place in range(len(first)):
+    for index in range(len(first)):
         for one in measured:
-            own = one.timings[place]
+            timing = one.timings[index]
             table.add_row(
                 one.variant.name,
-                str(own.threads),
-                _milliseconds(own.median),
-                _milliseconds(own.p95),
-                f"{own.per_second:,.1f}",
-                f"{first[place].median / own.median:.2f}x",
+                str(timing.threads),
+                _milliseconds(timing.median),
+                _milliseconds(timing.p95),
+                f"{timing.per_second:,.1f}",
+                f"{first[index].median / timing.median:.2f}x",
                 end_section=one is measured[-1],
             )
     return table
 
 
 def costs_table(measured: Sequence[Measured]) -> Table:
-    """What is shipped, computed and held in memory."""
+    """What is shipped and computed, and the memory it takes."""
     from fedmtl.report.variants import large
 
     table = _table("size, operations of one example, memory", ["size", "zlib", "params", "FLOPs", "peak"])

@@ -132,16 +132,20 @@ def _lines(file: Path | None) -> Iterable[str]:
 def _rows(lines: Iterable[str], where: str) -> list[Row]:
     """The lines that are not blank, as one or two texts each; all have as many as the first."""
     rows: list[Row] = []
-    for place, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         row = tuple(line.rstrip("\r\n").split("\t"))
         if len(row) > 2:
-            raise DataError(f"{where}, line {place}: has {len(row)} texts; give one a line, or two with a tab between")
+            raise DataError(
+                f"{where}, line {line_number}: has {len(row)} texts; give one a line, or two with a tab between"
+            )
         if rows and len(row) != len(rows[0]):
-            raise DataError(f"{where}, line {place}: has {len(row)} texts, the first line {len(rows[0])}; give as many")
+            raise DataError(
+                f"{where}, line {line_number}: has {len(row)} texts, the first line {len(rows[0])}; give as many"
+            )
         if not all(map(str.strip, row)):
-            raise DataError(f"{where}, line {place}: a text is empty; fill it or remove the line")
+            raise DataError(f"{where}, line {line_number}: a text is empty; fill it or remove the line")
         rows.append(row)
     if not rows:
         raise DataError(NOTHING)

@@ -41,7 +41,7 @@ def pretrain(
     heads: Annotated[
         int | None, typer.Option("--heads", help="Attention heads; otherwise one per 64 of the width.", metavar="N")
     ] = None,
-    vocab: Annotated[int, typer.Option("--vocab", help="Word pieces of its own.", metavar="N")] = DEFAULTS.vocab,
+    vocab: Annotated[int, typer.Option("--vocab", help="Word pieces of its vocabulary.", metavar="N")] = DEFAULTS.vocab,
     max_length: Annotated[
         int, typer.Option("--max-length", help="Tokens of a text; longer is cut.", metavar="N")
     ] = DEFAULTS.max_length,
@@ -138,7 +138,7 @@ def pretrain(
         ),
     ] = None,
 ) -> None:
-    """Distil a small encoder of your own, with a vocabulary of its own, from a larger one."""
+    """Distil a small encoder with a new vocabulary from a larger one."""
     if teacher is None:
         _only_card(out, measured, [*(corpus or []), *(files or [])])
         return
@@ -168,14 +168,14 @@ def pretrain(
         balanced=balanced,
         teacher_table=teacher_table,
     )
-    from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
+    from fedmtl.compress.pretrain.run import Disclosure, Machine, PretrainPaths, pretrain
 
     command = shlex.join(["fedmtl", *sys.argv[1:]])
     with make_stages() as stages:
         listener = Listener(stages)
         pretrain(
             settings,
-            Place(out, work or out.with_name(f"{out.name}.work"), report),
+            PretrainPaths(out, work or out.with_name(f"{out.name}.work"), report),
             Machine(device, keep_teacher, graphs, checkpoint_every),
             Disclosure(command, teacher_license, tuple(note or []), measured),
             listener,
@@ -198,7 +198,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Tells what pretraining tells."""
+    """Prints the progress of a pretraining."""
 
     def __init__(self, stages: Stages) -> None:
         self.say, self._stages = stages.say, stages

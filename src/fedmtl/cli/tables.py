@@ -47,49 +47,49 @@ def results_table(summary: RunSummary) -> Table:
     table.add_column("metric")
     for column in ("before", "best", "after"):
         table.add_column(column, justify="right")
-    for task, own in summary.tasks.items():
-        for position, metric in enumerate(own.final):
-            best = own.best.get(metric)
+    for task, result in summary.tasks.items():
+        for position, metric in enumerate(result.final):
+            best = result.best.get(metric)
             at_best = f"{number(best.value)} @{best.round}" if best else "–"
             table.add_row(
                 task if position == 0 else "",
                 metric,
-                number(own.start.get(metric)),
+                number(result.start.get(metric)),
                 at_best,
-                number(own.final[metric]),
-                style="bold" if metric == own.metric else "",
-                end_section=position == len(own.final) - 1,
+                number(result.final[metric]),
+                style="bold" if metric == result.metric else "",
+                end_section=position == len(result.final) - 1,
             )
     return table
 
 
 def result_notes(summary: RunSummary) -> list[str]:
     """What the numbers alone would hide."""
-    marked = [f"{task} {own.marked}" for task, own in summary.tasks.items() if own.marked]
+    marked = [f"{task} {result.marked}" for task, result in summary.tasks.items() if result.marked]
     notes = [f"after the last round, {', '.join(marked)}"] if marked else []
-    passes = [f"{task} {own.passes:.2f}" for task, own in summary.tasks.items() if own.passes is not None]
-    if len({own.passes for own in summary.tasks.values()}) > 1:
+    passes = [f"{task} {result.passes:.2f}" for task, result in summary.tasks.items() if result.passes is not None]
+    if len({result.passes for result in summary.tasks.values()}) > 1:
         notes.append(f"passes over their data: {', '.join(passes)}")
     if summary.failures:
         many = len(summary.failures)
-        notes.append(f"{many} failed {'answer' if many == 1 else 'answers'} of clients; the report names them")
+        notes.append(f"{many} {'failure' if many == 1 else 'failures'} of clients; the report names them")
     return notes
 
 
 def scores_table(scores: Mapping[str, Scores], main_metrics: Mapping[str, str]) -> Table:
     """Every task's metrics, with why one is undefined or says little."""
     table = Table("task", "metric", "value", "")
-    for name, own in scores.items():
-        for position, (metric, value) in enumerate(own.metrics.items()):
+    for name, result in scores.items():
+        for position, (metric, value) in enumerate(result.metrics.items()):
             is_main = metric == main_metrics[name]
-            note = own.undefined.get(metric) or (own.marked if is_main else None)
+            note = result.undefined.get(metric) or (result.marked if is_main else None)
             table.add_row(
                 name if position == 0 else "",
                 metric,
                 number(value),
                 note or "",
                 style="bold" if is_main else "",
-                end_section=position == len(own.metrics) - 1,
+                end_section=position == len(result.metrics) - 1,
             )
     return table
 
@@ -111,7 +111,10 @@ def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str
     if any(s.status != "done" for s in summaries):
         rows.append(("status", [s.status for s in summaries]))
     metrics = {
-        (task, metric): None for summary in summaries for task, own in summary.tasks.items() for metric in own.final
+        (task, metric): None
+        for summary in summaries
+        for task, result in summary.tasks.items()
+        for metric in result.final
     }
     for task, metric in metrics:
         values = [s.tasks[task].final.get(metric) if task in s.tasks else None for s in summaries]
@@ -208,12 +211,12 @@ def round_lines(event: RoundEvent, start: StartEvent) -> list[str]:
         f"=== Round {event.round}/{'–' if start.num_rounds is None else start.num_rounds} ===",
         f"Aggregating updates from {event.clients or 0} clients across {len(tasks)} tasks",
         *(f"  Task '{task}': {tasks[task]} clients" for task in order if task in tasks),
-        *map(_aggregated_line, sorted(event.aggregated, key=lambda entry: _place(entry, order))),
+        *map(_aggregated_line, sorted(event.aggregated, key=lambda entry: _sort_key(entry, order))),
     ]
 
 
-def _place(entry: Aggregated, order: list[str]) -> tuple[int, int]:
-    """What all share, then what some share, then the heads."""
+def _sort_key(entry: Aggregated, order: list[str]) -> tuple[int, int]:
+    """Order what all clients share before what some share, and the heads last."""
     if entry.head is not None:
         return 2, order.index(entry.head) if entry.head in order else len(order)
     return (0 if entry.scope == "all" else 1), 0

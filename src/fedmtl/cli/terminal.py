@@ -1,6 +1,6 @@
-"""Output goes through one place: rich tables, plain lines and bars of stages, to a reader who may leave at any time.
+"""Output goes through one module: rich tables, plain lines and bars of stages, to a reader who may leave at any time.
 
-Names, labels and reasons come from other machines and other people's files. Everything printed here passes one place,
+Names, labels and reasons come from other machines and other people's files. Everything printed here passes
 `Terminal.render_str`, where control characters become visible and rich's markup stays text.
 """
 
@@ -60,7 +60,7 @@ def show(table: Table, notes: Sequence[str] = ()) -> None:
 def write(text: str) -> None:
     """Text of lines and tabs on stdout, with a line's end; in a terminal its other control characters are made visible.
 
-    Into a file or a pipe it goes as it stands: rich would turn its tabs into spaces, and a text that was read is data.
+    Into a file or a pipe it goes as it stands: rich would make spaces of its tabs, and a text that was read is data.
     """
     terminal = make_terminal()
     if terminal.is_terminal:

@@ -20,23 +20,23 @@ NAMES = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v")
 
 
 class AttentionTap:
-    """Keeps what one layer's three projections last gave."""
+    """Stores the last outputs of one layer's three projections."""
 
     def __init__(self, model: Any, layer: int) -> None:
-        self.kept: list[Tensor | None] = [None, None, None]
+        self.outputs: list[Tensor | None] = [None, None, None]
         for position, module in enumerate(projections(model, layer)):
             module.register_forward_hook(self._keeper(position))
 
     def take(self) -> tuple[Tensor, ...]:
-        """Queries, keys and values [batch, token, width] of the last forward pass; they are let go of."""
-        taken = tuple(tensor for tensor in self.kept if tensor is not None)
+        """Queries, keys and values [batch, token, width] of the last forward pass; they are then forgotten."""
+        taken = tuple(tensor for tensor in self.outputs if tensor is not None)
         assert len(taken) == 3, "the layer was not run"
-        self.kept = [None, None, None]
+        self.outputs = [None, None, None]
         return taken
 
     def _keeper(self, position: int) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            self.kept[position] = output
+            self.outputs[position] = output
 
         return keep
 

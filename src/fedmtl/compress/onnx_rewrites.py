@@ -58,7 +58,7 @@ def damping(largest: np.ndarray) -> np.ndarray:
 
 
 def damp_outliers(model: Any, largest: Mapping[str, np.ndarray]) -> None:
-    """Divide outliers before linear layers and multiply the layers' weights instead, in place."""
+    """Change the graph: divide outliers before linear layers, and multiply the layers' weights instead."""
     from onnx import helper, numpy_helper
 
     graph = model.graph
@@ -67,7 +67,7 @@ def damp_outliers(model: Any, largest: Mapping[str, np.ndarray]) -> None:
     scaled: set[str] = set()
     for name, nodes in linear_layers(graph).items():
         weights = {node.input[1] for node in nodes}
-        # A matrix that several inputs meet (ALBERT's layers share theirs) has no factor of its own.
+        # A matrix that several inputs meet (ALBERT's layers share theirs) has no single factor.
         if name not in largest or weights & scaled or _uses(graph, weights) > len(nodes):
             continue
         factor = damping(largest[name])
@@ -83,7 +83,7 @@ def damp_outliers(model: Any, largest: Mapping[str, np.ndarray]) -> None:
 
 
 def quantize_tables(model: Any) -> None:
-    """Give every embedding table 8 bits and a scale a row, in place."""
+    """Change the graph: give every embedding table 8 bits and a scale a row."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph = model.graph

@@ -51,8 +51,8 @@ LAYER = re.compile(r"encoder\.layer\.\d+\..*")
 NEURON = {"intermediate.dense.weight": 0, "intermediate.dense.bias": 0, "output.dense.weight": 1}
 
 
-def kept_columns(saved: SavedModel, layer: int, count: int) -> Tensor:
-    """The columns of the heads that matter most, in order; tasks that have a layer of their own count together."""
+def remaining_columns(saved: SavedModel, layer: int, count: int) -> Tensor:
+    """The columns of the heads that matter most, in order; tasks that have separate layers count together."""
     assert saved.model.layout is not None
     num_heads, size = saved.model.layout.num_heads, saved.model.layout.head_size
     total = torch.zeros(num_heads, dtype=torch.float64)
@@ -64,18 +64,18 @@ def kept_columns(saved: SavedModel, layer: int, count: int) -> Tensor:
     return (heads[:, None] * size + torch.arange(size)).view(-1)
 
 
-def constants(saved: SavedModel, layer: int, kept: Tensor) -> dict[Key, Tensor]:
-    """What heads that go leave in the output's bias, by its key: for tasks that share it, the mean of theirs."""
+def constants(saved: SavedModel, layer: int, columns: Tensor) -> dict[Key, Tensor]:
+    """What the removed heads add to the output's bias, by its key: the mean over the tasks that share the bias."""
     assert saved.model.layout is not None
-    if len(kept) == saved.model.layout.attention_width:
+    if len(columns) == saved.model.layout.attention_width:
         return {}
     found: dict[Key, list[Tensor]] = {}
     for task in saved.tasks:
         out, bias = _value(saved, layer, f"{OUT}.weight", task), _value(saved, layer, f"{VALUE}.bias", task)
         gone = torch.ones(len(bias), dtype=torch.bool)
-        gone[kept] = False
-        own = out[:, gone].double() @ bias[gone].double()
-        found.setdefault(saved.plan.key(f"encoder.layer.{layer}.{OUT}.bias", task, ""), []).append(own)
+        gone[columns] = False
+        constant = out[:, gone].double() @ bias[gone].double()
+        found.setdefault(saved.plan.key(f"encoder.layer.{layer}.{OUT}.bias", task, ""), []).append(constant)
     return {key: torch.stack(parts).mean(0) for key, parts in found.items()}
 
 
@@ -133,8 +133,8 @@ def _layout(saved: SavedModel) -> BertLayout:
 
 
 def _layer(saved: SavedModel, number: int, num_neurons: int, num_heads: int) -> Weights:
-    """What is left of a layer, every task's own values included."""
-    neurons, columns = kept_neurons(saved, number, num_neurons), kept_columns(saved, number, num_heads)
+    """What is left of a layer, for every task that has a separate one."""
+    neurons, columns = remaining_neurons(saved, number, num_neurons), remaining_columns(saved, number, num_heads)
     left = constants(saved, number, columns)
     found: Weights = {}
     for key, value in saved.weights.items():
@@ -149,8 +149,8 @@ def _layer(saved: SavedModel, number: int, num_neurons: int, num_heads: int) -> 
     return found
 
 
-def kept_neurons(saved: SavedModel, layer: int, count: int) -> Tensor:
-    """Which neurons of a layer matter most, in order; tasks that have a layer of their own count together."""
+def remaining_neurons(saved: SavedModel, layer: int, count: int) -> Tensor:
+    """Which neurons of a layer matter most, in order; tasks that have separate layers count together."""
     path = f"encoder.layer.{layer}."
     total: Tensor | None = None
     for task in saved.tasks:
@@ -158,8 +158,8 @@ def kept_neurons(saved: SavedModel, layer: int, count: int) -> Tensor:
             saved.weights[saved.plan.key(path + name, task, "")].double()
             for name in ("intermediate.dense.weight", "output.dense.weight")
         )
-        own = torch.linalg.vector_norm(w_in, dim=1) * torch.linalg.vector_norm(w_out, dim=0)
-        total = own if total is None else total + own
+        importance = torch.linalg.vector_norm(w_in, dim=1) * torch.linalg.vector_norm(w_out, dim=0)
+        total = importance if total is None else total + importance
     assert total is not None
     return torch.argsort(total, descending=True, stable=True)[:count].sort().values
 
@@ -230,7 +230,7 @@ def prune_run(run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str]
 def _config(
     run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str], folder: CutFolder | None, saved: SavedModel
 ) -> Config:
-    """The run's own config, one epoch a round; pruning begins at once and ends a round before the last."""
+    """The run's config with one epoch a round; pruning begins at once and ends a round before the last."""
     raw = load_config(run.config).model_dump()
     raw["output"] = str(run.path.parent)
     raw["model"]["start_from"] = str(run.model.absolute())
@@ -240,8 +240,8 @@ def _config(
     if wanted.amount:
         training["pruning"] = {"amount": wanted.amount, "rounds": max(1, epochs), "start_round": 0}
     if folder is not None:
-        told = {"server_model": str(folder.encoder), "client_model": None, "initial": "pretrained"}
-        raw["model"] |= {**told, "start_from": str(folder.model)}
+        model = {"server_model": str(folder.encoder), "client_model": None, "initial": "pretrained"}
+        raw["model"] |= {**model, "start_from": str(folder.model)}
         names = dict.fromkeys(key.name for key in saved.weights)
         rules = [next(iter(rule.items())) for rule in raw["sharing"]["rules"]]
         raw["sharing"]["rules"] = [{pattern: level} for pattern, level in rules_left(rules, names)]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmtl.compress.measure.costs import in_turns, time_block, timing
+from fedmtl.compress.measure.costs import interleave, time_block, timing
 from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables
 from fedmtl.config.file import load_config
 from fedmtl.errors import DataError, FedmtlError, ModelError
@@ -64,9 +64,9 @@ def _from_file(model: OnnxModel, file: Path, most: int) -> dict[str, list[Row]]:
 
 
 def _spread(rows: list[Row], most: int) -> list[Row]:
-    """At most so many, evenly over the whole."""
+    """At most `most` rows, spread evenly over all."""
     count = min(most, len(rows))
-    return [rows[place * len(rows) // count] for place in range(count)]
+    return [rows[index * len(rows) // count] for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def quantize_measured(
     rows_of: Callable[[OnnxModel], Mapping[str, Sequence[Row]]],
     threads: int | None = None,
 ) -> Quantized:
-    """Quantize and measure: half of each task's rows give the ranges, the others are asked of both files."""
+    """Quantize and measure: half of each task's rows give the ranges, both files predict the others."""
     before = open_onnx(source, threads)
     batches = {
         task: [feeds(before, before.tasks[task], [row]) for row in rows] for task, rows in rows_of(before).items()
@@ -133,7 +133,7 @@ def quantize_measured(
     after = open_onnx(file, threads)
     length = min(before.max_length, LENGTH)
     seconds = median_times([before, after], length)
-    asked = {task: rest[1::2] for task, rest in batches.items() if before.tasks[task].kind_of.has_labels}
+    compared = {task: rest[1::2] for task, rest in batches.items() if before.tasks[task].kind_of.has_labels}
     return Quantized(
         source,
         file,
@@ -142,7 +142,7 @@ def quantize_measured(
         length,
         seconds[0],
         seconds[1],
-        {task: agreement(before, after, task, rest) for task, rest in asked.items() if rest},
+        {task: agreement(before, after, task, rest) for task, rest in compared.items() if rest},
         bool(given),
     )
 
@@ -212,8 +212,8 @@ def needs_reduced_range() -> bool:
 
 
 def median_times(models: Sequence[OnnxModel], length: int, runs: int = 30) -> list[float]:
-    """Median seconds of one row of that length, first head, in turns."""
-    taken = list(in_turns([partial(time_block, partial(_one_pass, model, length)) for model in models], runs))[-1]
+    """Return each model's median seconds for one row of that length and the first head; the models alternate."""
+    taken = list(interleave([partial(time_block, partial(_one_pass, model, length)) for model in models], runs))[-1]
     return [timing(1, seconds, 1).median for seconds in taken]
 
 
@@ -228,13 +228,13 @@ def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Fe
 
 
 def _label(model: OnnxModel, task: str, feeds: Feeds) -> int:
-    own = model.tasks[task]
-    return int(own.kind_of.predicted(own, run(model, [task], feeds)[0])[0])
+    resolved = model.tasks[task]
+    return int(resolved.kind_of.predicted(resolved, run(model, [task], feeds)[0])[0])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantizer's advice to the root logger."""
+    """Silence the quantizer's advice to the root logger inside the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

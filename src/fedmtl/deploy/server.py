@@ -26,7 +26,7 @@ from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.engine import FlowerEngine
 from fedmtl.engines.flower.enrolment import Enrolments, KeyBook, NoKeys
 from fedmtl.engines.flower.roster import Note
-from fedmtl.experiment.census import told_census
+from fedmtl.experiment.census import reported_census
 from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
 from fedmtl.experiment.resume import take_up
@@ -157,7 +157,7 @@ def _serve(
     log = Log(run, follow, prepared.config)
     known = read_events(run)
     if not first_of(known, StartEvent):
-        log(opening_events(prepared, told_census({}, prepared.tasks))[0])
+        log(opening_events(prepared, reported_census({}, prepared.tasks))[0])
     certificate = enrolments.certificate()
     warning = None if certificate is None else certificate.warning()
     if warning is not None:
@@ -169,7 +169,7 @@ def _serve(
         opened.append(engine)
         _gather(prepared, engine, state, enrolments, log.observe)
         if not first_of(known, PlanEvent):
-            for event in opening_events(prepared, told_census(engine.hellos(), prepared.tasks))[1:]:
+            for event in opening_events(prepared, reported_census(engine.hellos(), prepared.tasks))[1:]:
                 log(event)
         return engine
 

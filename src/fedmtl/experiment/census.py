@@ -1,4 +1,4 @@
-"""Who has what: examples and labels by client and task, counted here or told by sites."""
+"""Who has what: examples and labels by client and task, counted here or reported by the sites of a deployment."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Census:
     quantiles: Mapping[str, list[float]] = field(default_factory=dict)
 
     def examples(self, task: str) -> int:
-        return sum(held[task].examples for held in self.clients.values() if task in held)
+        return sum(holdings[task].examples for holdings in self.clients.values() if task in holdings)
 
     def labels(self, task: str) -> dict[str, int]:
         total: Counter[str] = Counter()
-        for held in self.clients.values():
-            total.update(held[task].labels if task in held else {})
+        for holdings in self.clients.values():
+            total.update(holdings[task].labels if task in holdings else {})
         return dict(total)
 
 
@@ -51,20 +51,20 @@ def take_census(population: Population, tasks: Mapping[str, Task]) -> Census:
     return Census(clients, population.truncated, _quantiles(population, tasks))
 
 
-def told_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Census:
-    """What sites said they have; their counts of labels are in the task's order, and none where one tells none."""
+def reported_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Census:
+    """Take the census from the sites' hellos; label counts are in the task's order, empty where a site sends none."""
     clients = {
         client: {
             name: Holding(
-                held.examples, dict(zip(tasks[name].kind_of.count_names(tasks[name]), held.labels, strict=False))
+                holding.examples, dict(zip(tasks[name].kind_of.count_names(tasks[name]), holding.labels, strict=False))
             )
-            for name, held in hello.tasks.items()
+            for name, holding in hello.tasks.items()
         }
         for client, hello in hellos.items()
     }
     truncated = Counter(dict.fromkeys(tasks, 0))
     for hello in hellos.values():
-        truncated.update({name: held.truncated for name, held in hello.tasks.items()})
+        truncated.update({name: holding.truncated for name, holding in hello.tasks.items()})
     return Census(clients, truncated)
 
 

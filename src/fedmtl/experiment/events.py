@@ -12,6 +12,7 @@ from fedmtl import __version__
 from fedmtl.experiment.census import Census, take_census
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, State, Update
+from fedmtl.methods import pcgrad
 from fedmtl.methods.smart import step_passes
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import (
@@ -38,7 +39,7 @@ from fedmtl.tasks.task import Task, task_facts
 
 
 def opening_events(prepared: Prepared, census: Census | None = None) -> list[Event]:
-    """start, data, clients and plan: all that is known before round 0; who has what is counted here unless told."""
+    """Return start, data, clients and plan: all that is known before round 0; a census is taken where none is given."""
     census = census or take_census(prepared.population, prepared.tasks)
     config = prepared.config
     start = StartEvent(
@@ -61,7 +62,7 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
 
 
 def plan_event(prepared: Prepared, census: Census) -> PlanEvent:
-    return _plan_event(prepared, prepared.state, None, _kept_by_clients(prepared, census))
+    return _plan_event(prepared, prepared.state, None, _personal_parameters(prepared, census))
 
 
 def changed_plan_event(prepared: Prepared, state: State, before: PlanEvent) -> PlanEvent:
@@ -91,7 +92,7 @@ def update_event(update: Update) -> UpdateEvent:
             task: TaskUpdate(examples=count, loss=update.losses.get(task), seen=update.seen.get(task, 0))
             for task, count in update.num_examples.items()
         },
-        conflicts=update.extra.get("pcgrad", NO_EXTRA).values.get("conflicts"),
+        conflicts=update.extra.get(pcgrad.NAME, NO_EXTRA).values.get(pcgrad.CONFLICTS),
         seconds=update.traffic.seconds,
         bytes_up=update.traffic.bytes_up,
         bytes_down=update.traffic.bytes_down,
@@ -125,29 +126,29 @@ def trained_samples(update: Update) -> int:
     return sum(update.seen.values())
 
 
-def round_event(turn: Round, seconds: float) -> RoundEvent:
-    evaluation = turn.evaluation
-    answers: list[Update | Failure] = [*turn.updates, *turn.failures]
+def round_event(round_: Round, seconds: float) -> RoundEvent:
+    evaluation = round_.evaluation
+    results: list[Update | Failure] = [*round_.updates, *round_.failures]
     extra = evaluation.traffic if evaluation else None
     averages = Averages()
     if evaluation:
         averages = Averages(overall=evaluation.overall, classification=evaluation.classification)
     return RoundEvent(
-        round=turn.number,
-        clients=len(turn.updates),
-        failures=len(turn.failures),
-        tasks=_clients_per_task(turn),
-        aggregated=_aggregated(turn),
-        losses=dict(_mean_losses(turn)),
-        seen=_seen(turn),
-        samples=sum(map(trained_samples, turn.updates)),
+        round=round_.number,
+        clients=len(round_.updates),
+        failures=len(round_.failures),
+        tasks=_clients_per_task(round_),
+        aggregated=_aggregated(round_),
+        losses=dict(_mean_losses(round_)),
+        seen=_seen(round_),
+        samples=sum(map(trained_samples, round_.updates)),
         averages=averages,
         seconds=seconds,
-        train_seconds=turn.train_seconds,
-        longest_client_seconds=max((update.traffic.seconds for update in turn.updates), default=0.0),
-        evaluate_seconds=turn.evaluate_seconds,
-        bytes_up=sum(a.traffic.bytes_up for a in answers) + (extra.bytes_up if extra else 0),
-        bytes_down=sum(a.traffic.bytes_down for a in answers) + (extra.bytes_down if extra else 0),
+        train_seconds=round_.train_seconds,
+        longest_client_seconds=max((update.traffic.seconds for update in round_.updates), default=0.0),
+        evaluate_seconds=round_.evaluate_seconds,
+        bytes_up=sum(a.traffic.bytes_up for a in results) + (extra.bytes_up if extra else 0),
+        bytes_down=sum(a.traffic.bytes_down for a in results) + (extra.bytes_down if extra else 0),
     )
 
 
@@ -182,16 +183,16 @@ def _clients_event(prepared: Prepared, census: Census) -> ClientsEvent:
     return ClientsEvent(clients=clients)
 
 
-def _kept_by_clients(prepared: Prepared, census: Census) -> int:
-    """Parameters that stay at clients, all clients together; clients with the same tasks keep as many."""
-    places, plan = prepared.model.canonical(), prepared.state.plan
-    if not any(plan.level(name) == "client" for name in places):
+def _personal_parameters(prepared: Prepared, census: Census) -> int:
+    """Count the parameters that stay at clients, summed over all clients; clients with the same tasks have as many."""
+    parameters, plan = prepared.model.canonical(), prepared.state.plan
+    if not any(plan.level(name) == "client" for name in parameters):
         return 0
     total = 0
     for tasks, count in Counter(map(tuple, census.clients.values())).items():
-        views = plan.keys(places, list(tasks), "").values()
-        own = {key for view in views for key in view.values() if key.scope.startswith("client:")}
-        total += count * sum(getattr(places[key.name][0], places[key.name][1]).numel() for key in own)
+        views = plan.keys(parameters, list(tasks), "").values()
+        personal = {key for view in views for key in view.values() if key.scope.startswith("client:")}
+        total += count * sum(getattr(parameters[key.name][0], parameters[key.name][1]).numel() for key in personal)
     return total
 
 
@@ -204,19 +205,19 @@ def _head_counts(prepared: Prepared) -> dict[str, int]:
     return counts
 
 
-def _clients_per_task(turn: Round) -> dict[str, int]:
+def _clients_per_task(round_: Round) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for update in turn.updates:
+    for update in round_.updates:
         for task in update.tasks:
             counts[task] = counts.get(task, 0) + 1
     return counts
 
 
-def _aggregated(turn: Round) -> list[Aggregated]:
-    """For every scope, what tasks own apart: how many tensors were averaged, over how many clients."""
+def _aggregated(round_: Round) -> list[Aggregated]:
+    """Tell for every scope, and in it for every task's head, how many tensors were averaged over how many clients."""
     tensors: dict[tuple[str, str | None], set[str]] = {}
     clients: dict[tuple[str, str | None], set[str]] = {}
-    for update in turn.updates:
+    for update in round_.updates:
         for key in update.delta:
             entry = (key.scope, owner_task(key.name))
             tensors.setdefault(entry, set()).add(key.name)
@@ -227,19 +228,19 @@ def _aggregated(turn: Round) -> list[Aggregated]:
     ]
 
 
-def _seen(turn: Round) -> dict[str, int]:
+def _seen(round_: Round) -> dict[str, int]:
     """Examples trained on per task, every pass at every client counted."""
     seen: dict[str, int] = {}
-    for update in turn.updates:
+    for update in round_.updates:
         for task, number in update.seen.items():
             seen[task] = seen.get(task, 0) + number
     return seen
 
 
-def _mean_losses(turn: Round) -> dict[str, float]:
+def _mean_losses(round_: Round) -> dict[str, float]:
     """Training loss per task, weighted by examples."""
     sums: dict[str, tuple[float, int]] = {}
-    for update in turn.updates:
+    for update in round_.updates:
         for task, loss in update.losses.items():
             total, count = sums.get(task, (0.0, 0))
             sums[task] = (total + loss * update.num_examples[task], count + update.num_examples[task])

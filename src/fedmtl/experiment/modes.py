@@ -28,17 +28,17 @@ def mode_clients(config: Config) -> dict[str, list[str]]:
 
 
 def mode_active_tasks(config: Config, client: str, round_number: int) -> tuple[str, ...]:
-    """What a client trains in a round; a central one holds what any client of the config holds then."""
+    """The tasks that a client trains in a round; a central client trains those that any client would train then."""
     if not config.mode.startswith("centralized"):
         return active_tasks(config, client, round_number)
-    own = [task for task, holders in mode_clients(config).items() if client in holders]
+    owned = [task for task, holders in mode_clients(config).items() if client in holders]
     everybody = {name for names in task_clients(config).values() for name in names}
     somebody = {task for name in everybody for task in active_tasks(config, name, round_number)}
-    return tuple(task for task in own if task in somebody)
+    return tuple(task for task in owned if task in somebody)
 
 
 def mode_data(config: Config, data: Mapping[str, TaskData]) -> dict[str, TaskData]:
-    """The examples; centralized ones are brought together, also those of clients with their own files."""
+    """The examples; a centralized mode joins them all, also those of clients that read separate files."""
     if not config.mode.startswith("centralized"):
         return dict(data)
     return {
@@ -53,7 +53,7 @@ def mode_data(config: Config, data: Mapping[str, TaskData]) -> dict[str, TaskDat
 
 
 def mode_codecs(config: Config) -> Codecs:
-    """How tensors travel; a central client stands for data in one place, to which nothing travels."""
+    """How tensors travel; a central client stands for data on one machine, to which nothing travels."""
     if config.mode.startswith("centralized"):
         return Codecs()
     wire = config.wire
@@ -61,7 +61,7 @@ def mode_codecs(config: Config) -> Codecs:
 
 
 def mode_federation(config: Config) -> FederationConfig:
-    """How updates are combined; a client that trains alone is bounded by no other."""
+    """How updates are combined; a baseline takes the plain mean, without a bound on a client's share."""
     if config.mode.startswith("federated"):
         return config.federation
     return config.federation.model_copy(update={"aggregation": "mean", "max_share": None})
@@ -70,7 +70,7 @@ def mode_federation(config: Config) -> FederationConfig:
 def client_settings(
     config: Config, tasks: Mapping[str, Task], plan: SharingPlan, names: Sequence[str]
 ) -> LocalSettings:
-    """What clients are given for training; a deployed site finds the same of the server's config."""
+    """The settings that clients get for training; a deployed site derives the same from the server's config."""
     return local_settings(
         config.training,
         {name: task.learning_rate for name, task in tasks.items()},
@@ -82,7 +82,7 @@ def client_settings(
 
 
 def keeps_optimizer(config: Config) -> bool:
-    """Where nothing is averaged, an optimizer that forgets every round would be a straw man."""
+    """Whether clients keep their optimizer's state between rounds: by default where nothing is averaged, to be fair."""
     if config.training.keep_optimizer is not None:
         return config.training.keep_optimizer
     return config.mode.startswith("centralized") or config.mode == "local"

@@ -22,7 +22,7 @@ from fedmtl.tasks.shards import Dealt, Shards, deal, held_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
 
-# Infos kept at hand; a client's rows take some 20 kB.
+# Infos in memory at once; a client's rows take some 20 kB.
 MOST_INFOS = 256
 
 
@@ -37,7 +37,7 @@ class Population:
 
 
 class ClientInfos(Mapping[str, ClientInfo]):
-    """What the server may know of each client, found out when it is asked; evaluation rows only where wanted."""
+    """What the server may know of each client, computed on first access; evaluation rows only where wanted."""
 
     def __init__(self, population: Population, pad_id: int, *, evaluated: bool) -> None:
         self._population, self._pad_id, self._evaluated = population, pad_id, evaluated
@@ -56,8 +56,8 @@ class ClientInfos(Mapping[str, ClientInfo]):
 
     def _find(self, client: str) -> ClientInfo:
         shards = self._population.train[client]
-        # Which part of a client's own file is for training the server's seed decides: rows of that part alone would
-        # tell the words of single examples, seed by seed. What is dealt has no validation of its own.
+        # Which part of a client's file is for training the server's seed decides: rows of that part alone would
+        # tell the words of single examples, seed by seed. Dealt examples have no validation part.
         parts = [*shards.values(), *self._population.validation.get(client, {}).values()]
         rows = used_rows((ids for shard in parts for ids in shard.used_ids()), self._pad_id)
         return ClientInfo(
@@ -70,18 +70,18 @@ class ClientInfos(Mapping[str, ClientInfo]):
         )
 
     def _validation_shard(self, client: str, task: str) -> Shard:
-        own = self._population.validation.get(client, {})
-        return own[task] if task in own else self._population.shared_validation[task]
+        shards = self._population.validation.get(client, {})
+        return shards[task] if task in shards else self._population.shared_validation[task]
 
     def _evaluation_rows(self, client: str, rows: Rows) -> Rows | None:
         if not self._evaluated:
             return None
-        has_own = bool(self._population.validation.get(client))
-        return used_rows([self._shared_rows, rows], self._pad_id) if has_own else self._shared_rows
+        has_validation = bool(self._population.validation.get(client))
+        return used_rows([self._shared_rows, rows], self._pad_id) if has_validation else self._shared_rows
 
 
 def _label_counts(shard: Shard) -> list[int]:
-    """How often each label occurs; none of scores."""
+    """How often each label occurs; empty where the labels are scores."""
     is_label = np.issubdtype(shard.labels.dtype, np.integer)
     return [int(count) for count in np.bincount(shard.labels[shard.indices])] if is_label else []
 
@@ -89,7 +89,7 @@ def _label_counts(shard: Shard) -> list[int]:
 def build_population(
     config: Config, data: Mapping[str, TaskData], tokenizer: Any, teacher: Teacher | None = None
 ) -> Population:
-    """Tokens, and what the teacher says of training examples, while the texts are at hand."""
+    """Tokenize all texts, compute the teacher's outputs for training examples, and deal these to the clients."""
     cache = token_cache(config.data)
 
     def shard(task: Task, examples: Examples) -> tuple[Shard, int]:
@@ -100,7 +100,7 @@ def build_population(
         whole, truncated = shard(task, examples)
         return replace(whole, teacher=teacher.outputs(task, examples.texts) if teacher else None), truncated
 
-    own: dict[str, dict[str, Shard]] = {}
+    from_files: dict[str, dict[str, Shard]] = {}
     dealt: dict[str, Dealt] = {}
     validation: dict[str, dict[str, Shard]] = {}
     shared: dict[str, Shard] = {}
@@ -111,7 +111,7 @@ def build_population(
         shared[name], _ = shard(part.task, part.validation)
         cut[name] = 0
         for client, examples in part.client_train.items():
-            own.setdefault(client, {})[name], truncated = training_shard(part.task, examples)
+            from_files.setdefault(client, {})[name], truncated = training_shard(part.task, examples)
             validation.setdefault(client, {})[name], _ = shard(part.task, part.client_validation[client])
             cut[name] += truncated
         others = [client for client in clients if client not in part.client_train]
@@ -120,7 +120,7 @@ def build_population(
             cut[name] += truncated
             dealt[name] = deal(whole.tokens, whole.labels, _partition(config, part, others), whole.teacher)
         holders[name] = [*part.client_train, *others]
-    return Population(Shards(held_tasks(holders), own, dealt), validation, shared, cut)
+    return Population(Shards(held_tasks(holders), from_files, dealt), validation, shared, cut)
 
 
 def _partition(config: Config, part: TaskData, clients: list[str]) -> dict[str, np.ndarray]:

@@ -64,17 +64,17 @@ def choose_device(config: Config) -> str:
 
 
 def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clients: int) -> Compute:
-    """What the config says, and for what it leaves open what suits the machine."""
+    """Choose where and how to compute: what the config says, and what suits the machine where it says nothing."""
     workers = num_workers(config.compute, device, num_clients)
-    asked = config.compute.stack
-    if asked and workers:
-        raise ConfigError(f"compute.stack: {asked} clients at once train in one process; write `workers: 0`")
-    if asked and model.layout is None:
+    requested = config.compute.stack
+    if requested and workers:
+        raise ConfigError(f"compute.stack: {requested} clients at once train in one process; write `workers: 0`")
+    if requested and model.layout is None:
         raise ConfigError("compute.stack: only plain encoders laid out as BERT can be stacked; write `stack: 0`")
     precision = config.compute.precision
     if precision == "auto":
         precision = "bf16" if device != "cpu" and torch.cuda.is_bf16_supported() else "fp32"
-    stack = 0 if asked is None and (workers or device == "cpu") else asked
+    stack = 0 if requested is None and (workers or device == "cpu") else requested
     if stack is None:
         free, _ = torch.cuda.mem_get_info(device)
         largest = max(map(config.batch_size_of, config.tasks))
@@ -222,7 +222,7 @@ def _importable(prepared: Prepared) -> tuple[str, ...]:
 
 
 def _without_texts(part: TaskData) -> TaskData:
-    """Tokenized texts are not needed again, and would cost memory as long as the run lasts."""
+    """Drop the texts: once tokenized they are not needed again, and would cost memory as long as the run lasts."""
     return replace(
         part,
         train=replace(part.train, texts=(), column=None),

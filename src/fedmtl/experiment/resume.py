@@ -1,8 +1,8 @@
 """How a run is taken up again: the state it goes on from, and all that has to fit it.
 
 A resumed run ends with the weights of one that was never disturbed, or it is not resumed. So a checkpoint that is
-broken is named, the one before it counts only if every client still has what it kept then, and events that are missing
-are not passed over.
+broken is named, the one before it counts only if every client still has its state of that round, and events that are
+missing are not passed over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedmtl.sharing.keys import is_personal
 def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clients: bool, repair: bool) -> State:
     """The state after the last round that is whole, with the run's files cut back to it.
 
-    `keeps_clients` says that the clients' own states are in the run folder, not at sites. With `repair`, rounds that
+    `keeps_clients` says that the clients' states are in the run folder, not at sites. With `repair`, rounds that
     events.jsonl has lost are named and left out.
     """
     found = last_whole_checkpoint(run.checkpoints)
@@ -74,7 +74,7 @@ def _is_opening(event: Event) -> bool:
 
 
 def _check_first(run: RunFolder, found: Checkpoint, events: Sequence[Event]) -> None:
-    """Raise where checkpoints must have been: a round's events come right before its checkpoint."""
+    """Raise where the events tell of a trained round but no checkpoint is there, so that checkpoints were lost."""
     last = max((event.round for event in events if isinstance(event, RoundEvent)), default=0)
     if found.state is None and last > 0:
         raise FedmtlError(
@@ -84,14 +84,14 @@ def _check_first(run: RunFolder, found: Checkpoint, events: Sequence[Event]) -> 
 
 
 def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:
-    """Raise where a client no longer has what it kept in the round that the state goes on from."""
+    """Raise where a client no longer has its saved state of the round that the run goes on from."""
     for client, accepted in state.accepted.items():
         if client not in prepared.clients:
             raise FedmtlError(f"{run.checkpoints}: tells of a client {client}, which is not in {run.config}")
-        kept = kept_rounds(run.clients / client)
-        if accepted in kept or not (kept or _has_own_values(prepared, state, client, accepted)):
+        saved = kept_rounds(run.clients / client)
+        if accepted in saved or not (saved or _has_personal_values(prepared, state, client, accepted)):
             continue
-        known = f"those of rounds {', '.join(map(str, kept))}" if kept else "none"
+        known = f"those of rounds {', '.join(map(str, saved))}" if saved else "none"
         raise FedmtlError(
             f"{run.name}: would go on after round {state.round}, for which client {client} needs its state of round"
             f" {accepted} and has {known}; put back whole copies of {run.checkpoints.name}/ and {run.clients.name}/,"
@@ -99,7 +99,7 @@ def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:
         )
 
 
-def _has_own_values(prepared: Prepared, state: State, client: str, round_number: int) -> bool:
+def _has_personal_values(prepared: Prepared, state: State, client: str, round_number: int) -> bool:
     tasks = prepared.strategy.active_tasks(client, round_number)
     views = state.plan.keys(prepared.strategy.names, tasks, client).values()
     return any(is_personal(key) for view in views for key in view.values())

@@ -98,7 +98,7 @@ def start_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenEngine = open_engine,
+    make_engine: OpenEngine = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = replace(prepare(config, observe), profile=profile)
@@ -108,7 +108,7 @@ def start_run(
         log = Log(run, observe, prepared.config)
         for event in opening_events(prepared):
             log(event)
-        return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run))
+        return drive(prepared, prepared.state, run, log, lambda: make_engine(prepared, run))
 
 
 def resume_run(
@@ -116,7 +116,7 @@ def resume_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenEngine = open_engine,
+    make_engine: OpenEngine = open_engine,
     repair: bool = False,
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped.
@@ -133,7 +133,7 @@ def resume_run(
         for event in opened_events(run, prepared):
             observe(event)
         log = Log(run, observe, prepared.config)
-        return drive(prepared, state, run, log, lambda: open_carrier(prepared, run))
+        return drive(prepared, state, run, log, lambda: make_engine(prepared, run))
 
 
 class Log:
@@ -144,21 +144,23 @@ class Log:
         self._trackers = Trackers(trackers(config, run.path), self._remark)
 
     def __call__(self, event: Event) -> None:
-        append_event(self._run, event)
-        self.observe(event)
+        self._write(event)
         self._trackers.event(event)
 
     def close(self) -> None:
         self._trackers.close()
 
     def _remark(self, reason: str) -> None:
-        event = remark_event(0, "", reason)
+        # Not to the trackers: a remark is about one of them, which would be called again.
+        self._write(remark_event(0, "", reason))
+
+    def _write(self, event: Event) -> None:
         append_event(self._run, event)
         self.observe(event)
 
 
 class _Watched:
-    """An engine whose answers are logged as they come."""
+    """An engine whose updates and failures are observed as they come."""
 
     def __init__(self, engine: Engine, observe: Observer) -> None:
         self._engine, self._observe = engine, observe
@@ -167,10 +169,10 @@ class _Watched:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        for answer in self._engine.run(jobs, deadline):
-            samples = trained_samples(answer) if isinstance(answer, Update) else 0
-            self._observe(AnswerEvent(round=answer.round, client=answer.client, samples=samples))
-            yield answer
+        for result in self._engine.run(jobs, deadline):
+            samples = trained_samples(result) if isinstance(result, Update) else 0
+            self._observe(AnswerEvent(round=result.round, client=result.client, samples=samples))
+            yield result
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         return self._engine.predict(state, batch_size)
@@ -184,30 +186,30 @@ def drive(
     state: State,
     run: RunFolder,
     log: Log,
-    open_carrier: Callable[[], Engine],
+    make_engine: Callable[[], Engine],
     *,
     command: str = "fedmtl run",
     farewell: Callable[[], None] = lambda: None,
 ) -> RunFolder:
-    """Turn the loop to its end, and leave a whole folder behind however it ends.
+    """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is said when there is nothing to go on with.
+    `command` is how a user goes on after an interruption; `farewell` is called after the last round.
     """
     status, reason = "done", None
     error: Exception | None = None
     engine: Engine | None = None
     try:
         with raised(_Stop), profiling(run.spool) if prepared.profile else nullcontext() as spent:
-            engine = open_carrier()
+            engine = make_engine()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
-            for turn in rounds(state, prepared.strategy, watched, evaluate):
+            for round_ in rounds(state, prepared.strategy, watched, evaluate):
                 now = time.perf_counter()
-                _record(turn, now - last, run, log, prepared)
+                _record(round_, now - last, run, log, prepared)
                 if spent is not None:
-                    log(spent.take(turn.number))
-                state, last = turn.state, now
+                    log(spent.take(round_.number))
+                state, last = round_.state, now
             farewell()
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed
@@ -248,21 +250,23 @@ def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluati
 
 
 @timed("writing", whole=True)
-def _record(turn: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
-    own: list[Event] = [*map(update_event, turn.updates), *map(failure_event, turn.failures)]
-    if turn.evaluation is not None:
-        own += map(failure_event, turn.evaluation.failures)
-        own += evaluation_events(turn.number, turn.evaluation, prepared.tasks)
-    own += turn.events
-    if any(layer.before != layer.after for event in own if isinstance(event, SharingEvent) for layer in event.layers):
+def _record(round_: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
+    events: list[Event] = [*map(update_event, round_.updates), *map(failure_event, round_.failures)]
+    if round_.evaluation is not None:
+        events += map(failure_event, round_.evaluation.failures)
+        events += evaluation_events(round_.number, round_.evaluation, prepared.tasks)
+    events += round_.events
+    if any(
+        layer.before != layer.after for event in events if isinstance(event, SharingEvent) for layer in event.layers
+    ):
         known = last_of(read_events(run), PlanEvent)
         assert known is not None, "a run's opening has a plan"
-        own.append(changed_plan_event(prepared, turn.state, known))
-    own.append(round_event(turn, seconds))
-    for event in own:
+        events.append(changed_plan_event(prepared, round_.state, known))
+    events.append(round_event(round_, seconds))
+    for event in events:
         log(event)
-    append_results(run, own)
-    save_checkpoint(run.checkpoints, turn.state, keep_every=prepared.config.checkpoint.every)
+    append_results(run, events)
+    save_checkpoint(run.checkpoints, round_.state, keep_every=prepared.config.checkpoint.every)
 
 
 def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: str, reason: str | None) -> None:

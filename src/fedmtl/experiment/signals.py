@@ -18,7 +18,7 @@ AGAIN_SECONDS = 0.05
 
 @contextmanager
 def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
-    """Raise what `make` makes of the signal's number, between two instructions; a second signal is the system's.
+    """Inside the block, Ctrl-C and SIGTERM raise `make(number)`; a second signal does what it did before the block.
 
     Python drops an exception that is raised while an object is being deleted; then it is raised again soon after.
     """

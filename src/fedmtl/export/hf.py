@@ -1,6 +1,6 @@
 """One folder per task that plain transformers loads, with the same predictions.
 
-`AutoModelForSequenceClassification` puts its own layers between the encoder and the last linear one. What
+`AutoModelForSequenceClassification` puts layers between the encoder and the last linear one. What
 our model does instead is written into those layers:
 
 * `pooler`: BERT and ALBERT have it; their head is then ours as it stands. RoBERTa and MPNet have none, but
@@ -8,7 +8,7 @@ our model does instead is written into those layers:
 * `cls` before a tanh: it is linear near 0, so it gets a small multiple of its input and the head takes it back.
 * `cls` before a ReLU or GELU: f(z) - f(-z) = z for both, so that layer computes our outputs, each with both
   signs, and the last one takes the differences.
-* `mean`, `pair: dual`, adapters and heads behind a normalisation have no place there and are refused.
+* `mean`, `pair: dual`, adapters and heads behind a normalisation have no counterpart there and are refused.
 
 LoRA's matrices are multiplied and added to the layers they belong to. The kind of task says what its head is there.
 """
@@ -91,16 +91,16 @@ def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
 
 
 def _plain_values(model: MultiTaskModel, task: Task) -> Values:
-    """By canonical name, LoRA's matrices being part of the layers they were added to."""
-    places = model.canonical()
-    if any(owner_task(name) == task.name for name in places if name.startswith(ADAPTERS)):
+    """Return the model's values by canonical name, with LoRA's matrices merged into the layers they were added to."""
+    parameters = model.canonical()
+    if any(owner_task(name) == task.name for name in parameters if name.startswith(ADAPTERS)):
         raise ModelError("has adapters (`model.adapters`), which plain transformers cannot compute")
-    values = {name: getattr(module, leaf).detach() for name, (module, leaf) in places.items()}
+    values = {name: getattr(module, leaf).detach() for name, (module, leaf) in parameters.items()}
     return values if model.lora is None else merge(values, model.lora)
 
 
 def _plain_head(task: Task, values: Values) -> PlainHead:
-    """The head in double precision: two outputs for two labels, a score in its own range."""
+    """The head in double precision: two outputs for two labels, a score in the task's range."""
     weight, bias = (values[f"{HEADS}{task.name}.{leaf}"].double() for leaf in ("weight", "bias"))
     head = task.kind_of.plain_head(task, weight, bias)
     if head is None:
@@ -138,7 +138,7 @@ def _set_split(layer: Any, last: Any, head: Linear) -> None:
     weight, bias = head
     num, width = len(bias), layer.weight.shape[0]
     if 2 * num > width:
-        raise ModelError(f"{num} labels do not fit: the layer before the last has room for {width // 2}")
+        raise ModelError(f"{num} labels do not fit: the layer before the last takes at most {width // 2}")
     _set(layer, torch.zeros_like(layer.weight), torch.zeros_like(layer.bias))
     layer.weight[: 2 * num].copy_(torch.cat([weight, -weight]))
     layer.bias[: 2 * num].copy_(torch.cat([bias, -bias]))

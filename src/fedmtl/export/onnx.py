@@ -6,7 +6,7 @@ scaled to 0..1. Two texts that are encoded apart (`pair: dual`) are rows of one 
 texts, the others their partners, and the output has n rows. Outputs that do not fit the rows of a call mean nothing;
 whoever calls names those that do.
 
-Tasks whose encoder has the same values share one pass. Where a plan gives them layers of their own, the graph has a
+Tasks whose encoder has the same values share one pass. Where a plan gives them separate layers, the graph has a
 branch for each, and what comes before the first such layer is there once. LoRA's matrices become part of their layers.
 The tasks and the tokenizer are in the file's metadata, so that it answers texts alone.
 """
@@ -38,7 +38,7 @@ from fedmtl.sharing.keys import HEADS
 
 # The first with Gelu as one operator, which ONNX Runtime fuses with the bias before it.
 OPSET = 20
-# A protocol buffer's own limit.
+# The limit of a protocol buffer.
 MOST_BYTES = 2**31 - 1
 
 
@@ -95,7 +95,7 @@ def _head(model: MultiTaskModel, task: str, vectors: Tensor) -> Tensor:
 
 
 def same_values(bound: BoundModel) -> list[list[str]]:
-    """The tasks, together where all of the encoder's values are the same and none has adapters."""
+    """Group the tasks whose encoder values, adapters included, are all the same."""
     groups: dict[Any, list[str]] = {}
     for task, view in bound.views.items():
         encoder = tuple(key for name, key in view.items() if not name.startswith(HEADS))
@@ -104,9 +104,9 @@ def same_values(bound: BoundModel) -> list[list[str]]:
 
 
 def _branch(bound: BoundModel, tasks: Sequence[str]) -> tuple[MultiTaskModel, Sequence[str]]:
-    """A plain model of its own with these tasks' values in it."""
+    """Copy the model into a plain one with these tasks' values and heads alone."""
     model = copy.deepcopy(bound.use(tasks[0]))
-    places = model.canonical()
+    parameters = model.canonical()
     values: dict[str, Tensor] = {}
     for task in tasks:
         values |= {name: bound.parameters[key].detach() for name, key in bound.views[task].items()}
@@ -114,7 +114,7 @@ def _branch(bound: BoundModel, tasks: Sequence[str]) -> tuple[MultiTaskModel, Se
         values = merge(values, model.lora)
         _unwrap(model)
     for name, value in values.items():
-        module, leaf = places[name]
+        module, leaf = parameters[name]
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
     for name in [name for name in model.heads._modules if name not in tasks]:
         del model.heads._modules[name]
@@ -155,7 +155,7 @@ def _trace(graph: EveryHead, names: Sequence[str]) -> Any:
 
 
 def _once(model: Any) -> Any:
-    """What branches compute from the same values by the same steps, computed once."""
+    """Merge the nodes by which several branches compute the same from the same values."""
     from onnx_ir.passes import common
 
     common.DeduplicateInitializersPass(size_limit=MOST_BYTES)(model)
@@ -179,7 +179,7 @@ def _metadata(saved: SavedModel, tasks: Sequence[str], num_parameters: int) -> d
 
 
 def _tokenizer(saved: SavedModel) -> Tokenizer:
-    """A tokenizer that pads and cuts by itself, as ours is told to at every call."""
+    """A tokenizer that pads and cuts by itself, as ours does by arguments of every call."""
     ours = saved.encoder.tokenizer
     if not ours.is_fast:
         raise ModelError(f"{saved.encoder.name}: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
@@ -192,7 +192,7 @@ def _tokenizer(saved: SavedModel) -> Tokenizer:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says of itself; what goes wrong is raised."""
+    """Silence the exporter's log and warnings inside the block; errors are still raised."""
     # The second one writes down where every symbol came from, if anybody listens, which takes longer than the export.
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.__trace")]
     levels = [logger.level for logger in loggers]

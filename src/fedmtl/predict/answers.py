@@ -32,7 +32,7 @@ class Prediction:
 
 
 def to_prediction(task: Task, outputs: np.ndarray) -> Prediction:
-    """One example's outputs as a label or a score in its own range."""
+    """One example's outputs as a label or a score in the task's range."""
     answer = task.kind_of.answer(task, outputs)
     return Prediction(task.name, answer.label, answer.score, answer.probabilities)
 

@@ -158,16 +158,16 @@ def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: 
     """What each task's head says of every row, in the rows' order; tasks that encode alike share a pass."""
     answers: dict[str, list[Any]] = {task: [None] * len(rows) for task in tasks}
     for group in _alike(model, tasks):
-        for places in _batches(rows, batch):
-            given = feeds(model, model.tasks[group[0]], [rows[place] for place in places])
+        for indices in _batches(rows, batch):
+            given = feeds(model, model.tasks[group[0]], [rows[index] for index in indices])
             for task, outputs in zip(group, run(model, group, given), strict=True):
-                for place, output in zip(places, outputs, strict=True):
-                    answers[task][place] = output
+                for index, output in zip(indices, outputs, strict=True):
+                    answers[task][index] = output
     return {task: np.stack(outputs) if outputs else np.zeros((0, 1), np.float32) for task, outputs in answers.items()}
 
 
 def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The named heads' outputs; runtimes that can compute nothing else of the graph (onnxruntime 1.31 computes all)."""
+    """The named heads' outputs; the runtime may leave out the rest of the graph (onnxruntime 1.31 computes all)."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -182,8 +182,8 @@ def _alike(model: OnnxModel, tasks: Sequence[str]) -> list[list[str]]:
 
 
 def _batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
-    """Places of rows of similar length."""
-    order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
+    """Yield the indices of rows of similar length, longest first."""
+    order = sorted(range(len(rows)), key=lambda index: -sum(map(len, rows[index])))
     for start in range(0, len(order), size):
         yield order[start : start + size]
 

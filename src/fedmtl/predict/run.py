@@ -55,18 +55,18 @@ def load_run(run: RunFolder | str | os.PathLike[str], client: str | None = None)
     for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
         check_inside(part, run.path)
     saved = load_model(run.model)
-    own = _own_values(run, client) if client else {}
+    personal = _personal_weights(run, client) if client else {}
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
     missing = {
-        task: [key for key in view.values() if key not in saved.weights and key not in own]
+        task: [key for key in view.values() if key not in saved.weights and key not in personal]
         for task, view in views.items()
     }
     tasks = tuple(task for task, keys in missing.items() if not keys)
     if not tasks:
         first = next(key for keys in missing.values() for key in keys)
-        kept = _kept_at(run) or "none is here"
-        raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {kept}")
-    return LoadedRun(saved, saved.bind(client or "", own, tasks), run, tasks)
+        clients = _clients_with_values(run) or "none is here"
+        raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {clients}")
+    return LoadedRun(saved, saved.bind(client or "", personal, tasks), run, tasks)
 
 
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
@@ -76,7 +76,7 @@ def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
-    """Score on the run's own validation examples again."""
+    """Score the run's validation examples again."""
     wanted = [_task(loaded, task).name] if task else loaded.tasks
     data = load_tasks(load_config(loaded.run.config))
     return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
@@ -161,23 +161,23 @@ def _task(loaded: LoadedRun, name: str) -> Task:
     if name not in loaded.tasks:
         raise FedmtlError(
             f"{loaded.run.name}: values of {name} stay at its clients; name one of them with --client:"
-            f" {_kept_at(loaded.run)}"
+            f" {_clients_with_values(loaded.run)}"
         )
     return loaded.saved.tasks[name]
 
 
-def _own_values(run: RunFolder, client: str) -> Weights:
+def _personal_weights(run: RunFolder, client: str) -> Weights:
     state = load_checkpoint(run.checkpoints)
     accepted = state.accepted.get(client, 0) if state else 0
     values = load_state(run.clients / client, accepted).get("values", {}) if accepted else {}
     if not values:
-        kept = _kept_at(run)
-        remedy = f"it is one of {kept}" if kept else "in this run no value stays at a client, so leave --client out"
-        raise FedmtlError(f"--client {client}: kept nothing for itself; {remedy}")
+        others = _clients_with_values(run)
+        remedy = f"it is one of {others}" if others else "in this run no value stays at a client, so leave --client out"
+        raise FedmtlError(f"--client {client}: has no values of this run; {remedy}")
     return values
 
 
-def _kept_at(run: RunFolder) -> str:
-    """The clients that kept something, for a message."""
+def _clients_with_values(run: RunFolder) -> str:
+    """Name the clients that have saved values, for a message."""
     folders = [path for path in run.clients.glob("*") if any(path.glob("round-*.safetensors"))]
     return ", ".join(sorted(path.name for path in folders))

@@ -27,7 +27,7 @@ def traffic(run: Run) -> Html:
     if not rounds:
         return section("cost", tag("p", "No round was finished."))
     panels = tag("div", _bytes(rounds), _seconds(rounds), _answers(rounds), class_="panels")
-    return section("cost", panels, *([tag("p", _teaching(run), class_="guide")] if run.distillations else []))
+    return section("cost", panels, *([tag("p", _distillation(run), class_="guide")] if run.distillations else []))
 
 
 def _bytes(rounds: dict[int, RoundEvent]) -> Html:
@@ -71,14 +71,14 @@ def _answers(rounds: dict[int, RoundEvent]) -> Html:
     return tag("figure", tag("figcaption", tag("b", "Clients per round")), chart, key)
 
 
-def _teaching(run: Run) -> str:
-    """What the server's own lessons cost, and what they came to."""
+def _distillation(run: Run) -> str:
+    """Say what the server's distillation cost, and how its losses changed."""
     seconds = sum(event.seconds or 0.0 for event in run.distillations)
     steps = sum(event.steps or 0 for event in run.distillations)
     first, last = run.distillations[0].losses, run.distillations[-1].losses
     losses = (f"{task} {score(first.get(task))} to {score(last.get(task))}" for task in {**first, **last})
     return (
-        f"After its mean the server taught the model from a teacher: {steps:,} steps in"
+        f"After its mean the server distilled the model from a teacher: {steps:,} steps in"
         f" {duration(seconds)}, part of `other`. Loss in the first and the last round: {', '.join(losses)}."
     )
 
@@ -105,9 +105,9 @@ def _contributions(run: Run) -> Html:
     everybody = dict.fromkeys((*run.clients, *updates, *failures))
     if not everybody:
         return tag("p", "No client took part.")
-    # Of a large population most clients were never asked: they are a number here, and rows in events.jsonl.
-    asked = [client for client in everybody if client in updates or client in failures]
-    clients = list(everybody) if len(everybody) <= MOST_CLIENTS else asked[:MOST_CLIENTS]
+    # Of a large population most clients were never sampled: they are a number here, and rows in events.jsonl.
+    sampled = [client for client in everybody if client in updates or client in failures]
+    clients = list(everybody) if len(everybody) <= MOST_CLIENTS else sampled[:MOST_CLIENTS]
     scores = _scores(run)
     rows = []
     for client in clients:
@@ -128,7 +128,7 @@ def _contributions(run: Run) -> Html:
         head.append("Own score, last evaluation")
     caption = "Clients"
     if len(clients) < len(everybody):
-        shown = f"{count(len(clients))} of {plural(len(asked), 'client')} that were asked"
+        shown = f"{count(len(clients))} of {plural(len(sampled), 'client')} that were sampled"
         caption = f"{shown}, of {count(len(everybody))} in all"
     return table(caption, head, rows, words={1, 7}, tall=len(rows) > MOST_ROWS)
 

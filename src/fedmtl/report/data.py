@@ -35,7 +35,7 @@ def label_colours(run: Run, task: str) -> dict[str, str]:
 
 
 def _counts(run: Run, task: str) -> dict[str, float]:
-    """Examples per label over all clients, in the task's own order of labels."""
+    """Examples per label over all clients, in the task's order of labels."""
     totals: dict[str, float] = dict.fromkeys(run.task(task).labels or (), 0.0)
     shares = [client.tasks[task] for client in run.clients.values() if task in client.tasks]
     for label, many in (pair for share in shares for pair in (share.labels or {}).items()):
@@ -46,7 +46,7 @@ def _counts(run: Run, task: str) -> dict[str, float]:
 
 
 def _lower_end(label: str) -> float:
-    """Where a range such as "0.0-1.0" or "-1.0-0.0" begins; anything else keeps its place at the front."""
+    """Where a range such as "0.0-1.0" or "-1.0-0.0" begins; anything else comes first."""
     try:
         return float(label[0] + label[1:].split("-")[0])
     except (ValueError, IndexError):
@@ -156,15 +156,15 @@ def _names(clients: list[str]) -> str:
 
 def _strip(run: Run, task: str) -> Html:
     colours = label_colours(run, task)
-    held = sorted(holdings(run, task).items(), key=lambda item: (-_examples(item[1]), item[0]))
-    step = -(-len(held) // MOST_BARS)
-    bars = [_client_bar(i, client, share, colours) for i, (client, share) in enumerate(held[::step])]
-    sizes = [_examples(share) for _, share in held]
+    shares = sorted(holdings(run, task).items(), key=lambda item: (-_examples(item[1]), item[0]))
+    step = -(-len(shares) // MOST_BARS)
+    bars = [_client_bar(i, client, share, colours) for i, (client, share) in enumerate(shares[::step])]
+    sizes = [_examples(share) for _, share in shares]
     spread = f"{count(min(sizes))}–{count(max(sizes))} examples (median {count(median(sizes))})"
     frame = Frame(x=(0, len(bars)), y=bar_range(bars), height=130, bottom=8)
     chart = bar_chart(frame, bars, title=f"{task}: examples per client", description=spread, axis=Html())
     shown = f", one in {step} is drawn" if step > 1 else ""
-    caption = tag("figcaption", tag("b", task), f"{plural(len(held), 'client')}, {spread}{shown}")
+    caption = tag("figcaption", tag("b", task), f"{plural(len(shares), 'client')}, {spread}{shown}")
     return tag("figure", caption, chart, label_legend(colours))
 
 

@@ -48,7 +48,7 @@ def table(
     tall: bool = False,
     class_: str | None = None,
 ) -> Html:
-    """A table in a box of its own that scrolls; columns hold numbers unless their index is in `words`."""
+    """A table in a box that scrolls; columns hold numbers unless their index is in `words`."""
 
     def side(column: int) -> str | None:
         return None if column == 0 or column in words else "number"

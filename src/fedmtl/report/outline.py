@@ -124,7 +124,7 @@ def _versions(run: Run) -> str:
 
 
 def _hash(digest: str | None) -> Html:
-    """Cut short by the style sheet only, so that one click selects, and copies, all of it."""
+    """The whole hash: only the style sheet cuts it short, so that one click selects, and copies, all of it."""
     if not digest:
         return join((MISSING,))
     return tag("code", digest, class_="hash", title=digest, tabindex="0")

@@ -14,7 +14,7 @@ from fedmtl.runs.events import EvaluationEvent, Residuals
 
 MOST_CELLS = 12
 WORST_PAIRS = 10
-# With so many labels the table needs more room than one panel.
+# With so many labels the table is wider than one panel.
 WIDE_TABLES = range(4, MOST_CELLS + 1)
 
 Counts = Sequence[Sequence[int]]
@@ -55,7 +55,7 @@ def _picture(task: str, names: Sequence[str], counts: Counts) -> Html:
             if many:
                 words = f"{names[true]} taken for {names[predicted]}: {count(many)} of {count(sum(row))}"
                 shade = f"{max(0.12, many / sum(row)):.2f}"
-                place = {"x": frame.left + predicted * step, "y": frame.top + true * step}
+                position = {"x": frame.left + predicted * step, "y": frame.top + true * step}
                 look = "right" if true == predicted else "wrong"
                 side = f"{step:.2f}"
                 rects.append(
@@ -66,7 +66,7 @@ def _picture(task: str, names: Sequence[str], counts: Counts) -> Html:
                         fill_opacity=shade,
                         width=side,
                         height=side,
-                        **place,
+                        **position,
                     )
                 )
     box = tag("rect", class_="box", x=frame.left, y=frame.top, width=step * size, height=step * size)

@@ -26,7 +26,7 @@ _TREND_NOTE = (
     f"Trend: a least-squares line through the last third of the evaluated rounds, at least {FEWEST_POINTS}. "
     f"Rising or falling when it changes by {score(SMALLEST_CHANGE)} or more over these rounds "
     "and its slope differs from zero at the 95 % level, given the scatter about the line. Flat means that no "
-    "such change can be told, not that training is over."
+    "such change can be detected, not that training is over."
 )
 
 

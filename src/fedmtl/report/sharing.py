@@ -87,13 +87,13 @@ def _moved(decided: LayerMove) -> bool:
 
 
 def _shown(run: Run) -> list[int]:
-    """All rounds where there is room; else those with a move, and some of the others at equal distances."""
+    """All rounds if they fit the columns; else those with a move, and some of the others at equal distances."""
     rounds = sorted(run.decisions)
     apart = -(-len(rounds) // MOST_COLUMNS)
     return [
         at
-        for place, at in enumerate(rounds)
-        if place % apart == 0 or at == rounds[-1] or any(map(_moved, run.decisions[at].layers))
+        for index, at in enumerate(rounds)
+        if index % apart == 0 or at == rounds[-1] or any(map(_moved, run.decisions[at].layers))
     ]
 
 
@@ -196,7 +196,7 @@ def _sum(parts: Sequence[LayerFacts | ScopeFacts]) -> int:
 
 
 def _portion(part: LayerFacts | ScopeFacts, total: int) -> Html:
-    """A part of its own table: scopes add up to more than the layers where groups hold several values."""
+    """A bar of a part's share of its table; scopes add up to more than the layers where groups have several values."""
     share = part.parameters / total if total else 0.0
     bar = tag("span", class_=f"fill {level_class(part.level)}", style=f"width:{share:.2%}")
     words = tag("span", percent(share), class_="many")

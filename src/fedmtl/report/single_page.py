@@ -179,7 +179,7 @@ svg text.mark { fill: var(--warn); font-size: 10px }
 .errors { grid-template-columns: repeat(4, auto); justify-content: start; margin-top: .8rem }
 """
 
-_PLACES = """
+_MEDIA = """
 @media (max-width: 40rem) {
   body { font-size: 16px } main { padding: 1.6rem 1rem 3rem } h1 { font-size: 1.75rem }
   th, td { padding-right: .8rem }
@@ -199,7 +199,7 @@ _PLACES = """
 }
 """
 
-STYLE = _COLOURS + _TEXT + _TABLES + _FIGURES + _PLACES
+STYLE = _COLOURS + _TEXT + _TABLES + _FIGURES + _MEDIA
 
 
 # Wide tables: each row is one line, and the box scrolls where the window is narrow.

@@ -19,7 +19,7 @@ GUIDE = (
     "Operations are those of matrix products for one example, a multiplication and an addition counted as two; a pooler"
     " is in them where a head reads it.",
     "Times are of a pass with made-up tokens without padding, on the CPU, for the first task that reads one sequence;"
-    " all variants in turns. Tokenizing is not in them.",
+    " the variants alternate. Tokenizing is not in them.",
     "Memory is the most that the process had in use while it loaded and was timed, Python and libraries with it.",
 )
 
@@ -40,7 +40,7 @@ def write_measures(
 
 def csv_text(measured: Sequence[Measured], load: Load, teacher: Teacher | None) -> str:
     """A row for every variant and number of threads, with all metrics; what is undefined is empty."""
-    rows = [_record(one, place, load, teacher) for one in measured for place in range(len(one.timings))]
+    rows = [_record(one, index, load, teacher) for one in measured for index in range(len(one.timings))]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -49,8 +49,8 @@ def csv_text(measured: Sequence[Measured], load: Load, teacher: Teacher | None) 
     return text.getvalue()
 
 
-def _record(one: Measured, place: int, load: Load, teacher: Teacher | None) -> dict[str, object]:
-    own = one.timings[place]
+def _record(one: Measured, index: int, load: Load, teacher: Teacher | None) -> dict[str, object]:
+    timing = one.timings[index]
     record: dict[str, object] = {
         "variant": one.variant.name,
         "form": one.variant.form,
@@ -61,20 +61,20 @@ def _record(one: Measured, place: int, load: Load, teacher: Teacher | None) -> d
         "peak_bytes": one.peak_bytes,
         "batch": load.batch,
         "length": load.length,
-        "threads": own.threads,
-        "median_seconds": own.median,
-        "p95_seconds": own.p95,
-        "examples_per_second": own.per_second,
-        "waiting": own.waiting,
+        "threads": timing.threads,
+        "median_seconds": timing.median,
+        "p95_seconds": timing.p95,
+        "examples_per_second": timing.per_second,
+        "waiting": timing.waiting,
     }
-    kept = retentions(one, teacher) if teacher else {}
-    if kept:
-        record["mean_retention"] = mean(kept)
+    retained = retentions(one, teacher) if teacher else {}
+    if retained:
+        record["mean_retention"] = mean(retained)
     for task, scores in (one.scores or {}).items():
         record |= {f"{task}.{metric}": value for metric, value in scores.metrics.items()}
         record[f"{task}.majority"] = one.floors[task]
         if teacher:
-            record[f"{task}.retention"] = kept[task]
+            record[f"{task}.retention"] = retained[task]
     return record
 
 
@@ -96,9 +96,9 @@ def _scores(measured: Sequence[Measured], teacher: Teacher | None) -> Html:
     main = {task: metric for one in reversed(measured) for task, metric in one.main.items()}
     rows = []
     for one in measured:
-        kept = retentions(one, teacher) if teacher else {}
-        cells = [_scored(one.main_scores.get(task), kept.get(task)) for task in tasks]
-        rows.append((one.variant.name, *cells, _scored(mean(one.main_scores), mean(kept))))
+        retained = retentions(one, teacher) if teacher else {}
+        cells = [_scored(one.main_scores.get(task), retained.get(task)) for task in tasks]
+        rows.append((one.variant.name, *cells, _scored(mean(one.main_scores), mean(retained))))
     floors = {task: floor for one in reversed(measured) for task, floor in one.floors.items()}
     rows.append((tag("em", "the majority class"), *(score(floors[task]) for task in tasks), ""))
     against = f", and the share of {teacher.name}'s that is left" if teacher else ""
@@ -106,8 +106,8 @@ def _scores(measured: Sequence[Measured], teacher: Teacher | None) -> Html:
     return table(f"Each task's main metric on the validation data{against}", head, rows, class_="study")
 
 
-def _scored(value: float | None, kept: float | None) -> Html:
-    share = join((" ", tag("small", percent(kept)))) if kept is not None else Html()
+def _scored(value: float | None, retained: float | None) -> Html:
+    share = join((" ", tag("small", percent(retained)))) if retained is not None else Html()
     return join((score(value), share))
 
 
@@ -116,15 +116,15 @@ def _times(measured: Sequence[Measured], load: Load) -> Html:
     rows = [
         (
             one.variant.name,
-            own.threads,
-            f"{1e3 * own.median:.3g} ms",
-            f"{1e3 * own.p95:.3g} ms",
-            f"{own.per_second:,.3g}" if own.per_second < 1000 else count(own.per_second),
-            f"{first[place].median / own.median:.2f}x",
+            timing.threads,
+            f"{1e3 * timing.median:.3g} ms",
+            f"{1e3 * timing.p95:.3g} ms",
+            f"{timing.per_second:,.3g}" if timing.per_second < 1000 else count(timing.per_second),
+            f"{first[index].median / timing.median:.2f}x",
         )
-        for place in range(len(first))
+        for index in range(len(first))
         for one in measured
-        for own in (one.timings[place],)
+        for timing in (one.timings[index],)
     ]
     head = ("variant", "threads", "median", "95th percentile", "examples a second", "times as fast")
     return table(

@@ -55,19 +55,19 @@ class Box:
         return (self.right - self.left) * (self.bottom - self.top)
 
 
-def place_labels(dots: Sequence[Dot], inside: Box) -> list[Box]:
+def position_labels(dots: Sequence[Dot], inside: Box) -> list[Box]:
     """A box for each name: the nearest free one, or, where there is none, the one that covers least."""
     taken = [Box(dot.x - dot.radius, dot.y - dot.radius, dot.x + dot.radius, dot.y + dot.radius) for dot in dots]
     placed: dict[int, Box] = {}
     # From the top down: a name that has to give way then moves in an order that a reader can follow.
     for number in sorted(range(len(dots)), key=lambda number: (dots[number].y, dots[number].x)):
-        box = min(_places(dots[number]), key=lambda box: _cost(box, taken, inside))
+        box = min(_label_boxes(dots[number]), key=lambda box: _cost(box, taken, inside))
         placed[number] = box
         taken.append(box)
     return [placed[number] for number in range(len(dots))]
 
 
-def _places(dot: Dot) -> Iterator[Box]:
+def _label_boxes(dot: Dot) -> Iterator[Box]:
     """Boxes around a dot, the nearest first; `min` keeps the first of equals."""
     wide = LETTER * len(dot.name)
     for distance in DISTANCES:
@@ -101,7 +101,7 @@ def variants_plot(measured: Sequence[Measured], load: Load, teacher: Teacher | N
         for one, value in shown
     ]
     inside = Box(frame.left, frame.top - 8, frame.edge, frame.floor)
-    boxes = place_labels(dots, inside)
+    boxes = position_labels(dots, inside)
     families = list(dict.fromkeys(_family(one) for one, _ in shown))
     colours = [f"class{families.index(_family(one)) % COLOURS}" for one, _ in shown]
     # Large ones first, so that none hides another.
@@ -111,11 +111,11 @@ def variants_plot(measured: Sequence[Measured], load: Load, teacher: Teacher | N
     return svg(
         frame,
         "Size, latency and accuracy",
-        "; ".join(_told(one, value, words) for one, value in shown),
+        "; ".join(_describe(one, value, words) for one, value in shown),
         y_axis(frame, target=5),
         _log_axis(frame, axis),
         tag("text", f"{words}; the area of a dot is the size", class_="name", x=frame.left, y=frame.top - 14),
-        *(_drawn(dots[n], colours[n], _told(*shown[n], words)) for n in order),
+        *(_drawn(dots[n], colours[n], _describe(*shown[n], words)) for n in order),
         *(_label(dot, box) for dot, box in zip(dots, boxes, strict=True)),
     )
 
@@ -123,9 +123,11 @@ def variants_plot(measured: Sequence[Measured], load: Load, teacher: Teacher | N
 def heights(measured: Sequence[Measured], teacher: Teacher | None) -> tuple[list[float | None], str]:
     """Each one's mean retention in percent where all have one, otherwise its mean score; and what that is called."""
     if teacher is not None:
-        kept = [mean(retentions(one, teacher)) for one in measured]
-        if all(value is not None for value in kept):
-            return [None if value is None else 100 * value for value in kept], f"mean retention, % of {teacher.name}"
+        retained = [mean(retentions(one, teacher)) for one in measured]
+        if all(value is not None for value in retained):
+            return [
+                None if value is None else 100 * value for value in retained
+            ], f"mean retention, % of {teacher.name}"
     return [mean(one.main_scores) for one in measured], "mean score"
 
 
@@ -134,7 +136,7 @@ def _frame(shown: Sequence[tuple[Measured, float]], smallest_span: float) -> Fra
     low, high = padded((value for _, value in shown), smallest_span)
     air = 0.1 * (high - low)
     left, right = min(exponents), max(exponents)
-    # Room for half a name on both sides.
+    # Space for half a name on both sides.
     side = max(0.14 * (right - left), 0.15)
     return Frame((left - side, right + side), (low - air, high + air), 720, 400, 44, 24, 34, 38)
 
@@ -144,7 +146,7 @@ def _family(one: Measured) -> str:
     return one.variant.name.partition("/")[0]
 
 
-def _told(one: Measured, value: float, words: str) -> str:
+def _describe(one: Measured, value: float, words: str) -> str:
     height = f"{value:.1f}" if "%" in words else score(value)
     return f"{one.variant.name}: {1e3 * one.timings[0].median:.3g} ms, {size(one.bytes)}, {words} {height}"
 
@@ -167,12 +169,12 @@ def _label(dot: Dot, box: Box) -> Html:
 
 
 def _log_axis(frame: Frame, words: str) -> Html:
-    """Steps of 1, 2 and 5, as many as have room."""
+    """Draw an axis with steps of 1, 2 and 5, as many as fit."""
     low, high = frame.x
     shown: list[float] = []
     for at in (factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)):
-        place = frame.across(math.log10(at))
-        is_free = not shown or place - frame.across(math.log10(shown[-1])) >= LABEL_GAP
+        position = frame.across(math.log10(at))
+        is_free = not shown or position - frame.across(math.log10(shown[-1])) >= LABEL_GAP
         if low <= math.log10(at) <= high and is_free:
             shown.append(at)
     marks = (tag("text", f"{at:g}", class_="x", x=frame.across(math.log10(at)), y=frame.floor + 14) for at in shown)

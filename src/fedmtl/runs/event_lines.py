@@ -234,7 +234,7 @@ _FIELDS: dict[type, tuple[tuple[str, bool, bool], ...]] = {}
 
 
 def _fields(record: DataclassInstance) -> tuple[tuple[str, bool, bool], ...]:
-    """Every field's name, whether None leaves it out of the line, and whether its own fields stand in for it."""
+    """Every field's name, whether None leaves it out of the line, and whether its fields stand in for it."""
     found = _FIELDS.get(type(record))
     if found is None:
         found = _FIELDS[type(record)] = tuple(

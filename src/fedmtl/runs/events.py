@@ -1,6 +1,6 @@
 """The kinds of events that a run writes: each is a frozen record with the fields that docs/run-folder.md lists.
 
-A plug-in defines a kind of its own in the same way as this module does, with a dotted name:
+A plug-in defines its kinds in the same way as this module does, with a dotted name:
 
     @event_kind("mypackage.clipped")
     @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Put a file of these parts in place whole or not at all, whatever happens; its folder is made where missing.
+    """Write a file of these parts whole or not at all, whatever happens; its folder is made where missing.
 
     Only its owner may read it.
     """

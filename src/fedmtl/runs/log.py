@@ -46,7 +46,7 @@ def read_lines(run: RunFolder) -> list[Line]:
 
 
 def write_lines(run: RunFolder, lines: Iterable[Line | Event]) -> None:
-    """Put events.jsonl in place whole: lines as they were, and events as new lines."""
+    """Replace events.jsonl as a whole: lines as they were, and events as new lines."""
     parts = (line.raw + b"\n" if isinstance(line, Line) else to_line(line) for line in lines)
     write_atomic(run.events, b"".join(parts))
 

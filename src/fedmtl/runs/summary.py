@@ -63,7 +63,7 @@ class TaskSummary:
 class RunSummary:
     """A run in numbers.
 
-    `parameters` counts all values that are kept, at the server and at clients; `rounds` counts rounds of training;
+    `parameters` counts all values, at the server and at clients; `rounds` counts rounds of training;
     `status` is `unfinished` without an end.
     """
 

@@ -46,5 +46,5 @@ def test_another_width_starts_at_random_and_is_as_wide_in_proportion(teacher):
 
 
 def test_files_have_a_start_of_their_own(teacher):
-    with pytest.raises(ConfigError, match="weights of its own"):
+    with pytest.raises(ConfigError, match="comes with weights"):
         build_student(DistillSettings("tiny", start="teacher"), teacher, ModelConfig(), 0)

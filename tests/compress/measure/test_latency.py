@@ -2,16 +2,16 @@
 
 import pytest
 
-from fedmtl.compress.measure.costs import in_turns, time_block, timing
+from fedmtl.compress.measure.costs import interleave, time_block, timing
 
 
-def test_everybody_is_asked_in_turns_for_as_many_passes():
+def test_all_blocks_alternate_and_make_as_many_passes():
     asked = []
 
     def block(name):
         return lambda passes: asked.append((name, passes)) or [1.0] * passes
 
-    *_, taken = in_turns([block("a"), block("b")], 5, block=2)
+    *_, taken = interleave([block("a"), block("b")], 5, block=2)
     assert [len(own) for own in taken] == [5, 5]
     # Two to warm up, then 2, 2 and 1 in turns.
     assert asked == [("a", 2), ("b", 2), ("a", 2), ("b", 2), ("a", 2), ("b", 2), ("a", 1), ("b", 1)]

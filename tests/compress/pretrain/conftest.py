@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from fedmtl.compress.pretrain.run import Disclosure, Machine, Place, pretrain
+from fedmtl.compress.pretrain.run import Disclosure, Machine, PretrainPaths, pretrain
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.tasks.embedded import embedded_columns
@@ -70,7 +70,7 @@ def run(teacher, sentences, tmp_path):
         listener = Quiet()
         student = pretrain(
             PretrainSettings(**{**values, **given}),
-            Place(tmp_path / out, tmp_path / "work", tmp_path / f"{out}.json"),
+            PretrainPaths(tmp_path / out, tmp_path / "work", tmp_path / f"{out}.json"),
             machine or Machine("cpu"),
             disclosure or Disclosure("fedmtl pretrain ..."),
             listener,

@@ -24,7 +24,7 @@ from fedmtl.errors import DataError, ModelError
 from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, check_encoder_files, encoder_folder
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
-# Words whose neighbours in any table turn a sentence around; TinyBERT's code leaves the same kinds alone.
+# Words whose neighbours in any table reverse a sentence's meaning; TinyBERT's code leaves the same kinds alone.
 STOP_WORDS = frozenset(
     re.findall(
         r"\S+",
@@ -45,7 +45,7 @@ BLOCK = 256
 PLAIN = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
 BATCH = 128
 MAX_LENGTH = 128
-# More than are asked for: pieces of words and signs among them are left out.
+# More than are requested: pieces of words and signs among them are left out.
 SPARE = 3
 
 
@@ -80,7 +80,7 @@ def replace_words(text: str, words: Sequence[Word], replacements: Sequence[str |
 
 
 def like(word: str, other: str) -> str:
-    """The other word with the first one's capitals, where it has none of its own."""
+    """The other word with the first one's capitals, unless it has capitals already."""
     if not other.islower():
         return other
     if word.isupper() and len(word) > 1:
@@ -102,20 +102,20 @@ def glove_neighbours(path: Path, words: Iterable[str], count: int) -> Candidates
     The file is an npz of `vectors` (a row a word) and `words`, one a line.
     """
     vectors, known = _read_glove(path)
-    places = {word: place for place, word in enumerate(known)}
+    indices = {word: index for index, word in enumerate(known)}
     usable = np.flatnonzero([PLAIN.fullmatch(word) is not None for word in known])
     offered = torch.from_numpy(vectors[usable]).T.contiguous()
-    asked = [word for word in dict.fromkeys(words) if word in places]
+    requested = [word for word in dict.fromkeys(words) if word in indices]
     found: dict[str, tuple[str, ...]] = {}
-    for start in range(0, len(asked), BLOCK):
-        block = asked[start : start + BLOCK]
-        likeness = torch.from_numpy(vectors[[places[word] for word in block]]) @ offered
-        # One more than asked for: the nearest is the word itself.
+    for start in range(0, len(requested), BLOCK):
+        block = requested[start : start + BLOCK]
+        likeness = torch.from_numpy(vectors[[indices[word] for word in block]]) @ offered
+        # One more than requested: the nearest is the word itself.
         values, nearest = likeness.topk(min(count + 1, len(usable)))
         for word, near, chosen in zip(block, values.tolist(), usable[nearest.numpy()].tolist(), strict=True):
-            # By value, then by place: equal values have no order of their own.
+            # By value, then by index: `topk` leaves the order of equal values open.
             order = sorted(zip(near, chosen, strict=True), key=lambda item: (-item[0], item[1]))
-            found[word] = tuple([known[place] for _, place in order if known[place] != word][:count])
+            found[word] = tuple([known[index] for _, index in order if known[index] != word][:count])
     return found
 
 
@@ -124,17 +124,19 @@ def wordnet_synonyms(path: Path, words: Iterable[str], count: int) -> Candidates
 
     The file has lines of lemma, part of speech and synonyms between bars, with tabs between; it may be gzipped.
     """
-    asked = set(words)
+    requested = set(words)
     found: dict[str, dict[str, None]] = {}
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             for line in file:
                 lemma, _, rest = line.rstrip("\n").partition("\t")
-                if lemma.lower() in asked and "\t" in rest:
+                if lemma.lower() in requested and "\t" in rest:
                     others = (name.replace("_", " ") for name in rest.partition("\t")[2].split("|"))
-                    kept = {name: None for name in others if PLAIN.fullmatch(name) and name.lower() != lemma.lower()}
-                    found.setdefault(lemma.lower(), {}).update(kept)
+                    synonyms = {
+                        name: None for name in others if PLAIN.fullmatch(name) and name.lower() != lemma.lower()
+                    }
+                    found.setdefault(lemma.lower(), {}).update(synonyms)
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise DataError(
             f"--augment: {path} cannot be read as synonyms ({error}); give lines of lemma, part of speech and"
@@ -156,7 +158,7 @@ def _read_glove(path: Path) -> tuple[np.ndarray, list[str]]:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), known
 
 
-Place = tuple[int, Word]
+Occurrence = tuple[int, Word]
 
 
 class MaskedWords:
@@ -171,7 +173,7 @@ class MaskedWords:
                 str(folder), dtype=torch.float32, output_loading_info=True, **NO_CODE, **NO_PICKLE
             )
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), **NO_CODE)
-        except Exception as error:  # every library a loader calls has its own kinds
+        except Exception as error:  # every library a loader calls raises other kinds
             raise ModelError(
                 f"--augment mlm: {name} cannot be loaded to predict masked words; write mlm:FOLDER with one that can,"
                 " or glove:FILE"
@@ -187,36 +189,40 @@ class MaskedWords:
         self._device = device
 
     def candidates(
-        self, texts: Sequence[str], places: Sequence[Place], count: int, advance: Callable[[int, int], None]
-    ) -> dict[Place, tuple[str, ...]]:
-        """The `count` likeliest whole words for each place; places of several pieces, or cut off, are left out."""
-        found: dict[Place, tuple[str, ...]] = {}
-        masked = [item for item in (self._masked(texts[number], (number, word)) for number, word in places) if item]
+        self, texts: Sequence[str], occurrences: Sequence[Occurrence], count: int, advance: Callable[[int, int], None]
+    ) -> dict[Occurrence, tuple[str, ...]]:
+        """The `count` likeliest whole words for each occurrence; one of several pieces, or cut off, is left out."""
+        found: dict[Occurrence, tuple[str, ...]] = {}
+        masked = [
+            item for item in (self._masked(texts[number], (number, word)) for number, word in occurrences) if item
+        ]
         # Alike in length, so that little is padded.
         masked.sort(key=lambda item: len(item[1]))
         for start in range(0, len(masked), BATCH):
             block = masked[start : start + BATCH]
-            for (place, _, _), pieces in zip(block, self._likeliest(block, count), strict=True):
-                found[place] = self._words(pieces, place[1], count)
+            for (occurrence, _, _), pieces in zip(block, self._likeliest(block, count), strict=True):
+                found[occurrence] = self._words(pieces, occurrence[1], count)
             advance(min(len(masked), start + BATCH), len(masked))
         return found
 
-    def _masked(self, text: str, place: Place) -> tuple[Place, list[int], int] | None:
+    def _masked(self, text: str, occurrence: Occurrence) -> tuple[Occurrence, list[int], int] | None:
         encoded = self._tokenizer(text, truncation=True, max_length=MAX_LENGTH, padding=False)
-        word = place[1]
+        word = occurrence[1]
         first, last = encoded.char_to_token(word.start), encoded.char_to_token(word.end - 1)
         if first is None or first != last:
             return None
         ids = list(encoded["input_ids"])
         ids[first] = self._tokenizer.mask_token_id
-        return place, ids, first
+        return occurrence, ids, first
 
     @torch.inference_mode()
-    def _likeliest(self, block: Sequence[tuple[Place, list[int], int]], count: int) -> list[list[int]]:
+    def _likeliest(self, block: Sequence[tuple[Occurrence, list[int], int]], count: int) -> list[list[int]]:
         width = max(len(ids) for _, ids, _ in block)
         padding = self._tokenizer.pad_token_id or 0
-        ids = torch.tensor([own + [padding] * (width - len(own)) for _, own, _ in block], device=self._device)
-        lengths = torch.tensor([len(own) for _, own, _ in block], device=self._device)
+        ids = torch.tensor(
+            [row_ids + [padding] * (width - len(row_ids)) for _, row_ids, _ in block], device=self._device
+        )
+        lengths = torch.tensor([len(row_ids) for _, row_ids, _ in block], device=self._device)
         mask = (torch.arange(width, device=self._device) < lengths[:, None]).long()
         logits = self._model(input_ids=ids, attention_mask=mask).logits
         rows = logits[torch.arange(len(block)), torch.tensor([spot for _, _, spot in block])]

@@ -1,8 +1,8 @@
 """Copies of examples with some words replaced: TinyBERT's data augmentation (Jiao et al. 2020, algorithm 1).
 
 Every word is replaced with probability p by one of its M candidates, N times an example. Of a pair one text is
-changed at a time, in turn, and the other stays as it is; TinyBERT's code goes on with the changed first text when it
-comes to the second. Copies that came out before are left out, so with p = 0 there are none.
+changed at a time, the two alternating, and the other stays as it is; TinyBERT's code goes on with the changed first
+text when it comes to the second. Copies that came out before are left out, so with p = 0 there are none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from fedmtl.compress.augment.candidates import (
     MaskedWords,
-    Place,
+    Occurrence,
     Word,
     file_digest,
     find_words,
@@ -50,22 +50,24 @@ def augment(
 
     What was made before of the same texts, files and settings is read from `cache`.
     """
-    budgets = shares({name: settings.copies_of(name) * len(own) for name, own in examples.items()}, settings.most)
+    budgets = shares(
+        {name: settings.copies_of(name) * len(originals) for name, originals in examples.items()}, settings.most
+    )
     sources = [_named(source, encoder) for source in settings.sources]
     found: dict[str, Examples] = {}
-    for name, own in examples.items():
-        wanted = _copies_each(len(own), budgets[name], derive_seed(seed, "augment", name, "which"))
-        path = cache / f"{_digest(settings, own, sources, wanted, seed, name)}.json"
-        kept = _read(path, len(own), len(own.texts)) if path.exists() else None
-        if kept is None:
-            say(f"{name}: augmenting {len(own):,} examples, at most {int(wanted.sum()):,} copies")
-            kept = _make(settings, own, sources, wanted, derive_seed(seed, "augment", name), device, say, name)
-            write_atomic(path, json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        say(f"{name}: {len(kept['rows']):,} copies of {len(own):,} examples")
-        rows = np.asarray(kept["rows"], dtype=np.int64)
+    for name, originals in examples.items():
+        wanted = _copies_each(len(originals), budgets[name], derive_seed(seed, "augment", name, "which"))
+        path = cache / f"{_digest(settings, originals, sources, wanted, seed, name)}.json"
+        copies = _read(path, len(originals), len(originals.texts)) if path.exists() else None
+        if copies is None:
+            say(f"{name}: augmenting {len(originals):,} examples, at most {int(wanted.sum()):,} copies")
+            copies = _make(settings, originals, sources, wanted, derive_seed(seed, "augment", name), device, say, name)
+            write_atomic(path, json.dumps(copies, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        say(f"{name}: {len(copies['rows']):,} copies of {len(originals):,} examples")
+        rows = np.asarray(copies["rows"], dtype=np.int64)
         found[name] = Examples(
-            tuple([*given, *added] for given, added in zip(own.texts, kept["texts"], strict=True)),
-            np.concatenate([own.labels, own.labels[rows]]),
+            tuple([*column, *added] for column, added in zip(originals.texts, copies["texts"], strict=True)),
+            np.concatenate([originals.labels, originals.labels[rows]]),
         )
     return found
 
@@ -73,17 +75,17 @@ def augment(
 def _read(path: Path, num_examples: int, num_texts: int) -> dict[str, Any] | None:
     """The copies in a file of the cache; None where it is broken, so that they are made again."""
     try:
-        kept = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
-        rows, texts = kept["rows"], kept["texts"]
+        content = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        rows, texts = content["rows"], content["texts"]
         is_whole = all(type(row) is int and 0 <= row < num_examples for row in rows) and len(texts) == num_texts
         is_whole &= all(len(column) == len(rows) and all(type(text) is str for text in column) for column in texts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return kept if is_whole else None
+    return content if is_whole else None
 
 
 def shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
-    """What each task gets of `most` copies: all it wants where that is little, the same for those that want more."""
+    """Divide `most` copies over the tasks: one that wants less than an equal share gets all, the others get alike."""
     left, given = most, dict.fromkeys(wanted, 0)
     waiting = sorted(wanted, key=lambda name: wanted[name])
     while waiting:
@@ -102,18 +104,19 @@ def make_copies(
 ) -> list[tuple[str, ...]]:
     """At most `count` different copies of one example, none the example itself; one text is changed in each."""
     generator = np.random.Generator(np.random.PCG64(seed))
-    sides = [side for side, own in enumerate(candidates) if own]
+    sides = [side for side, choices in enumerate(candidates) if choices]
     seen = {texts}
     copies: list[tuple[str, ...]] = []
     for number in range(count if sides else 0):
         side = sides[number % len(sides)]
-        own = candidates[side]
-        replaced = generator.random(len(own)) < p
-        chosen = generator.integers([len(others) for _, others in own])
+        choices = candidates[side]
+        replaced = generator.random(len(choices)) < p
+        chosen = generator.integers([len(others) for _, others in choices])
         words = [
-            others[pick] if is_new else None for (_, others), pick, is_new in zip(own, chosen, replaced, strict=True)
+            others[pick] if is_new else None
+            for (_, others), pick, is_new in zip(choices, chosen, replaced, strict=True)
         ]
-        changed = replace_words(texts[side], [word for word, _ in own], words)
+        changed = replace_words(texts[side], [word for word, _ in choices], words)
         copy = (*texts[:side], changed, *texts[side + 1 :])
         if copy not in seen:
             seen.add(copy)
@@ -123,7 +126,7 @@ def make_copies(
 
 def _make(
     settings: AugmentSettings,
-    own: Examples,
+    given: Examples,
     sources: Sequence[tuple[str, str]],
     wanted: np.ndarray,
     seed: int,
@@ -131,12 +134,12 @@ def _make(
     say: Say,
     name: str,
 ) -> dict[str, list[object]]:
-    columns = [_column_candidates(settings, texts, sources, device, say, name) for texts in own.texts]
+    columns = [_column_candidates(settings, texts, sources, device, say, name) for texts in given.texts]
     rows: list[object] = []
-    texts: list[list[str]] = [[] for _ in own.texts]
-    for row, (count, example) in enumerate(zip(wanted.tolist(), zip(*own.texts, strict=True), strict=True)):
-        own_candidates = [column[row] for column in columns]
-        for copy in make_copies(example, own_candidates, count, settings.probability, derive_seed(seed, row)):
+    texts: list[list[str]] = [[] for _ in given.texts]
+    for row, (count, example) in enumerate(zip(wanted.tolist(), zip(*given.texts, strict=True), strict=True)):
+        by_column = [column[row] for column in columns]
+        for copy in make_copies(example, by_column, count, settings.probability, derive_seed(seed, row)):
             rows.append(row)
             for column, text in zip(texts, copy, strict=True):
                 column.append(text)
@@ -153,29 +156,27 @@ def _column_candidates(
 ) -> list[list[tuple[Word, tuple[str, ...]]]]:
     """For every text its words that have candidates; the first source that has some for a word gives them."""
     words = [find_words(text) for text in texts]
-    open_places: dict[Place, None] = {(row, word): None for row, own in enumerate(words) for word in own}
-    found: dict[Place, tuple[str, ...]] = {}
-    for kind, place in sources:
+    missing: dict[Occurrence, None] = {(row, word): None for row, in_text in enumerate(words) for word in in_text}
+    found: dict[Occurrence, tuple[str, ...]] = {}
+    for kind, source in sources:
         if kind == "mlm":
-            say(f"{name}: predicting {len(open_places):,} masked words")
-            new = MaskedWords(place, device).candidates(
-                texts, list(open_places), settings.candidates, _tenths(say, name)
-            )
+            say(f"{name}: predicting {len(missing):,} masked words")
+            new = MaskedWords(source, device).candidates(texts, list(missing), settings.candidates, _tenths(say, name))
         else:
-            table = TABLES[kind](Path(place), (word.lower for _, word in open_places), settings.candidates)
-            new = {at: table[at[1].lower] for at in open_places if at[1].lower in table}
+            table = TABLES[kind](Path(source), (word.lower for _, word in missing), settings.candidates)
+            new = {at: table[at[1].lower] for at in missing if at[1].lower in table}
         found |= {at: others for at, others in new.items() if others}
-        open_places = {at: None for at in open_places if at not in found}
-    return [[(word, found[row, word]) for word in own if (row, word) in found] for row, own in enumerate(words)]
+        missing = {at: None for at in missing if at not in found}
+    return [[(word, found[row, word]) for word in in_text if (row, word) in found] for row, in_text in enumerate(words)]
 
 
 def _tenths(say: Say, name: str) -> Callable[[int, int], None]:
-    """Tells of every tenth of the masked words."""
-    told = [0]
+    """Return a callback that reports every tenth of the masked words."""
+    reported = [0]
 
     def advance(done: int, total: int) -> None:
-        if 10 * done // total > told[0]:
-            told[0] = 10 * done // total
+        if 10 * done // total > reported[0]:
+            reported[0] = 10 * done // total
             say(f"{name}: {done:,} of {total:,} masked words predicted")
 
     return advance
@@ -190,26 +191,26 @@ def _copies_each(num_examples: int, budget: int, seed: int) -> np.ndarray:
 
 
 def _named(source: str, encoder: str) -> tuple[str, str]:
-    kind, _, place = source.partition(":")
-    return kind, place or encoder
+    kind, _, name = source.partition(":")
+    return kind, name or encoder
 
 
 def _digest(
     settings: AugmentSettings,
-    own: Examples,
+    given: Examples,
     sources: Sequence[tuple[str, str]],
     wanted: np.ndarray,
     seed: int,
     name: str,
 ) -> str:
-    """Names what will come out: by the content of texts and files, never by their places."""
-    told = [FORMAT, settings.probability, settings.candidates, seed, name, [kind for kind, _ in sources]]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    """Name the copies by the content of the texts and files they are made of, never by the paths."""
+    options = [FORMAT, settings.probability, settings.candidates, seed, name, [kind for kind, _ in sources]]
+    digest = hashlib.sha256(json.dumps(options).encode())
     digest.update(wanted.astype("<i8").tobytes())
-    for texts in own.texts:
+    for texts in given.texts:
         digest.update(json.dumps(texts).encode())
-    for kind, place in sources:
-        folder = encoder_folder(place)
-        files = sorted(folder.glob("*.safetensors")) if kind == "mlm" else [Path(place)]
-        digest.update("".join(map(file_digest, files)).encode() or place.encode())
+    for kind, path in sources:
+        folder = encoder_folder(path)
+        files = sorted(folder.glob("*.safetensors")) if kind == "mlm" else [Path(path)]
+        digest.update("".join(map(file_digest, files)).encode() or path.encode())
     return digest.hexdigest()[:32]

@@ -15,7 +15,7 @@ OTHER_COPIES = 20
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """No source is no augmentation.
+    """How examples are augmented; without a source there are no copies.
 
     `probability` and `candidates` are the paper's p and M; `copies` its N by task, `""` for those not named;
     `most` bounds the copies of all tasks together.

@@ -51,7 +51,7 @@ class States:
 
 
 class Watched:
-    """A model whose inner states can be asked for; `close` takes the hooks off again."""
+    """A model that also returns its inner states; `close` takes the hooks off again."""
 
     def __init__(self, model: MultiTaskModel, layers: Sequence[int]) -> None:
         self.model, self.layers = model, tuple(layers)
@@ -63,7 +63,7 @@ class Watched:
         ]
 
     def states(self, task: str, inputs: Inputs) -> States:
-        """The states for a batch; the model has the task's values in place."""
+        """The states for a batch; the model must be bound to the task's values."""
         model = self.model
         offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
         adapted = nullcontext() if model.adapters is None else model.adapters.used_by(task, inputs.mask)
@@ -79,9 +79,9 @@ class Watched:
         for hook in self._hooks:
             hook.remove()
 
-    def _keeper(self, place: tuple[int, int]) -> Any:
+    def _keeper(self, slot: tuple[int, int]) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            self._seen[place] = output
+            self._seen[slot] = output
 
         return keep
 
@@ -150,7 +150,7 @@ class Intermediate:
             )
         if self.weights.hidden:
             pairs = zip(self.hidden[1:], projected, strict=True)
-            found["hidden"] = _total(hidden_loss(above.hidden[number], own, mask) for number, own in pairs)
+            found["hidden"] = _total(hidden_loss(above.hidden[number], state, mask) for number, state in pairs)
         return found
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:

@@ -54,7 +54,7 @@ class Passed:
 
 
 class Lesson(Protocol):
-    """What a stage minimises; `total` is what the step goes down."""
+    """The losses that a stage minimises; a step follows the gradient of `total`."""
 
     def losses(self, task: str, batch: np.ndarray) -> dict[str, Tensor]: ...
 
@@ -72,7 +72,7 @@ class IntermediateLesson:
 
 
 class PredictionLesson:
-    """The teacher's outputs, kept beside the tokens, and a share of the labels where the settings give one."""
+    """The teacher's outputs, stored beside the tokens, and a share of the labels where the settings give one."""
 
     def __init__(
         self, bound: BoundModel, shards: Mapping[str, Shard], settings: LocalSettings, device: torch.device
@@ -123,8 +123,8 @@ class Stepper:
         }
         self._flat.restore(flat)
         with torch.no_grad():
-            for value, kept in zip(self._extra, slots["extra"], strict=True):
-                value.copy_(kept)
+            for value, saved in zip(self._extra, slots["extra"], strict=True):
+                value.copy_(saved)
         if self._adam is not None:
             self._adam.load_state_dict(slots["adam"])
 
@@ -172,10 +172,10 @@ def train_epoch(
     seed: int,
     meter: Meter,
 ) -> Passed:
-    """One pass in place; what happens follows from the values, the stepper, the epoch and the seed."""
-    own = derive_seed(seed, meter.stage, epoch)
-    torch.manual_seed(derive_seed(own, "dropout"))
-    plan = list(planned_steps(shards, settings, own, epoch))
+    """Train the values for one pass; the result follows from the values, the stepper, the epoch and the seed."""
+    epoch_seed = derive_seed(seed, meter.stage, epoch)
+    torch.manual_seed(derive_seed(epoch_seed, "dropout"))
+    plan = list(planned_steps(shards, settings, epoch_seed, epoch))
     sums: dict[str, Tensor] = {}
     seen = dict.fromkeys(shards, 0)
     for number, (task, batch) in enumerate(plan):

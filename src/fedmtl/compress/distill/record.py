@@ -80,14 +80,14 @@ def plan_event(student: Student, weights: Weights) -> PlanEvent:
 
 
 def evaluation_events(number: int, tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> list[EvaluationEvent]:
-    return [evaluation_event(number, tasks[name], own) for name, own in sums.items()]
+    return [evaluation_event(number, tasks[name], task_sums) for name, task_sums in sums.items()]
 
 
 def round_event(
     number: int, stage: str, passed: Passed, tasks: Mapping[str, Task], sums: Mapping[str, Sums], seconds: float
 ) -> RoundEvent:
     """A pass; averages are there where it was scored."""
-    scores = {name: score(tasks[name], own) for name, own in sums.items()}
+    scores = {name: score(tasks[name], task_sums) for name, task_sums in sums.items()}
     overall, classification = averages(list(tasks.values()), scores) if scores else (None, None)
     return RoundEvent(
         round=number,
@@ -132,7 +132,7 @@ def save_position(run: RunFolder, fingerprint: str, position: Position) -> None:
 
 
 def load_position(run: RunFolder, fingerprint: str) -> Position:
-    """The last one that was saved; other settings than its own are an error, a run without one begins anew."""
+    """Load the last saved position; one of other settings is an error, and a run without one begins anew."""
     path = checkpoint_path(run)
     if not path.exists():
         return Position()
@@ -143,7 +143,7 @@ def load_position(run: RunFolder, fingerprint: str) -> Position:
         position = Position(**content, weights=weights)
         is_ours = isinstance(position.stage, str) and type(position.epoch) is int and position.epoch >= 0
         is_ours &= all(isinstance(value, Tensor) for value in weights.values()) and type(position.optimizer) is dict
-    except Exception as error:  # torch raises many kinds for a file that is not its own
+    except Exception as error:  # torch raises many kinds for a file that it did not write
         raise FedmtlError(
             f"{path}: cannot be read as a checkpoint; delete the run and start without --resume"
         ) from error

@@ -13,7 +13,7 @@ from fedmtl.compress.distill.record import Position, data_event, load_position, 
 from fedmtl.compress.distill.settings import DistillSettings, check_settings
 from fedmtl.compress.distill.student import Student, build_student
 from fedmtl.compress.distill.teaching import Lessons, evaluate, open_teaching, prepare_lessons
-from fedmtl.compress.distill.work import Listener, Work, encoder_place, pass_number
+from fedmtl.compress.distill.work import Listener, Work, pass_number, student_encoder_folder
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
@@ -47,7 +47,7 @@ def distill(
     *,
     resume: bool = False,
 ) -> Distilled:
-    """Do all of it; with `resume` from the last whole pass of the run of that name."""
+    """Distil a finished run into a student's run; with `resume` from the last whole pass of the run of that name."""
     check_settings(settings)
     check_augment(settings.augment)
     device = pick_device(config.compute.device, "compute.device")
@@ -100,8 +100,10 @@ def _open_run(config: Config, name: str, resume: bool) -> RunFolder:
     output = Path(config.output)
     if not resume:
         run = create_run(output, name)
-        own = config.model.model_copy(update={"server_model": str(encoder_place(run)), "lora": None, "adapters": None})
-        write_atomic(run.config, dump_config(config.model_copy(update={"model": own})).encode())
+        model = config.model.model_copy(
+            update={"server_model": str(student_encoder_folder(run)), "lora": None, "adapters": None}
+        )
+        write_atomic(run.config, dump_config(config.model_copy(update={"model": model})).encode())
         return run
     run = RunFolder(output / name)
     if not run.events.exists():
@@ -125,7 +127,7 @@ def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> N
     weights = initial_weights(work.student.model, work.student.plan)
     lessons, tasks = work.lessons, work.student.model.tasks
     total = sum(work.settings.epochs.values())
-    above = main_metrics(tasks, evaluate(work.teaching.bound, lessons.taught_validation, work.device))
+    above = main_metrics(tasks, evaluate(work.teaching.bound, lessons.teacher_validation, work.device))
     append_event(work.run, start_event(work.config, work.student, data, str(work.device), total))
     for task in tasks:
         numbers = lessons.given[task], lessons.added[task], lessons.truncated[task]

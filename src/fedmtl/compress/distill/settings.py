@@ -1,4 +1,4 @@
-"""What a distillation is told; every default of `fedmtl distill` stands here."""
+"""The settings of a distillation; every default of `fedmtl distill` stands here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DistillSettings:
 
     @property
     def epochs(self) -> dict[str, int]:
-        """Stage -> passes over the examples, of the stages that are asked for."""
+        """Stage -> passes over the examples, of the stages that the settings name."""
         every = {"intermediate": self.epochs_intermediate, "prediction": self.epochs_prediction}
         return {stage: number for stage, number in every.items() if self.stages in ("both", stage)}
 
@@ -60,8 +60,8 @@ class DistillSettings:
 
     def fingerprint(self, teacher: str, training: dict[str, Any]) -> str:
         """Equal where a checkpoint of one may go on under the other."""
-        told = json.dumps([self.to_json(), teacher, training], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        content = json.dumps([self.to_json(), teacher, training], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def parse_weights(text: str) -> LossWeights:

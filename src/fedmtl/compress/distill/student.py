@@ -42,7 +42,7 @@ def build_student(settings: DistillSettings, teacher: SavedModel, config: ModelC
     if shape is None:
         if settings.start == "teacher":
             raise ConfigError(
-                f"--start teacher: {settings.student} has weights of its own; leave it out, or give --student LxH"
+                f"--start teacher: {settings.student} comes with weights; leave it out, or give --student LxH"
             )
         encoder = _from_files(settings, plain, teacher, seed)
     else:
@@ -75,16 +75,16 @@ def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig,
         heads = max(1, width // 64)
     if layers < 1 or width < 1 or width % heads:
         raise ConfigError(f"--student {layers}x{width}: cannot be built; take a width divisible by 64")
-    own = copy.deepcopy(above)
+    architecture = copy.deepcopy(above)
     for name in ("intermediate_size", "hidden_dim"):
         if hasattr(above, name):
-            setattr(own, name, getattr(above, name) * width // above.hidden_size)
-    own.num_hidden_layers, own.hidden_size, own.num_attention_heads = layers, width, heads
-    if heads != above.num_attention_heads and hasattr(own, KEPT):
-        delattr(own, KEPT)
+            setattr(architecture, name, getattr(above, name) * width // above.hidden_size)
+    architecture.num_hidden_layers, architecture.hidden_size, architecture.num_attention_heads = layers, width, heads
+    if heads != above.num_attention_heads and hasattr(architecture, KEPT):
+        delattr(architecture, KEPT)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "student"))
-        module = build_encoder(with_dropout(own, config))
+        module = build_encoder(with_dropout(architecture, config))
     return describe_encoder(module, teacher.encoder.tokenizer, f"{layers}x{width}", teacher.encoder.has_pooler)
 
 

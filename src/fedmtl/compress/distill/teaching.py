@@ -60,14 +60,14 @@ def make_shard(task: Task, examples: Examples, tokenizer: Any, max_length: int, 
     return Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64)), truncated
 
 
-def teach(teaching: Teaching, task: Task, examples: Examples, own: Shard, cache: Path) -> tuple[Shard, bool]:
+def teach(teaching: Teaching, task: Task, examples: Examples, shard: Shard, cache: Path) -> tuple[Shard, bool]:
     """The student's shard with the teacher's outputs beside it, and whether both read the same tokens."""
     saved = teaching.saved
     read, _ = make_shard(task, examples, saved.encoder.tokenizer, saved.max_length, cache)
     path = read.tokens.with_name(f"{read.tokens.name}-{teaching.digest}-{task.name}-distil.npy")
     if not path.exists():
         save_outputs(path, predict(teaching.bound, task.name, read, BATCH, teaching.device)[0])
-    return replace(own, teacher=path), _same_tokens(read.tokens, own.tokens)
+    return replace(shard, teacher=path), _same_tokens(read.tokens, shard.tokens)
 
 
 def evaluate(bound: BoundModel, shards: Mapping[str, Shard], device: torch.device) -> dict[str, Sums]:
@@ -94,7 +94,7 @@ class Lessons:
 
     train: dict[str, Shard]
     validation: dict[str, Shard]
-    taught_validation: dict[str, Shard]
+    teacher_validation: dict[str, Shard]
     given: dict[str, int]
     added: dict[str, int]
     truncated: dict[str, int]
@@ -111,7 +111,7 @@ def prepare_lessons(
     seed: int,
     say: Say,
 ) -> Lessons:
-    """Everything tokenized and asked before the first step; the texts are not needed again."""
+    """Tokenize all examples and compute the teacher's outputs before the first step; texts are not needed again."""
     given = {name: join_examples(part.task, [part.train, *part.client_train.values()]) for name, part in data.items()}
     examples: Mapping[str, Examples] = (
         augment(settings, given, encoder, cache.parent / "augmented", seed, teaching.device, say)
@@ -123,18 +123,18 @@ def prepare_lessons(
     truncated: dict[str, int] = {}
     same = True
     for name, task in saved.tasks.items():
-        own, truncated[name] = make_shard(task, examples[name], student.encoder.tokenizer, length, cache)
-        say(f"{name}: asking the teacher about {len(own):,} examples")
-        train[name], is_same = teach(teaching, task, examples[name], own, cache)
+        shard, truncated[name] = make_shard(task, examples[name], student.encoder.tokenizer, length, cache)
+        say(f"{name}: asking the teacher about {len(shard):,} examples")
+        train[name], is_same = teach(teaching, task, examples[name], shard, cache)
         same = same and is_same
     validation = {
         name: make_shard(task, data[name].validation, student.encoder.tokenizer, length, cache)[0]
         for name, task in saved.tasks.items()
     }
-    taught = {
+    teacher_validation = {
         name: make_shard(task, data[name].validation, saved.encoder.tokenizer, length, cache)[0]
         for name, task in saved.tasks.items()
     }
-    counts = {name: len(own) for name, own in given.items()}
+    counts = {name: len(part) for name, part in given.items()}
     added = {name: len(examples[name]) - count for name, count in counts.items()}
-    return Lessons(train, validation, taught, counts, added, truncated, same)
+    return Lessons(train, validation, teacher_validation, counts, added, truncated, same)

@@ -117,7 +117,7 @@ class Work:
         if stage == "prediction":
             lesson = PredictionLesson(bound, self.lessons.train, local, self.device)
             return lesson, Stepper(bound, local), lambda: None
-        # The encoder's own module computes the states, so autograd adds up the gradients.
+        # The module of transformers computes the states, so autograd adds up the gradients.
         bound.model.adds_gradients = True
         inner = Intermediate(self.teaching.bound, bound, self.settings, self.config.seed)
         inner.projections.to(self.device)
@@ -126,13 +126,13 @@ class Work:
 
     def record(self, number: int, stage: str, passed: Passed, sums: dict[str, Sums], seconds: float) -> None:
         tasks = self.student.model.tasks
-        own = [
+        events = [
             *evaluation_events(number, tasks, sums),
             round_event(number, stage, passed, tasks, sums, seconds),
         ]
-        for event in own:
+        for event in events:
             append_event(self.run, event)
-        append_results(self.run, own)
+        append_results(self.run, events)
         self.last = sums or self.last
 
     def finish(self, weights: Weights) -> dict[str, float | None]:
@@ -145,8 +145,8 @@ class Work:
         bound = self.bind(weights)
         # Views of one buffer would be taken for one tensor.
         values = {name: value.detach().cpu().clone() for name, value in bound.model.encoder.state_dict().items()}
-        bound.model.encoder.save_pretrained(encoder_place(self.run), state_dict=values)
-        student.encoder.tokenizer.save_pretrained(encoder_place(self.run))
+        bound.model.encoder.save_pretrained(student_encoder_folder(self.run), state_dict=values)
+        student.encoder.tokenizer.save_pretrained(student_encoder_folder(self.run))
         sums = self.last or evaluate(bound, self.lessons.validation, self.device)
         rounds = [event for event in read_events(self.run) if isinstance(event, RoundEvent)]
         append_event(
@@ -165,7 +165,7 @@ class Work:
 
 
 def stage_settings(config: Config, settings: DistillSettings, stage: str, tasks: list[str]) -> LocalSettings:
-    """The config's training section for one stage, a pass in a round's place; rates rise for a tenth, then fall."""
+    """The config's training section for one stage, with a pass as a round; rates rise for a tenth, then fall."""
     epochs = settings.epochs[stage]
     rate = settings.rate_intermediate if stage == "intermediate" else settings.rate_prediction
     base = local_settings(config.training, dict.fromkeys(tasks, rate), dict.fromkeys(tasks, 1.0), keep_optimizer=True)
@@ -186,8 +186,8 @@ def pass_number(settings: DistillSettings, stage: str, epoch: int) -> int:
     return before + epoch
 
 
-def encoder_place(run: RunFolder) -> Path:
-    """Where the student's encoder is as plain transformers has it."""
+def student_encoder_folder(run: RunFolder) -> Path:
+    """The folder with the student's encoder, which plain transformers loads."""
     return run.path.resolve() / "encoder"
 
 

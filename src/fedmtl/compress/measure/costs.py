@@ -43,7 +43,7 @@ COMPUTE = ("torch", "onnxruntime")
 
 
 def torch_flops(model: MultiTaskModel, task: str, inputs: Inputs) -> int:
-    """Of one task's answer, by the encoder's own module; leaves the model with eager attention and no unread pooler."""
+    """Count the operations of one task's answer; leaves the model with eager attention and no unread pooler."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,13 +77,13 @@ def _cut(path: Path, output: str) -> bytes:
     import onnx
 
     model = onnx.load(path)
-    wanted, kept = {output}, []
+    wanted, nodes = {output}, []
     for node in reversed(model.graph.node):
         if wanted & set(node.output):
             wanted |= set(node.input)
-            kept.append(node)
+            nodes.append(node)
     outputs = [value for value in model.graph.output if value.name == output]
-    for values, left in ((model.graph.node, kept[::-1]), (model.graph.output, outputs)):
+    for values, left in ((model.graph.node, nodes[::-1]), (model.graph.output, outputs)):
         del values[:]
         values.extend(left)
     whole: bytes = model.SerializeToString()
@@ -133,14 +133,14 @@ def time_block(make_pass: Callable[[], object], passes: int) -> list[float]:
     return seconds
 
 
-def in_turns(blocks: Sequence[Block], repeats: int, block: int = BLOCK) -> Iterator[list[list[float]]]:
-    """Ask everybody for a block of passes until each made `repeats`; after every turn, all seconds so far."""
+def interleave(blocks: Sequence[Block], repeats: int, block: int = BLOCK) -> Iterator[list[list[float]]]:
+    """Run a block of passes of each in rotation until each made `repeats`; yield all seconds after every rotation."""
     for ask in blocks:
         ask(2)
     taken: list[list[float]] = [[] for _ in blocks]
     for start in range(0, repeats, block):
-        for ask, own in zip(blocks, taken, strict=True):
-            own += ask(min(block, repeats - start))
+        for ask, seconds in zip(blocks, taken, strict=True):
+            seconds += ask(min(block, repeats - start))
         yield taken
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 # Two passes over the same text differ by less.
 SAME = 1e-9
-# From here on a machine is busy: passes that are longer than a turn at the core are slowed more than short ones.
+# From here on a machine is busy: passes that are longer than a time slice of the core are slowed more than short ones.
 BUSY = 0.05
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a model is timed with: examples a pass, tokens a text, and every number of threads in turn."""
+    """What a model is timed with: examples a pass, tokens a text, and the numbers of threads, one after the other."""
 
     batch: int = 1
     length: int = 128
@@ -71,7 +71,7 @@ class Measured:
     @property
     def main_scores(self) -> dict[str, float | None]:
         """Every task's main metric."""
-        return {task: own.metrics[self.main[task]] for task, own in (self.scores or {}).items()}
+        return {task: scores.metrics[self.main[task]] for task, scores in (self.scores or {}).items()}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def remarks(measured: Sequence[Measured], teacher: Teacher | None) -> list[str]:
 
 
 def _busy(measured: Sequence[Measured]) -> list[str]:
-    waits = [own.waiting for one in measured for own in one.timings if own.waiting is not None]
+    waits = [timing.waiting for one in measured for timing in one.timings if timing.waiting is not None]
     if not waits or max(waits) < BUSY:
         return []
     return [f"the machine was busy: up to {max(waits):.0%} of the time went into waiting for a core; measure again"]

@@ -1,6 +1,6 @@
-"""The process that one variant is measured in, which does what it is asked over a pipe.
+"""The process that one variant is measured in, which takes requests over a pipe.
 
-Every variant has one of its own: threads, and the memory that the operating system counts, are then the variant's.
+Every variant has its process: threads, and the memory that the operating system counts, are then the variant's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """A loaded model: one pass over the load, and what else is asked of it."""
+    """A loaded model: one pass over the load, and what else is measured of it."""
 
     make_pass: Callable[[], object]
     parameters: int | None
@@ -98,11 +98,11 @@ def _serve(variant: Variant, load: Load, pipe: Connection) -> None:
     """Answer until the other end closes; an interrupt is for who asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened: list[Opened] = []
-    turns: list[tuple[int, int]] = []
+    intervals: list[tuple[int, int]] = []
 
     def open_with(threads: int | None) -> None:
         opened.clear()
-        turns.clear()
+        intervals.clear()
         opened.append(_open(variant, load, threads))
 
     def time_passes(passes: int) -> list[float]:
@@ -111,14 +111,14 @@ def _serve(variant: Variant, load: Load, pipe: Connection) -> None:
         seconds = time_block(opened[0].make_pass, passes)
         after = core_clock()
         if before and after:
-            turns.append((after[0] - before[0], after[1] - before[1]))
+            intervals.append((after[0] - before[0], after[1] - before[1]))
         return seconds
 
     answers: dict[str, Callable[..., Any]] = {
         "open": open_with,
         "time": time_passes,
         "peak": peak_bytes,
-        "waiting": lambda: waiting_share(turns),
+        "waiting": lambda: waiting_share(intervals),
         "facts": lambda: (opened[0].parameters, opened[0].flops()),
         "score": lambda: opened[0].score(),
     }
@@ -159,9 +159,9 @@ def core_clock() -> tuple[int, int] | None:
     return had, waited
 
 
-def waiting_share(turns: Sequence[tuple[int, int]]) -> float | None:
+def waiting_share(intervals: Sequence[tuple[int, int]]) -> float | None:
     """Of the time that a core was wanted, the share in line for it; None where nothing was counted."""
-    had, waited = (sum(turn[place] for turn in turns) for place in (0, 1))
+    had, waited = (sum(interval[part] for interval in intervals) for part in (0, 1))
     return waited / (had + waited) if had + waited else None
 
 

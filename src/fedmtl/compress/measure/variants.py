@@ -1,6 +1,6 @@
 """What variants of a model cost and are worth, measured on this machine's CPU.
 
-Each variant has a process of its own, and all of them are there at once: they are asked in turns for a block of passes
+Each variant has a process, and all of them are there at once: they make a block of passes in rotation
 while the others wait, so that what else the machine does slows all alike. Memory is read before anything but timing was
 done, with the first number of threads.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedmtl.compress.measure.costs import compressed_bytes, disk_bytes, in_turns, timing
+from fedmtl.compress.measure.costs import compressed_bytes, disk_bytes, interleave, timing
 from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Variant
 from fedmtl.compress.measure.process import Measuring, Scored, start_measuring
 from fedmtl.errors import FedmtlError, ModelError
@@ -70,8 +70,8 @@ def measure(
         timings, peaks = _time(measuring, load, repeats, watch)
         stage = "scoring" if scores else "counting"
         return [
-            _gather(one, timings[place], peaks[place], scores, partial(watch, stage, place / len(measuring)))
-            for place, one in enumerate(measuring)
+            _gather(one, timings[index], peaks[index], scores, partial(watch, stage, index / len(measuring)))
+            for index, one in enumerate(measuring)
         ]
     finally:
         for one in measuring:
@@ -99,7 +99,7 @@ def _recorded_teacher(variant: Variant) -> Teacher | None:
 
 
 def _file_name(file: Path) -> str:
-    """RUN/onnx for the file that `export` wrote, RUN/SCHEME for `quantize`'s; elsewhere the file's own name."""
+    """RUN/onnx for the file that `export` wrote, RUN/SCHEME for `quantize`'s; elsewhere the file's name."""
     if file.parent.name != "export":
         return file.name
     kind = file.stem.removeprefix(EXPORTED).removeprefix(".") or "onnx"
@@ -123,15 +123,15 @@ def _time(
     peaks: list[int | None] = []
     for threads in load.threads:
         stage = f"timing, {threads} {'thread' if threads == 1 else 'threads'}"
-        for place, one in enumerate(measuring):
-            watch(stage, 0, f"opening {one.variant.name} ({place + 1} of {len(measuring)})")
+        for index, one in enumerate(measuring):
+            watch(stage, 0, f"opening {one.variant.name} ({index + 1} of {len(measuring)})")
             one.ask("open", threads)
         seconds: list[list[float]] = []
-        for seconds in in_turns([partial(one.ask, "time") for one in measuring], repeats):
+        for seconds in interleave([partial(one.ask, "time") for one in measuring], repeats):
             watch(stage, len(seconds[0]) / repeats, f"{len(seconds[0])} of {repeats} passes each")
         timings = [
-            (*before, timing(threads, own, load.batch, one.ask("waiting")))
-            for before, own, one in zip(timings, seconds, measuring, strict=True)
+            (*before, timing(threads, passes, load.batch, one.ask("waiting")))
+            for before, passes, one in zip(timings, seconds, measuring, strict=True)
         ]
         peaks = peaks or [one.ask("peak") for one in measuring]
     return timings, peaks

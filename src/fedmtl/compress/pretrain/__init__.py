@@ -1,1 +1,1 @@
-"""Pretraining a small encoder of one's own: TinyBERT's general distillation, with a vocabulary of the student's own."""
+"""Pretraining a small encoder: TinyBERT's general distillation, with a new vocabulary for the student."""

@@ -37,7 +37,7 @@ class Tokens:
     words: Tensor
 
     def rolled(self) -> Tokens:
-        """Every text in its neighbour's place."""
+        """Every row with the text of its neighbour."""
         return Tokens(*(part.roll(1, 0) for part in (self.ids, self.mask, self.words)))
 
     def with_more(self, other: Tokens) -> Tokens:
@@ -85,16 +85,16 @@ class DeviceSide:
         ends = self.offsets[segments + 1][:, None]
         inner = columns - len(self.before)
         is_text = (inner >= 0) & (inner < ends - starts)
-        places = torch.where(is_text, starts + inner, 0)
+        positions = torch.where(is_text, starts + inner, 0)
         behind = inner - (ends - starts)
         mask = behind < len(self.after)
-        ids = torch.where(is_text, self.ids[places].long(), self.pad_id)
+        ids = torch.where(is_text, self.ids[positions].long(), self.pad_id)
         if len(self.before):
             ids = torch.where(inner < 0, self.before[columns.clamp(max=len(self.before) - 1)], ids)
         if len(self.after):
             is_after = (behind >= 0) & mask
             ids = torch.where(is_after, self.after[behind.clamp(0, len(self.after) - 1)], ids)
-        return Tokens(ids, mask, torch.where(is_text, self.words[places].long(), -1))
+        return Tokens(ids, mask, torch.where(is_text, self.words[positions].long(), -1))
 
 
 class Epochs:
@@ -160,24 +160,24 @@ def num_draws(width: int) -> int:
 
 
 def choose_words(num_words: Tensor, num_other: Tensor, drawn: Tensor) -> Tensor:
-    """For each word place [batch, width]: left out, the text's own word, or the other text's.
+    """Choose for each word position [batch, width]: no word, the text's word, or the other text's.
 
     A third of the texts each lose words, have words swapped, or are cut at both ends with the rest from the other
     or from nobody. `drawn` are random numbers from 0 to 1 [batch, num_draws(width)].
     """
     width = drawn.shape[1] - num_draws(0)
-    places = torch.arange(width, device=num_words.device)[None]
+    positions = torch.arange(width, device=num_words.device)[None]
     by_word, kind, share, side, ends = torch.split(drawn, [width, 1, 1, 1, 2], dim=1)
     dropped = torch.where(by_word < MOST_DROPPED * share, NEITHER, FIRST)
     swapped = torch.where(by_word < MOST_SWAPPED * share, SECOND, FIRST)
     ends = (ends * num_words[:, None]).sort(dim=1).values
     outside = torch.where(side < 0.5, NEITHER, SECOND)
-    cut = torch.where((places >= ends[:, :1].floor()) & (places <= ends[:, 1:]), FIRST, outside)
+    cut = torch.where((positions >= ends[:, :1].floor()) & (positions <= ends[:, 1:]), FIRST, outside)
     choice = torch.where(kind < 1 / 3, dropped, torch.where(kind < 2 / 3, swapped, cut))
-    choice = torch.where((choice == SECOND) & (places >= num_other[:, None]), NEITHER, choice)
-    choice = torch.where((choice == FIRST) & (places >= num_words[:, None]), NEITHER, choice)
+    choice = torch.where((choice == SECOND) & (positions >= num_other[:, None]), NEITHER, choice)
+    choice = torch.where((choice == FIRST) & (positions >= num_words[:, None]), NEITHER, choice)
     nothing = (choice == NEITHER).all(dim=1, keepdim=True)
-    return torch.where(nothing & (places == 0), FIRST, choice)
+    return torch.where(nothing & (positions == 0), FIRST, choice)
 
 
 def fit(choice: Tensor, sides: list[tuple[Tokens, Tokens]]) -> Tensor:
@@ -211,7 +211,7 @@ def compose(first: Tokens, second: Tokens, choice: Tensor, pad_id: int) -> Token
 
 
 def _keys(tokens: Tokens, chosen: Tensor) -> Tensor:
-    """Where each token goes: its word's place counted from 1, or nowhere."""
+    """Where each token goes: its word's position counted from 1, or nowhere."""
     is_chosen = chosen.gather(1, tokens.words.clamp(min=0)) & (tokens.words >= 0)
     return torch.where(is_chosen, tokens.words + 1, FAR)
 

@@ -55,11 +55,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, fingerprint: str, student: Student, optimizer: torch.optim.Optimizer) -> Position:
-    """Put the values back in place; other settings than the checkpoint's are an error."""
+    """Load the student's and the optimizer's values; other settings than the checkpoint's are an error."""
     device = next(student.parameters()).device
     try:
         content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not its own
+    except Exception as error:  # torch raises many kinds for a file that it did not write
         raise FedmtlError(f"{path}: cannot be read as a checkpoint; delete it and start without --resume") from error
     if not isinstance(content, dict) or content.get("fingerprint") != fingerprint:
         raise FedmtlError(
@@ -105,7 +105,7 @@ def distil(
     save_every: int,
     report: Callable[[Update], None],
 ) -> None:
-    """Train in place from `position` to the end; with `steps`, all that happens follows from the arguments.
+    """Train from `position` to the end, updating both; with `steps`, all that happens follows from the arguments.
 
     `save` is called every `save_every` steps and when a signal ends the loop, after `position` is up to date.
     """
@@ -146,7 +146,7 @@ class _Meter:
 
     def add(self, losses: dict[str, Tensor], num_tokens: int) -> None:
         for name, loss in losses.items():
-            # The next step may write its loss to the same place.
+            # The next step may write its loss to the same memory.
             self.sums[name] = loss.clone() if name not in self.sums else self.sums[name] + loss
         self.num_steps += 1
         self.position.step += 1

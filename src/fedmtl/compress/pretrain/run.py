@@ -22,11 +22,11 @@ from fedmtl.compress.pretrain.student import (
     Student,
     build_optimizer,
     build_student,
-    check_place,
+    check_output_folder,
     table_from_teacher,
     write_artefact,
 )
-from fedmtl.compress.pretrain.targets import KeptTargets, LiveTargets, TargetSource, Wanted, fits
+from fedmtl.compress.pretrain.targets import CachedTargets, LiveTargets, TargetSource, Wanted, fits
 from fedmtl.config import ModelConfig
 from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
@@ -45,8 +45,8 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where things go: the artefact, what is kept between runs, and the log of losses if wanted."""
+class PretrainPaths:
+    """Where the artefact, the files that a later run uses again and, if wanted, the log of losses are written."""
 
     out: Path
     work: Path
@@ -83,25 +83,25 @@ class Machine:
 
 def pretrain(
     settings: PretrainSettings,
-    place: Place,
+    paths: PretrainPaths,
     machine: Machine,
     disclosure: Disclosure,
     listener: Listener,
     *,
     resume: bool = False,
 ) -> Student:
-    """Do all of it; with `resume` from the last checkpoint. The trained student, which is also in `place.out`."""
+    """Pretrain, with `resume` from the last checkpoint; return the student, whose artefact is in `paths.out`."""
     check_settings(settings)
-    check_place(place.out)
-    _check_checkpoint(place.checkpoint, resume)
-    make_private_folder(place.work)
-    with locked(place.work, f".{place.out.name}.lock"):
-        return _pretrain(settings, place, machine, disclosure, listener, resume)
+    check_output_folder(paths.out)
+    _check_checkpoint(paths.checkpoint, resume)
+    make_private_folder(paths.work)
+    with locked(paths.work, f".{paths.out.name}.lock"):
+        return _pretrain(settings, paths, machine, disclosure, listener, resume)
 
 
 def _pretrain(
     settings: PretrainSettings,
-    place: Place,
+    paths: PretrainPaths,
     machine: Machine,
     disclosure: Disclosure,
     listener: Listener,
@@ -115,7 +115,7 @@ def _pretrain(
     for source in corpus.sources:
         columns = f" ({', '.join(source.columns)})" if source.columns != ("",) else ""
         listener.say(f"{source.file}{columns}: {source.texts:,} texts, {source.chunks:,} new chunks")
-    pieces, segments, digest = _prepare(settings, corpus, teacher, place.work, listener)
+    pieces, segments, digest = _prepare(settings, corpus, teacher, paths.work, listener)
     if len(segments) < settings.batch:
         raise DataError(
             f"--corpus: {len(segments):,} segments are fewer than one batch of {settings.batch:,}; "
@@ -125,7 +125,7 @@ def _pretrain(
     student = build_student(settings, len(pieces), teacher.hidden_size, table).to(device)
     optimizer = build_optimizer(student, settings)
     fingerprint = settings.fingerprint(digest)
-    position = load_checkpoint(place.checkpoint, fingerprint, student, optimizer) if resume else Position()
+    position = load_checkpoint(paths.checkpoint, fingerprint, student, optimizer) if resume else Position()
     data = _on_device(settings, segments, teacher, pieces["[MASK]"], machine, device, listener)
     step = (
         GraphStep(student, optimizer, data, settings, listener.say)
@@ -134,15 +134,15 @@ def _pretrain(
     )
 
     def save() -> None:
-        save_checkpoint(place.checkpoint, fingerprint, position, student, optimizer)
-        _write_report(place.report, settings, corpus, segments, position)
+        save_checkpoint(paths.checkpoint, fingerprint, position, student, optimizer)
+        _write_report(paths.report, settings, corpus, segments, position)
 
     distil(step, settings, position, save=save, save_every=machine.save_every, report=listener.update)
-    _write_report(place.report, settings, corpus, segments, position)
-    facts = _facts(settings, place, disclosure, corpus, segments, position, student, device)
+    _write_report(paths.report, settings, corpus, segments, position)
+    facts = _facts(settings, paths, disclosure, corpus, segments, position, student, device)
     tokenizer = wrap_tokenizer(pieces, model_max_length=settings.max_length)
-    write_artefact(place.out, student.encoder, tokenizer, write_card(facts, disclosure.measured))
-    place.checkpoint.unlink(missing_ok=True)
+    write_artefact(paths.out, student.encoder, tokenizer, write_card(facts, disclosure.measured))
+    paths.checkpoint.unlink(missing_ok=True)
     return student
 
 
@@ -185,7 +185,7 @@ def _prepare(
         pieces = train_vocabulary(corpus.texts, settings.vocab)
         write_atomic(vocabulary, json.dumps(pieces).encode())
     if len(pieces) < settings.vocab:
-        listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {settings.vocab:,} asked for")
+        listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {settings.vocab:,} requested")
     folder = work / f"segments-{digest}"
     segments = open_segments(folder)
     if segments is None:
@@ -228,9 +228,9 @@ def _on_device(
         sees_all = settings.steps is None or settings.steps * settings.batch >= len(segments)
         keep = sees_all and fits(segments, wanted, teacher.hidden_size, device)
     # An altered copy is new every time.
-    kept = keep and not settings.altered
+    is_cached = keep and not settings.altered
     targets: TargetSource = (
-        KeptTargets(live, segments, epochs, _stage(listener, "asking the teacher")) if kept else live
+        CachedTargets(live, segments, epochs, _stage(listener, "asking the teacher")) if is_cached else live
     )
     num_words = torch.from_numpy(segments.num_words.copy()).to(device)
     return Data(DeviceSide(segments.student, 0, device), num_words, live, targets, epochs, mask_id)
@@ -271,7 +271,7 @@ def _write_report(
 
 def _facts(
     settings: PretrainSettings,
-    place: Place,
+    paths: PretrainPaths,
     disclosure: Disclosure,
     corpus: Corpus,
     segments: Segments,
@@ -281,7 +281,7 @@ def _facts(
 ) -> Facts:
     last: dict[str, Any] = position.log[-1] if position.log else {}
     return Facts(
-        name=place.out.name,
+        name=paths.out.name,
         teacher=settings.teacher.name,
         teacher_license=disclosure.teacher_license,
         notes=disclosure.notes,

@@ -84,12 +84,12 @@ class Aligned:
     num_student: int
 
 
-def align(teacher: Pieces, student: Pieces, room_teacher: int, room_student: int) -> Aligned | None:
-    """As many whole words as fit both, or nothing where the words differ or not even one fits."""
+def align(teacher: Pieces, student: Pieces, most_teacher: int, most_student: int) -> Aligned | None:
+    """As many whole words as fit both numbers of pieces, or None where the words differ or not even one fits."""
     ends_teacher, ends_student = _word_ends(teacher), _word_ends(student)
     if ends_teacher is None or not np.array_equal(ends_teacher, ends_student):  # type: ignore[arg-type]
         return None
-    num_words = min(_fitting(teacher, room_teacher), _fitting(student, room_student))
+    num_words = min(_fitting(teacher, most_teacher), _fitting(student, most_student))
     if num_words < 1:
         return None
     return Aligned(num_words, _num_pieces(teacher, num_words), _num_pieces(student, num_words))
@@ -108,9 +108,9 @@ def _word_ends(pieces: Pieces) -> np.ndarray | None:
     return ends
 
 
-def _fitting(pieces: Pieces, room: int) -> int:
-    # The word of the first piece without room does not fit.
-    return int(pieces.words[room]) if len(pieces.words) > room else int(pieces.words[-1]) + 1
+def _fitting(pieces: Pieces, most: int) -> int:
+    # The word of the first piece beyond the limit does not fit.
+    return int(pieces.words[most]) if len(pieces.words) > most else int(pieces.words[-1]) + 1
 
 
 def _num_pieces(pieces: Pieces, num_words: int) -> int:
@@ -159,14 +159,14 @@ def write_segments(
     """Tokenize with both tokenizers and write the folder, whole or not at all."""
     sides = {"teacher": _plain(teacher), "student": _plain(student)}
     around = {name: _special(tokenizer) for name, tokenizer in sides.items()}
-    rooms = [max_length - len(around[name][0]) - len(around[name][1]) for name in SIDES]
+    limits = [max_length - len(around[name][0]) - len(around[name][1]) for name in SIDES]
     parts: dict[str, list[np.ndarray]] = {f"{side}.{name}": [] for side in SIDES for name in ("ids", "words")}
     counts: dict[str, list[int]] = {"teacher": [], "student": [], "words": []}
     num_skipped = 0
     for start in range(0, len(texts), BLOCK):
         block = list(texts[start : start + BLOCK])
         for pair in zip(*(_encode(sides[name], block) for name in SIDES), strict=True):
-            aligned = align(*pair, *rooms)
+            aligned = align(*pair, *limits)
             if aligned is None:
                 num_skipped += 1
                 continue
@@ -205,7 +205,7 @@ def open_segments(folder: Path) -> Segments | None:
 
 
 def _plain(tokenizer: Any) -> Any:
-    """The tokenizers library's own object, without padding and truncation, which a file may have set."""
+    """The object of the tokenizers library, without padding and truncation, which a file may have set."""
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError("--teacher: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
     plain = copy.deepcopy(tokenizer.backend_tokenizer)
@@ -243,5 +243,5 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) ->
             whole.rename(folder)
     except OSError as error:
         raise FedmtlError(
-            f"--work: cannot write to {folder.parent} ({error.strerror or error}); make room, or name another folder"
+            f"--work: cannot write to {folder.parent} ({error.strerror or error}); free space, or name another folder"
         ) from error

@@ -1,4 +1,4 @@
-"""What a pretraining is told; every default of `fedmtl pretrain` stands here."""
+"""The settings of a pretraining; every default of `fedmtl pretrain` stands here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fedmtl.errors import ConfigError
 from fedmtl.training.layer_maps import LayerMap
 
-# Room for the special tokens, a basic alphabet at the start of words and inside them, and some words.
+# Enough for the special tokens, a basic alphabet at the start of words and inside them, and some words.
 FEWEST_PIECES = 200
 
 
@@ -100,7 +100,7 @@ def check_settings(settings: PretrainSettings) -> None:
     if settings.vocab < FEWEST_PIECES:
         raise ConfigError(f"--vocab: found {settings.vocab}; write {FEWEST_PIECES} or more")
     if settings.max_length < 4:
-        raise ConfigError(f"--max-length: {settings.max_length} leaves no room for text; write 4 or more")
+        raise ConfigError(f"--max-length: {settings.max_length} leaves no tokens for text; write 4 or more")
     if not 0 <= settings.mask_words < 1:
         raise ConfigError(f"--mask-words: found {settings.mask_words:g}; write a share from 0 to below 1")
     weights = [getattr(settings.losses, item.name) for item in fields(settings.losses)]

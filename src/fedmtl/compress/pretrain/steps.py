@@ -40,9 +40,9 @@ def loss_terms(
     *,
     balanced: bool = False,
 ) -> dict[str, Tensor]:
-    """Each term that has a weight, without it; on a GPU the student runs in bfloat16."""
+    """Each term whose weight is not 0, before it is weighted; on a GPU the student runs in bfloat16."""
     device = tokens.ids.device.type
-    # Weights that were cast and kept would be stale when a recorded step is replayed.
+    # Weights that were cast and cached would be stale when a recorded step is replayed.
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
         states = student(tokens.ids, tokens.mask)
         relations = () if tap is None else tap.take()
@@ -153,15 +153,15 @@ class Step:
         num_words = data.num_words[batch.segments]
         if not self.settings.altered:
             return tokens, num_words, data.targets(batch)
-        taught = data.teacher.tokens.take(batch.segments, batch.teacher_width)
-        sides = [(tokens, tokens.rolled()), (taught, taught.rolled())]
+        teacher_tokens = data.teacher.tokens.take(batch.segments, batch.teacher_width)
+        sides = [(tokens, tokens.rolled()), (teacher_tokens, teacher_tokens.rolled())]
         choice = fit(choose_words(num_words, num_words.roll(1), drawn[: len(num_words)]), sides)
-        tokens, taught = (
+        tokens, teacher_tokens = (
             first.with_more(compose(first, second, choice, side.pad_id))
             for (first, second), side in zip(sides, (data.tokens, data.teacher.tokens), strict=True)
         )
         num_words = torch.cat([num_words, (choice > 0).sum(1)])
-        return tokens, num_words, data.teacher.answer(taught, batch.num_words)
+        return tokens, num_words, data.teacher.answer(teacher_tokens, batch.num_words)
 
 
 @dataclass(frozen=True)

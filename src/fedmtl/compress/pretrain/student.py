@@ -25,7 +25,7 @@ from fedmtl.model.encoder import Encoder
 from fedmtl.model.wordpiece import INSIDE
 from fedmtl.seeds import derive_seed
 
-# Like BERT's own start: added to positions of that size and then normalised.
+# As in BERT's initialisation: added to positions of that size and then normalised.
 DEVIATION = 0.02
 WEIGHTS = "model.safetensors"
 FILES = {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", CARD}
@@ -111,8 +111,8 @@ def build_optimizer(student: Student, settings: PretrainSettings) -> torch.optim
     return torch.optim.AdamW(groups, lr=torch.zeros((), device=device), fused=True, capturable=True)
 
 
-def check_place(folder: Path) -> None:
-    """Raise an error where something that is not such an artefact would be overwritten."""
+def check_output_folder(folder: Path) -> None:
+    """Raise a FedmtlError where the folder has files that are no artefact of a pretraining, which would be lost."""
     if folder.exists() and not folder.is_dir():
         raise FedmtlError(f"--out: {folder} is a file; name a folder")
     strange = sorted(path.name for path in folder.iterdir() if path.name not in FILES) if folder.exists() else []
@@ -122,7 +122,7 @@ def check_place(folder: Path) -> None:
 
 def write_artefact(folder: Path, encoder: Any, tokenizer: Any, card: str) -> None:
     """float16 weights, config, tokenizer and card; an earlier artefact there is replaced."""
-    check_place(folder)
+    check_output_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

@@ -1,4 +1,4 @@
-"""What the teacher says of a batch, by word: computed once and kept where it fits, else again for every batch."""
+"""What the teacher says of a batch, by word: computed once and cached where it fits, else again for every batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedmtl.compress.pretrain.segments import Segments
 from fedmtl.model.bert.packing import mean_pool
 from fedmtl.model.encoder import Encoder
 
-# Shares of the memory that is free on a GPU, and bytes on a CPU, that kept states may take.
+# Shares of the memory that is free on a GPU, and bytes on a CPU, that cached states may take.
 GPU_SHARE = 0.6
 CPU_BYTES = 2 * 2**30
 
@@ -73,7 +73,7 @@ class LiveTargets:
         )
 
 
-class KeptTargets:
+class CachedTargets:
     """The teacher's answers for every segment, on the device."""
 
     def __init__(
@@ -99,33 +99,33 @@ class KeptTargets:
             found = (*targets.hidden, *targets.relations)
             if not len(self.sentences):
                 self.states = [
-                    state.new_empty(self.last + 1, state.shape[-1], dtype=kept_dtype(device)) for state in found
+                    state.new_empty(self.last + 1, state.shape[-1], dtype=cache_dtype(device)) for state in found
                 ]
                 self.sentences = targets.sentences.new_empty(len(by_length), targets.sentences.shape[-1])
             columns = torch.arange(batch.num_words, device=device)[None]
             is_word = columns < counts[batch.segments][:, None]
-            places = (self.starts[batch.segments][:, None] + columns)[is_word]
-            for kept, state in zip(self.states, found, strict=True):
-                kept[places] = state[is_word].to(kept.dtype)
+            positions = (self.starts[batch.segments][:, None] + columns)[is_word]
+            for cached, state in zip(self.states, found, strict=True):
+                cached[positions] = state[is_word].to(cached.dtype)
             self.sentences[batch.segments] = targets.sentences
             report(min(start + epochs.batch_size, len(by_length)), len(by_length))
 
     def __call__(self, batch: Batch) -> Targets:
         columns = torch.arange(batch.num_words, device=self.starts.device)[None]
         # Behind a segment's last word stand the next segment's; the losses' mask leaves them out.
-        places = (self.starts[batch.segments][:, None] + columns).clamp(max=self.last)
-        states = tuple(state[places] for state in self.states)
+        positions = (self.starts[batch.segments][:, None] + columns).clamp(max=self.last)
+        states = tuple(state[positions] for state in self.states)
         return Targets(states[: self.num_hidden], states[self.num_hidden :], self.sentences[batch.segments])
 
 
-def kept_dtype(device: torch.device) -> torch.dtype:
-    """On a GPU the teacher runs in bfloat16, so nothing is lost by keeping its answers so."""
+def cache_dtype(device: torch.device) -> torch.dtype:
+    """The type of cached states: bfloat16 on a GPU, where the teacher computes in it, so that nothing is lost."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def fits(segments: Segments, wanted: Wanted, width: int, device: torch.device) -> bool:
-    """Whether the teacher's answers for all segments may be kept on the device."""
-    size = kept_dtype(device).itemsize
+    """Whether the teacher's answers for all segments fit the device's memory."""
+    size = cache_dtype(device).itemsize
     needed = int(segments.num_words.sum()) * width * wanted.num_states * size + len(segments) * width * 4
-    room = GPU_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
-    return needed <= room
+    available = GPU_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else CPU_BYTES
+    return needed <= available
