@@ -32,9 +32,9 @@ def test_every_value_is_a_view_of_one_buffer_and_so_is_its_gradient(tmp_path):
     assert sum(parameter.numel() for parameter in bound.parameters.values()) == bound.flat.values.numel()
     shards = {task.name: make_shard(task, tmp_path) for task in (CROSS, SINGLE)}
     train(bound, shards, make_settings(CROSS, SINGLE), round_number=1, seed=0, device=CPU)
-    buffer = bound.buffers.kept["gradients"]
+    buffer = bound.buffers.by_name["gradients"]
     for key, parameter in bound.parameters.items():
-        place = bound.flat.places[key]
+        place = bound.flat.spans[key]
         assert parameter.data_ptr() == bound.flat.values[place].data_ptr()
         assert parameter.grad.data_ptr() == buffer[place].data_ptr()
 
@@ -75,7 +75,7 @@ def test_what_a_loss_does_not_reach_neither_decays_nor_ages(tmp_path):
 
 def test_fixed_values_are_not_given_to_the_optimizer():
     bound = bind(small_model(SINGLE), plan=SharingPlan((("heads.*", "task"), ("*", "fixed"))))
-    assert {key.name for key in bound.flat.places} == {"heads.single.weight", "heads.single.bias"}
+    assert {key.name for key in bound.flat.spans} == {"heads.single.weight", "heads.single.bias"}
 
 
 def test_clipping_scales_all_gradients_to_the_norm_and_leaves_short_ones():

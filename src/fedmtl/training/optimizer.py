@@ -61,7 +61,7 @@ class FlatOptimizer:
 
     def restore(self, kept: Mapping[str, Mapping[Key, Tensor]]) -> None:
         """Put back what `state` gave; keys that are gone are left out."""
-        places = self._bound.flat.places
+        places = self._bound.flat.spans
         for name, buffer in self._slots.items():
             for key, value in kept.get(name, {}).items():
                 if key in places:
@@ -74,7 +74,7 @@ class FlatOptimizer:
     def state(self) -> Slots:
         """Slot -> key -> tensor of every value that was ever stepped, for what a client keeps between rounds."""
         self._note_steps()
-        places, parameters = self._bound.flat.places, self._bound.parameters
+        places, parameters = self._bound.flat.spans, self._bound.parameters
         slots: Slots = {
             name: {key: buffer[places[key]].view(parameters[key].shape).cpu().clone() for key in self._steps}
             for name, buffer in self._slots.items()
@@ -95,13 +95,13 @@ class FlatOptimizer:
             loss.backward()  # type: ignore[no-untyped-call]
             return
         parameters = self._bound.parameters
-        for key in self._bound.flat.places:
+        for key in self._bound.flat.spans:
             parameters[key].grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        self._used[task] = {key for key in self._bound.flat.places if parameters[key].grad is not None}
+        self._used[task] = {key for key in self._bound.flat.spans if parameters[key].grad is not None}
         self._note_steps()
         seen = set().union(*self._used.values())
-        for key, place in self._bound.flat.places.items():
+        for key, place in self._bound.flat.spans.items():
             fresh = parameters[key].grad
             if key in seen:
                 parameters[key].grad = self._gradients[place].view(parameters[key].shape)
@@ -167,12 +167,12 @@ class FlatOptimizer:
         return [self._place(run) for run in self._runs if all(run.keys[0] in self._used[task] for task in tasks)]
 
     def _place(self, run: Run) -> slice:
-        places = self._bound.flat.places
+        places = self._bound.flat.spans
         return slice(places[run.keys[0]].start, places[run.keys[-1]].stop)
 
     def _cut(self) -> Iterator[Run]:
         """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them, one step count."""
-        places = self._bound.flat.places
+        places = self._bound.flat.spans
         kinds = {
             key: (
                 key.name in self._plain,
@@ -201,15 +201,15 @@ class FlatOptimizer:
         """Let the encoder write this task's gradients into the buffer, and remember where others are added up."""
         bound = self._bound
         views = {
-            name: self._gradients[bound.flat.places[key]].view(bound.parameters[key].shape)
+            name: self._gradients[bound.flat.spans[key]].view(bound.parameters[key].shape)
             for name, key in bound.views[task].items()
             if key in self._used[task] and bound.model.writes_gradients and not name.startswith(HEADS)
         }
         written = {bound.views[task][name] for name in views}
         bound.gradients[task] = views
-        kinds = {key: key in self._used[task] and key not in written for key in bound.flat.places}
+        kinds = {key: key in self._used[task] and key not in written for key in bound.flat.spans}
         self._added[task] = []
-        for is_added, group in groupby(bound.flat.places.items(), key=lambda item: kinds[item[0]]):
+        for is_added, group in groupby(bound.flat.spans.items(), key=lambda item: kinds[item[0]]):
             slices = [place for _, place in group]
             if is_added:
                 self._added[task].append(self._gradients[slices[0].start : slices[-1].stop])

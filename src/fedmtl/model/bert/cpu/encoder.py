@@ -60,8 +60,8 @@ def _gather(run: Pass, kind: str, index: Tensor, buffer: str) -> Tensor:
 
 
 @dataclass
-class Room:
-    """What outlives a pass: memory to compute in, and the tensors that gradients are kept in, by canonical name.
+class PassMemory:
+    """What outlives a pass: memory to compute in, and the tensors that store gradients, by canonical name.
 
     Gradients with such a tensor are written into it, over what was there; the others are added to the parameters'
     as autograd does.
@@ -78,26 +78,26 @@ def pooled_vectors(
     pool: str,
     masks: MaskSource,
     padding: int | None,
-    room: Room,
+    memory: PassMemory,
 ) -> Tensor:
     """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
     reached = {name: value for name, value in values.items() if value.requires_grad and _is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
-    space = room.spaces.pop() if room.spaces else Workspace()
-    gradients = Gradients(reached, room.gradients)
-    is_kept = bool(reached) and torch.is_grad_enabled()
+    space = memory.spaces.pop() if memory.spaces else Workspace()
+    gradients = Gradients(reached, memory.gradients)
+    needs_backward = bool(reached) and torch.is_grad_enabled()
     compiled = kernels(values["embeddings.LayerNorm.weight"].dtype)
-    run = Pass(values, layout, batch, masks, padding, space, gradients, is_kept, compiled)
-    if is_kept:
+    run = Pass(values, layout, batch, masks, padding, space, gradients, needs_backward, compiled)
+    if needs_backward:
         # Autograd need only know of values whose gradients it is given, and of one in any case.
-        given = [value for name, value in reached.items() if name not in room.gradients]
+        given = [value for name, value in reached.items() if name not in memory.gradients]
         given = given or list(reached.values())[:1]
-        vectors: Tensor = _Encoded.apply(run, pool, room, *given)  # type: ignore[no-untyped-call]
+        vectors: Tensor = _Encoded.apply(run, pool, memory, *given)  # type: ignore[no-untyped-call]
         return vectors
     with torch.no_grad():
         # A copy: the next pass computes in the same memory.
         vectors = _forward(run, pool).vectors.clone()
-    room.spaces.append(space)
+    memory.spaces.append(space)
     return vectors
 
 
@@ -121,7 +121,7 @@ def _forward(run: Pass, pool: str) -> _Trace:
     for number in range(run.layout.num_layers - (pool != "mean")):
         layer = layer_forward(run, attention, number, hidden)
         hidden = layer.out
-        if run.is_kept:
+        if run.needs_backward:
             layers.append(layer)
     if pool == "mean":
         return _Trace(embedded, attention, layers, None, _mean(run, hidden))
@@ -174,7 +174,7 @@ def _mean_backward(run: Pass, gradient: Tensor) -> Tensor:
 
 
 def _rows(run: Pass) -> Tensor:
-    return run.batch.places // run.batch.width
+    return run.batch.slots // run.batch.width
 
 
 def _counts(run: Pass, dtype: torch.dtype) -> Tensor:
@@ -183,8 +183,8 @@ def _counts(run: Pass, dtype: torch.dtype) -> Tensor:
 
 class _Encoded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Pass, pool: str, room: Room, *values: Tensor) -> Tensor:
-        ctx.run, ctx.pool, ctx.room, ctx.num_given = run, pool, room, len(values)
+    def forward(ctx: Any, run: Pass, pool: str, memory: PassMemory, *values: Tensor) -> Tensor:
+        ctx.run, ctx.pool, ctx.memory, ctx.num_given = run, pool, memory, len(values)
         ctx.trace = _forward(run, pool)
         # A copy: it outlives the trace, and what is done with it must not reach that.
         vectors: Tensor = ctx.trace.vectors.clone()
@@ -197,6 +197,6 @@ class _Encoded(torch.autograd.Function):
         assert trace is not None, "a pass is followed back once"
         ctx.trace = None
         _backward(run, ctx.pool, trace, gradient.contiguous())
-        ctx.room.spaces.append(run.space)
+        ctx.memory.spaces.append(run.space)
         fresh = [*run.gradients.fresh_in_order(), *[None] * ctx.num_given]
         return None, None, None, *fresh[: ctx.num_given]

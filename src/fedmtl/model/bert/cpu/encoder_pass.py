@@ -19,15 +19,15 @@ from fedmtl.model.bert.packing import MaskSource, Packed
 
 
 class Gradients:
-    """A tensor to write each wanted gradient into: the one it is kept in, where there is one, or a fresh one."""
+    """Gives a tensor to write each wanted gradient into: its entry of `targets` where there is one, or a fresh one."""
 
-    def __init__(self, wanted: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-        self._wanted, self._kept = wanted, kept
+    def __init__(self, wanted: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        self._wanted, self._targets = wanted, targets
         self.fresh: dict[str, Tensor] = {}
 
     def fresh_in_order(self) -> list[Tensor | None]:
-        """The gradients that were wanted and not kept, None where nothing wrote one."""
-        return [self.fresh.get(name) for name in self._wanted if name not in self._kept]
+        """Return the wanted gradients that have no target, None where nothing wrote one."""
+        return [self.fresh.get(name) for name in self._wanted if name not in self._targets]
 
     def wants(self, name: str) -> bool:
         return name in self._wanted
@@ -37,8 +37,8 @@ class Gradients:
 
     def into(self, name: str) -> Tensor:
         """What is in it is overwritten, not added to."""
-        if name in self._kept:
-            return self._kept[name]
+        if name in self._targets:
+            return self._targets[name]
         self.fresh[name] = torch.empty_like(self._wanted[name], requires_grad=False)
         return self.fresh[name]
 
@@ -51,18 +51,18 @@ class Workspace:
     """Named buffers that only grow; what is in one is valid until its name is taken again."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A tensor of that shape, with anything in it."""
         size = math.prod(shape)
-        known = self._kept.get(name)
+        known = self._buffers.get(name)
         if known is None or known.numel() < size or known.dtype != dtype:
-            # Batches differ a little in size: some room spares the next one a new buffer. What is made while scoring
-            # must serve training too, which an inference tensor may not.
+            # Batches differ a little in size: some spare memory saves the next one a new buffer. What is made while
+            # scoring must serve training too, which an inference tensor may not.
             with torch.inference_mode(False):
-                self._kept[name] = known = torch.empty(size + size // 8, dtype=dtype)
-        strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+                self._buffers[name] = known = torch.empty(size + size // 8, dtype=dtype)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return known.as_strided(shape, strides)
 
 
@@ -79,7 +79,7 @@ class Normed:
 
 @dataclass(frozen=True)
 class Pass:
-    """Values by canonical name, a batch and where to compute it; `is_kept` where a backward pass follows."""
+    """Values by canonical name, a batch and where to compute it; `needs_backward` says that a backward pass follows."""
 
     values: Mapping[str, Tensor]
     layout: BertLayout
@@ -88,7 +88,7 @@ class Pass:
     padding: int | None
     space: Workspace
     gradients: Gradients
-    is_kept: bool
+    needs_backward: bool
     kernels: Kernels | None
 
     @property
@@ -98,9 +98,9 @@ class Pass:
     def take(self, name: str, *shape: int) -> Tensor:
         return self.space.take(name, self.dtype, *shape)
 
-    def kept(self, layer: int | str, name: str, *shape: int) -> Tensor:
-        """A buffer of this layer's own where a backward pass will read it; otherwise one that all layers share."""
-        return self.take(f"{layer}.{name}" if self.is_kept else name, *shape)
+    def take_saved(self, layer: int | str, name: str, *shape: int) -> Tensor:
+        """Return a buffer for this layer alone if a backward pass will read it, otherwise one that all layers share."""
+        return self.take(f"{layer}.{name}" if self.needs_backward else name, *shape)
 
     def linear(self, weight: Tensor, bias: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
         if self.kernels and self.kernels.fits(*weight.shape):
@@ -139,7 +139,10 @@ class Pass:
         rows, width = added.shape
         weight, bias = self.values[f"{name}.weight"], self.values[f"{name}.bias"]
         if self.kernels:
-            out, moments = self.kept(layer, f"{name}.out", rows, width), self.kept(layer, f"{name}.moments", rows, 2)
+            out, moments = (
+                self.take_saved(layer, f"{name}.out", rows, width),
+                self.take_saved(layer, f"{name}.moments", rows, 2),
+            )
             self.kernels.call(
                 "add_norm", rows, width, added, hidden, mask, weight, bias, self.layout.epsilon, out, moments
             )
@@ -188,13 +191,13 @@ class Fed:
 def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
     """`last.out` is the layer's outcome for the positions whose states and mixed values are given."""
     name, p, shape = f"encoder.layer.{number}", run.layout.hidden_dropout, tuple(hidden.shape)
-    added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.kept(number, "added", *shape))
+    added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.take_saved(number, "added", *shape))
     mask = run.masks(f"{number}.attention.output", shape, p)
     middle = run.add_norm(number, f"{name}.attention.output.LayerNorm", added, hidden, mask)
     wide = len(hidden), len(run.values[f"{name}.intermediate.dense.bias"])
-    before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.kept(number, "before", *wide))
-    inner = torch.ops.aten.gelu.out(before, out=run.kept(number, "inner", *wide))
-    outer = run.linear_by_name(f"{name}.output.dense", inner, run.kept(number, "outer", *shape))
+    before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.take_saved(number, "before", *wide))
+    inner = torch.ops.aten.gelu.out(before, out=run.take_saved(number, "inner", *wide))
+    outer = run.linear_by_name(f"{name}.output.dense", inner, run.take_saved(number, "outer", *shape))
     mask = run.masks(f"{number}.output", shape, p)
     last = run.add_norm(number, f"{name}.output.LayerNorm", outer, middle.out, mask)
     return Fed(mixed, middle, before, inner, last)

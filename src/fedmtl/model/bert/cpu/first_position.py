@@ -33,9 +33,9 @@ def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: T
     rows, heads, size, width = run.batch.num_rows, run.layout.num_heads, run.layout.head_size, hidden.shape[1]
     by_head = query.view(rows, heads, size)
     seen = torch.bmm(by_head.transpose(0, 1), _cut(run, f"{name}.key.weight")).transpose(0, 1).contiguous()
-    # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
+    # The same for all positions, so softmax drops it; it is here so that the bias has the module's gradient.
     constant = (by_head * run.values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
-    padded = run.kept(name, "padded", rows * run.batch.width, width)
+    padded = run.take_saved(name, "padded", rows * run.batch.width, width)
     torch.index_select(hidden, 0, run.batch.sources, out=padded)
     padded = padded.view(rows, -1, width)
     scores = torch.bmm(seen, padded.transpose(1, 2)).add_(constant).mul_(size**-0.5)
@@ -63,7 +63,7 @@ def backward_by_torch(
     by_position = torch.cat([by_score, of.used], 1).transpose(1, 2)
     by_padded = torch.bmm(by_position, torch.cat([of.seen, by_means], 1), out=run.take("by_padded", *of.padded.shape))
     by_hidden = run.take("by_hidden", *hidden.shape)
-    torch.index_select(by_padded.view(-1, width), 0, run.batch.places, out=by_hidden)
+    torch.index_select(by_padded.view(-1, width), 0, run.batch.slots, out=by_hidden)
     return by_hidden, by_query
 
 
@@ -100,13 +100,13 @@ def attend_by_kernels(
     rows, heads, width = run.batch.num_rows, run.layout.num_heads, hidden.shape[1]
     shape = (rows, heads, width // heads, run.batch.width)
     lengths = run.batch.mask.sum(1)
-    seen, means = (run.kept(name, part, rows * heads, width) for part in ("seen", "means"))
-    shares = run.kept(name, "first_shares", rows * heads, run.batch.width)
-    totals = run.kept(name, "totals", rows * heads)
-    mixed = run.kept(name, "mixed", rows, width)
+    seen, means = (run.take_saved(name, part, rows * heads, width) for part in ("seen", "means"))
+    shares = run.take_saved(name, "first_shares", rows * heads, run.batch.width)
+    totals = run.take_saved(name, "totals", rows * heads)
+    mixed = run.take_saved(name, "mixed", rows, width)
     run.kernels.call(
         "first_attend", *shape, lengths, hidden, query, *_values(run, name), mask, seen, shares, means, totals, mixed,
-        run.take("first_room", width * width // heads + run.batch.width),
+        run.take("first_scratch", width * width // heads + run.batch.width),
     )  # fmt: skip
     return mixed, (lengths, seen, shares, means, totals)
 
@@ -127,7 +127,7 @@ def backward_by_kernels(
         "first_attend_backward", rows, heads, width // heads, run.batch.width, lengths, hidden, query,
         *_values(run, name), mask, *saved, gradient, by_hidden, by_query, *results,
         run.take("by_means", rows * heads, width), run.take("by_seen", rows * heads, width),
-        run.take("first_room", width * width // heads + run.batch.width),
+        run.take("first_scratch", width * width // heads + run.batch.width),
     )  # fmt: skip
     return by_hidden, by_query
 
@@ -158,7 +158,9 @@ def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
     name = f"encoder.layer.{number}.attention.self"
     rows, heads = run.batch.num_rows, run.layout.num_heads
     first = hidden.index_select(0, run.batch.firsts)
-    query = run.linear_by_name(f"{name}.query", first, run.kept(number, "query", rows, run.layout.attention_width))
+    query = run.linear_by_name(
+        f"{name}.query", first, run.take_saved(number, "query", rows, run.layout.attention_width)
+    )
     mask = run.masks(f"{number}.attention", (rows, heads, run.batch.width), run.layout.attention_dropout)
     attend = attend_by_kernels if _has_kernels(run, hidden) else attend_by_torch
     mixed, attended = attend(run, name, hidden, query, mask)
