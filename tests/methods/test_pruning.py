@@ -213,7 +213,7 @@ def test_pruned_weights_are_zero_after_training_and_others_move(tmp_path, option
     bound = bind(model)
     before = {key: value.clone() for key, value in bound.values().items()}
     methods = make_methods(settings, masked(pruned))
-    second = train(bound, shards, settings, round_number=2, seed=6, device=CPU, kept=first.optimizer, methods=methods)
+    second = train(bound, shards, settings, round_number=2, seed=6, device=CPU, saved=first.optimizer, methods=methods)
     assert second.steps > 0
     for key, mask in pruned.items():
         after = bound.values()[key]

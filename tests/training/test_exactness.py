@@ -229,7 +229,9 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     for number in (1, 2):
         seed = derive_seed(SEED, number)
         methods = make_methods(settings)
-        trained = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept, methods=methods)
+        trained = train(
+            bound, shards, settings, round_number=number, seed=seed, device=CPU, saved=kept, methods=methods
+        )
         kept = trained.optimizer
     rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number), number)) for number in (1, 2)]
     plain.masks = getattr(model.draw_masks, "passes", []).copy()

@@ -67,7 +67,7 @@ def test_what_a_loss_does_not_reach_neither_decays_nor_ages(tmp_path):
     assert torch.equal(bound.values()[pooler], before[pooler])
     assert pooler not in state["exp_avg"]
     shards["single"] = make_shard(SINGLE, tmp_path)
-    state = train(bound, shards, settings, round_number=2, seed=0, device=CPU, kept=state).optimizer
+    state = train(bound, shards, settings, round_number=2, seed=0, device=CPU, saved=state).optimizer
     # Three steps a task and round: the encoder took 3 + 6, the pooler 3.
     assert state["step"][pooler] == 3
     assert state["step"][Key("all", "encoder.layer.0.output.dense.weight")] == 9
@@ -106,7 +106,7 @@ def test_a_head_rests_with_its_state_while_its_task_is_not_stepped(optimizer, tm
     before = copied(bound.values())
     state = {slot: copied(values) for slot, values in first.items()}
     only = {"single": shards["single"]}
-    second = train(bound, only, settings, round_number=2, seed=1, device=CPU, kept=first).optimizer
+    second = train(bound, only, settings, round_number=2, seed=1, device=CPU, saved=first).optimizer
     for leaf in ("weight", "bias"):
         resting, moving = Key("task:cross", f"heads.cross.{leaf}"), Key("task:single", f"heads.single.{leaf}")
         assert torch.equal(bound.values()[resting], before[resting])
@@ -140,7 +140,7 @@ def test_kept_state_makes_two_rounds_one_training(options, tmp_path, monkeypatch
         bound = bind(small_model(SINGLE, DUAL, dtype=torch.float32))
         kept = None
         for number in (1, 2):
-            trained = train(bound, shards, settings, round_number=number, seed=number, device=CPU, kept=kept)
+            trained = train(bound, shards, settings, round_number=number, seed=number, device=CPU, saved=kept)
             kept = trained.optimizer if keep else None
         return bound.values()
 

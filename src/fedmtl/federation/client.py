@@ -141,7 +141,7 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        kept=kept_slots(opened),
+        saved=kept_slots(opened),
         methods=opened.methods,
     )
     after = {key: value.cpu() for key, value in bound.values().items()}
