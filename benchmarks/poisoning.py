@@ -26,8 +26,8 @@ import torch
 
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import Prepared, open_engine
-from fedmtl.experiment.run import Carrier, start_run
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
+from fedmtl.experiment.run import start_run
+from fedmtl.federation.messages import ClientId, ClientInfo, Engine, Failure, Job, State, Update
 from fedmtl.runs.events import EvaluationEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
@@ -58,7 +58,7 @@ class Setting:
 class HostileEngine:
     """An engine whose hostile client changes its answers on the way; `norms` are those of honest updates."""
 
-    engine: Carrier
+    engine: Engine
     setting: Setting
     norms: list[float] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ def run_setting(setting: Setting, folder: Path, rounds: int, examples: int) -> t
         opened.append(HostileEngine(open_engine(prepared, run), setting))
         return opened[0]
 
-    run = start_run(config, "poisoned", open_carrier=open_hostile)
+    run = start_run(config, "poisoned", make_engine=open_hostile)
     last = [event for event in read_events(run) if isinstance(event, EvaluationEvent) and event.round == rounds]
     scores = {event.task: event.metrics[TASKS[event.task]] for event in last}
     return scores, max(opened[0].norms)

@@ -76,7 +76,7 @@ def _start(
         from fedmtl.experiment.run import start_run
 
         name = name or (path.stem if path else "demo")
-        return start_run(loaded, name, display, profile=profile, open_carrier=_opener(engine))
+        return start_run(loaded, name, display, profile=profile, make_engine=_opener(engine))
 
 
 def _opener(engine: Engine) -> OpenEngine:
@@ -122,7 +122,7 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: 
         from fedmtl.experiment.run import resume_run
 
         display.name = found.name
-        return resume_run(found, display, profile=profile, open_carrier=_opener(engine), repair=repair)
+        return resume_run(found, display, profile=profile, make_engine=_opener(engine), repair=repair)
 
 
 def _warm_up(config: Config) -> None:

@@ -17,7 +17,7 @@ from fedmtl.tasks.task import Task
 LETTERS = 16
 
 
-def own_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
+def server_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
     """A server's terms, which name the labels of its tasks."""
     labels = {name: list(task.labels) for name, task in tasks.items()}
     return Terms(**dict(site_terms(model, tokenizer)), labels=labels)

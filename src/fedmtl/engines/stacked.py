@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.open_jobs import asked_for
+from fedmtl.engines.open_jobs import OpenJob
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
@@ -78,8 +78,8 @@ class StackedEngine:
             if answer is None:
                 alone.append(job)
                 continue
-            asked = asked_for(job, len(data))
-            yield asked.failed(str(answer)) if isinstance(answer, FedmtlError) else asked.take(answer, limit)
+            open_job = OpenJob.of(job, len(data))
+            yield open_job.failed(str(answer)) if isinstance(answer, FedmtlError) else open_job.take(answer, limit)
 
 
 def _sent(answer: Update | FedmtlError | None) -> np.ndarray | FedmtlError | None:

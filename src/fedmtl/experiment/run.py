@@ -98,7 +98,7 @@ def start_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenEngine = open_engine,
+    make_engine: OpenEngine = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = replace(prepare(config, observe), profile=profile)
@@ -108,7 +108,7 @@ def start_run(
         log = Log(run, observe, prepared.config)
         for event in opening_events(prepared):
             log(event)
-        return drive(prepared, prepared.state, run, log, lambda: open_carrier(prepared, run))
+        return drive(prepared, prepared.state, run, log, lambda: make_engine(prepared, run))
 
 
 def resume_run(
@@ -116,7 +116,7 @@ def resume_run(
     observe: Observer = lambda event: None,
     *,
     profile: bool = False,
-    open_carrier: OpenEngine = open_engine,
+    make_engine: OpenEngine = open_engine,
     repair: bool = False,
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped.
@@ -133,7 +133,7 @@ def resume_run(
         for event in opened_events(run, prepared):
             observe(event)
         log = Log(run, observe, prepared.config)
-        return drive(prepared, state, run, log, lambda: open_carrier(prepared, run))
+        return drive(prepared, state, run, log, lambda: make_engine(prepared, run))
 
 
 class Log:
@@ -184,7 +184,7 @@ def drive(
     state: State,
     run: RunFolder,
     log: Log,
-    open_carrier: Callable[[], Engine],
+    make_engine: Callable[[], Engine],
     *,
     command: str = "fedmtl run",
     farewell: Callable[[], None] = lambda: None,
@@ -198,7 +198,7 @@ def drive(
     engine: Engine | None = None
     try:
         with raised(_Stop), profiling(run.spool) if prepared.profile else nullcontext() as spent:
-            engine = open_carrier()
+            engine = make_engine()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
