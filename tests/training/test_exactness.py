@@ -223,7 +223,7 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     settings = make_settings(*tasks, **options)
     plain = PlainModel(model).train()
     bound = bind(model)
-    before = copied(bound.values())
+    before = copied(bound.weights())
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
     kept: Any = None
     for number in (1, 2):
@@ -237,7 +237,7 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     plain.masks = getattr(model.draw_masks, "passes", []).copy()
     plain_rounds(plain, {task.name: task for task in tasks}, rounds, settings)
     expected = {name.removeprefix("encoder.") if "heads." not in name else name: p for name, p in named(plain)}
-    after = bound.values()
+    after = bound.weights()
     assert furthest({Key("", key.name): value for key, value in after.items()}, keyed(expected)) < 1e-10
     assert furthest(after, before) > 1e-3
 

@@ -130,7 +130,8 @@ class BoundModel:
         self.model.memory.gradients = self.gradients.get(task, {})
         return self.model
 
-    def values(self) -> Weights:
+    def weights(self) -> Weights:
+        """Return the bound values by key, which share the parameters' memory."""
         return {key: parameter.detach() for key, parameter in self.parameters.items()}
 
     def _parameter(self, key: Key, weights: Weights, device: torch.device | None) -> nn.Parameter:

@@ -138,14 +138,14 @@ def _wider(name: str) -> Iterator[str]:
         yield pattern
 
 
-def merge(values: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+def merge(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
     """The plain model's values: every W with its alpha / rank * B A added, without A and B."""
-    merged = {name: value for name, value in values.items() if not name.endswith((A, B))}
-    for name in values:
+    merged = {name: value for name, value in weights.items() if not name.endswith((A, B))}
+    for name in weights:
         if name.endswith(A):
             path = name.removesuffix(A)
             weight = merged[f"{path}.weight"]
-            product = values[path + B].double() @ values[name].double()
+            product = weights[path + B].double() @ weights[name].double()
             merged[f"{path}.weight"] = (weight.double() + config.alpha / config.rank * product).to(weight.dtype)
     return merged
 

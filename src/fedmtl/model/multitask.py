@@ -132,14 +132,14 @@ class MultiTaskModel(nn.Module):
         """
         if self.layout is None:
             return self.pool(task, *self.encode(task, inputs, noise))
-        values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
-        masks = self.draw_masks(values[self.table]) if self.training else no_masks
+        weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
+        masks = self.draw_masks(weights[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
         padding, pool = self.token_table().padding_idx, self.pools[task]
         if self.writes_gradients:
             assert noise is None, "noise goes with adds_gradients"
-            return cpu_bert.pooled_vectors(values, self.layout, batch, pool, masks, padding, self.memory)
-        return pooled_vectors(values, self.layout, batch, pool, masks, padding, noise)
+            return cpu_bert.pooled_vectors(weights, self.layout, batch, pool, masks, padding, self.memory)
+        return pooled_vectors(weights, self.layout, batch, pool, masks, padding, noise)
 
     @property
     def writes_gradients(self) -> bool:

@@ -104,7 +104,7 @@ def one_by_one(model, clients, settings, round_number=2, kept=()):
             saved=own,
             methods=make_methods(settings, member.received),
         )
-        found.append((trained, copied(bound.values())))
+        found.append((trained, copied(bound.weights())))
     return found
 
 

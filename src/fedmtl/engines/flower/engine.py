@@ -103,11 +103,11 @@ class FlowerEngine:
         open_jobs: dict[ClientId, _SentJob] = {}
         for job in jobs:
             open_jobs[job.client] = self._written(job)
-            self._carry(open_jobs[job.client])
+            self._send(open_jobs[job.client])
             yield from self._answers(open_jobs)
         while open_jobs and time.monotonic() < end:
             for sent in open_jobs.values():
-                self._carry(sent)
+                self._send(sent)
             yield from self._answers(open_jobs)
             self._pass_on_notes()
             if open_jobs:
@@ -171,7 +171,7 @@ class FlowerEngine:
         open_job = OpenJob.of(job, len(encoded))
         return _SentJob(open_job, job.kind, path, min(self._max_bytes, most_answer_bytes(job, open_job)))
 
-    def _carry(self, sent: _SentJob) -> None:
+    def _send(self, sent: _SentJob) -> None:
         """Send a job to where its site is now, once for every time the site comes."""
         site = self._roster.find(sent.open_job.client)
         if site is None or sent.coming == (site.node_id, site.coming):

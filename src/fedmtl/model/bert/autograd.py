@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fedmtl.model.bert.layout import BertLayout
 from fedmtl.model.bert.packing import MaskSource, Packed, mean_pool
 
-Values = Mapping[str, Tensor]
+NamedWeights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _unpad(padded: Tensor, at: HeadSlots, size: int) -> Tensor:
 
 
 def pooled_vectors(
-    values: Values,
+    weights: NamedWeights,
     layout: BertLayout,
     batch: Packed,
     pool: str,
@@ -108,19 +108,19 @@ def pooled_vectors(
 
     `noise`, padded as the batch was, is added to the word embeddings.
     """
-    heads = head_slots(batch, layout.num_heads, values["embeddings.LayerNorm.weight"].dtype)
-    hidden = _embed(values, layout, batch, masks, padding, noise)
+    heads = head_slots(batch, layout.num_heads, weights["embeddings.LayerNorm.weight"].dtype)
+    hidden = _embed(weights, layout, batch, masks, padding, noise)
     num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
     for number in range(num_full):
-        hidden = _layer(values, layout, batch, masks, number, hidden, heads)
+        hidden = _layer(weights, layout, batch, masks, number, hidden, heads)
     if pool == "mean":
         return mean_pool(batch.pad(hidden), batch.mask)
-    first = _first_position(values, layout, batch, masks, layout.num_layers - 1, hidden, heads)
-    return torch.tanh(_linear(values, "pooler.dense", first)) if pool == "pooler" else first
+    first = _first_position(weights, layout, batch, masks, layout.num_layers - 1, hidden, heads)
+    return torch.tanh(_linear(weights, "pooler.dense", first)) if pool == "pooler" else first
 
 
 def _embed(
-    values: Values,
+    weights: NamedWeights,
     layout: BertLayout,
     batch: Packed,
     masks: MaskSource,
@@ -128,17 +128,17 @@ def _embed(
     noise: Tensor | None,
 ) -> Tensor:
     table = "embeddings.{}_embeddings.weight"
-    hidden = F.embedding(batch.ids, values[table.format("word")], padding)
+    hidden = F.embedding(batch.ids, weights[table.format("word")], padding)
     if noise is not None:
         hidden = hidden + noise.reshape(-1, noise.shape[-1]).index_select(0, batch.slots)
-    hidden = hidden + F.embedding(batch.segments, values[table.format("token_type")])
-    hidden = hidden + F.embedding(batch.positions, values[table.format("position")])
-    hidden = _norm(values, "embeddings.LayerNorm", hidden, layout)
+    hidden = hidden + F.embedding(batch.segments, weights[table.format("token_type")])
+    hidden = hidden + F.embedding(batch.positions, weights[table.format("position")])
+    hidden = _norm(weights, "embeddings.LayerNorm", hidden, layout)
     return _dropped(hidden, "embeddings", layout.hidden_dropout, masks)
 
 
 def _layer(
-    values: Values,
+    weights: NamedWeights,
     layout: BertLayout,
     batch: Packed,
     masks: MaskSource,
@@ -148,14 +148,14 @@ def _layer(
 ) -> Tensor:
     """One layer at every position; tokens in, tokens out."""
     name = f"encoder.layer.{number}.attention.self"
-    query, key, value = (_linear(values, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
+    query, key, value = (_linear(weights, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
     shape = (batch.num_rows * layout.num_heads, batch.width, batch.width)
     mixed = attend(query, key, value, heads, masks(f"{number}.attention", shape, layout.attention_dropout))
-    return _feed_forward(values, layout, masks, number, hidden, mixed)
+    return _feed_forward(weights, layout, masks, number, hidden, mixed)
 
 
 def _first_position(
-    values: Values,
+    weights: NamedWeights,
     layout: BertLayout,
     batch: Packed,
     masks: MaskSource,
@@ -167,41 +167,41 @@ def _first_position(
     name = f"encoder.layer.{number}.attention.self"
     rows, heads, size, width = batch.num_rows, layout.num_heads, layout.head_size, hidden.shape[1]
     first = hidden.index_select(0, batch.firsts)
-    query = _linear(values, f"{name}.query", first).view(rows, heads, size)
-    key_weight = values[f"{name}.key.weight"].view(heads, size, width)
+    query = _linear(weights, f"{name}.query", first).view(rows, heads, size)
+    key_weight = weights[f"{name}.key.weight"].view(heads, size, width)
     # (heads, rows, size) x (heads, size, width): the query as seen by the hidden states themselves.
     seen = torch.bmm(query.transpose(0, 1), key_weight).transpose(0, 1)
     # The same for all positions, so softmax drops it; it is here so that the bias has the module's gradient.
-    constant = (query * values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
+    constant = (query * weights[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
     padded = batch.pad(hidden)
     scores = (torch.bmm(seen, padded.transpose(1, 2)) + constant) * size**-0.5 + slots.bias.unsqueeze(1)
     shares = _dropped(torch.softmax(scores, -1), f"{number}.attention", layout.attention_dropout, masks)
-    value_weight = values[f"{name}.value.weight"].view(heads, size, width)
+    value_weight = weights[f"{name}.value.weight"].view(heads, size, width)
     mixed = torch.bmm(torch.bmm(shares, padded).transpose(0, 1), value_weight.transpose(1, 2)).transpose(0, 1)
-    mixed = mixed + shares.sum(-1, keepdim=True) * values[f"{name}.value.bias"].view(heads, size)
-    return _feed_forward(values, layout, masks, number, first, mixed.reshape(rows, -1))
+    mixed = mixed + shares.sum(-1, keepdim=True) * weights[f"{name}.value.bias"].view(heads, size)
+    return _feed_forward(weights, layout, masks, number, first, mixed.reshape(rows, -1))
 
 
 def _feed_forward(
-    values: Values, layout: BertLayout, masks: MaskSource, number: int, hidden: Tensor, mixed: Tensor
+    weights: NamedWeights, layout: BertLayout, masks: MaskSource, number: int, hidden: Tensor, mixed: Tensor
 ) -> Tensor:
     """What follows the attention, at whichever positions are given."""
     name = f"encoder.layer.{number}"
     p = layout.hidden_dropout
-    mixed = _linear(values, f"{name}.attention.output.dense", mixed)
+    mixed = _linear(weights, f"{name}.attention.output.dense", mixed)
     hidden = _added(hidden, mixed, f"{number}.attention.output", p, masks)
-    hidden = _norm(values, f"{name}.attention.output.LayerNorm", hidden, layout)
-    inner = F.gelu(_linear(values, f"{name}.intermediate.dense", hidden))
-    outer = _linear(values, f"{name}.output.dense", inner)
-    return _norm(values, f"{name}.output.LayerNorm", _added(hidden, outer, f"{number}.output", p, masks), layout)
+    hidden = _norm(weights, f"{name}.attention.output.LayerNorm", hidden, layout)
+    inner = F.gelu(_linear(weights, f"{name}.intermediate.dense", hidden))
+    outer = _linear(weights, f"{name}.output.dense", inner)
+    return _norm(weights, f"{name}.output.LayerNorm", _added(hidden, outer, f"{number}.output", p, masks), layout)
 
 
-def _linear(values: Values, name: str, inputs: Tensor) -> Tensor:
-    return F.linear(inputs, values[f"{name}.weight"], values[f"{name}.bias"])
+def _linear(weights: NamedWeights, name: str, inputs: Tensor) -> Tensor:
+    return F.linear(inputs, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
-def _norm(values: Values, name: str, inputs: Tensor, layout: BertLayout) -> Tensor:
-    return F.layer_norm(inputs, (inputs.shape[-1],), values[f"{name}.weight"], values[f"{name}.bias"], layout.epsilon)
+def _norm(weights: NamedWeights, name: str, inputs: Tensor, layout: BertLayout) -> Tensor:
+    return F.layer_norm(inputs, (inputs.shape[-1],), weights[f"{name}.weight"], weights[f"{name}.bias"], layout.epsilon)
 
 
 def _dropped(inputs: Tensor, site: str, p: float, masks: MaskSource) -> Tensor:

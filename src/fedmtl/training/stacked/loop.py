@@ -89,25 +89,25 @@ class Stacks:
 def train_stack(
     stacks: Stacks,
     members: Sequence[Member],
-    values: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[Mapping[str, Tensor]],
     settings: LocalSettings,
     *,
     round_number: int,
 ) -> list[Outcome]:
-    """Train clients that have a shape in common; `values` are theirs by canonical name, in the members' order."""
+    """Train clients that have a shape in common; `weights` are theirs by canonical name, in the members' order."""
     order = sorted(range(len(members)), key=lambda i: (members[i].tasks[0].name, i))
     ordered = [members[i] for i in order]
-    ordered_values = [values[i] for i in order]
+    ordered_weights = [weights[i] for i in order]
     store = _store(stacks, ordered)
-    stack, step = _stack(stacks, store, _shape(stacks.model, ordered, ordered_values, settings), settings)
-    _load(stack, ordered, ordered_values)
+    stack, step = _stack(stacks, store, _shape(stacks.model, ordered, ordered_weights, settings), settings)
+    _load(stack, ordered, ordered_weights)
     for method in stack.methods:
         method.load(stack, ordered)
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
     records = _run(stack, step, plan_steps(ordered, store, settings, round_number))
-    found = make_outcomes(stack, ordered, records, ordered_values)
+    found = make_outcomes(stack, ordered, records, ordered_weights)
     outcomes = dict(zip(order, found, strict=True))
     return [outcomes[i] for i in range(len(members))]
 
@@ -122,7 +122,7 @@ def _store(stacks: Stacks, members: Sequence[Member]) -> TokenStore:
 
 
 def _shape(
-    model: MultiTaskModel, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]], settings: LocalSettings
+    model: MultiTaskModel, members: Sequence[Member], weights: Sequence[Mapping[str, Tensor]], settings: LocalSettings
 ) -> StackShape:
     holders: dict[str, list[int]] = {}
     trained: dict[str, None] = {}
@@ -130,7 +130,7 @@ def _shape(
         for task in member.tasks:
             holders.setdefault(task.name, []).append(k)
             trained |= dict.fromkeys(reached(model, task.name, member.keys))
-    rows = max(len(value[model.table]) for value in values)
+    rows = max(len(client_weights[model.table]) for client_weights in weights)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
@@ -155,13 +155,13 @@ def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: Local
     return stacks.made[key]
 
 
-def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]]) -> None:
+def _load(stack: Stack, members: Sequence[Member], weights: Sequence[Mapping[str, Tensor]]) -> None:
     model = stack.model
     index = torch.empty(stack.index.shape, dtype=torch.int64)
-    for k, (member, client_values) in enumerate(zip(members, values, strict=True)):
+    for k, (member, client_weights) in enumerate(zip(members, weights, strict=True)):
         for _, block, row in stack.blocks_of(k):
             for name in block.spans:
-                block.load(block.values, row, name, client_values[name])
+                block.load(block.values, row, name, client_weights[name])
         every = np.arange(model.vocabulary_size)
         mapped = every if member.rows is None else compact_ids(member.rows, model.vocabulary_size)
         # What a client's texts do not use points past its rows; it must not point into another client's.

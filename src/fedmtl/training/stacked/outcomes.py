@@ -40,9 +40,9 @@ class Outcome:
 
 
 def make_outcomes(
-    stack: Stack, members: Sequence[Member], records: StepRecords, values: Sequence[Mapping[str, Tensor]]
+    stack: Stack, members: Sequence[Member], records: StepRecords, weights: Sequence[Mapping[str, Tensor]]
 ) -> list[Outcome]:
-    """In the members' order; `values` are those that they started from."""
+    """In the members' order; `weights` are those that they started from."""
     moved = stack.moved()
     slots = stack.slots() if stack.settings.keep_optimizer else []
     outcomes = []
@@ -51,14 +51,14 @@ def make_outcomes(
         after: dict[str, Tensor] = {}
         for number, block, row in stack.blocks_of(k):
             for name in block.spans:
-                like = values[k][name]
+                like = weights[k][name]
                 delta[name] = block.part(moved[number], row, name, like)
                 if is_personal(member.keys[name]):
                     after[name] = block.part(block.values, row, name, like).cpu().clone()
         tasks = _tasks(member, records, stack.settings)
         trained = _trained(k, records, tasks, list(member.shards), stack.settings)
         if slots and isinstance(trained, Trained):
-            named = _named(stack, slots, k, values[k])
+            named = _named(stack, slots, k, weights[k])
             state = advance_state(member.optimizer, named, member.keys, Counter(tasks), stack.settings.optimizer)
             trained = replace(trained, optimizer=state)
         outcomes.append(Outcome(trained, delta, after))
@@ -88,11 +88,11 @@ def _trained(
     return Trained(means, steps, {}, seen, returned_tasks(all_tasks, settings, seen))
 
 
-def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, values: Mapping[str, Tensor]) -> Named:
+def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, weights: Mapping[str, Tensor]) -> Named:
     """What the optimizer knows of a client's values, by slot and canonical name."""
     named: Named = {}
     for number, block, row in stack.blocks_of(k):
         for slot, buffer in zip(SLOTS[stack.settings.optimizer], slots[number], strict=False):
             for name in block.spans.keys() & stack.trained:
-                named.setdefault(slot, {})[name] = block.part(buffer, row, name, values[name]).clone()
+                named.setdefault(slot, {})[name] = block.part(buffer, row, name, weights[name]).clone()
     return named

@@ -55,7 +55,7 @@ def embed_backward(run: Pass, of: Embedded, gradient: Tensor) -> None:
 
 
 def _gather(run: Pass, kind: str, index: Tensor, buffer: str) -> Tensor:
-    table = run.values[TABLE.format(kind)]
+    table = run.weights[TABLE.format(kind)]
     return torch.index_select(table, 0, index, out=run.take(buffer, len(index), table.shape[1]))
 
 
@@ -72,7 +72,7 @@ class PassMemory:
 
 
 def pooled_vectors(
-    values: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     layout: BertLayout,
     batch: Packed,
     pool: str,
@@ -81,13 +81,13 @@ def pooled_vectors(
     memory: PassMemory,
 ) -> Tensor:
     """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
-    reached = {name: value for name, value in values.items() if value.requires_grad and _is_reached(name, pool)}
+    reached = {name: value for name, value in weights.items() if value.requires_grad and _is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
     space = memory.spaces.pop() if memory.spaces else Workspace()
     gradients = Gradients(reached, memory.gradients)
     needs_backward = bool(reached) and torch.is_grad_enabled()
-    compiled = kernels(values["embeddings.LayerNorm.weight"].dtype)
-    run = Pass(values, layout, batch, masks, padding, space, gradients, needs_backward, compiled)
+    compiled = kernels(weights["embeddings.LayerNorm.weight"].dtype)
+    run = Pass(weights, layout, batch, masks, padding, space, gradients, needs_backward, compiled)
     if needs_backward:
         # Autograd need only know of values whose gradients it is given, and of one in any case.
         given = [value for name, value in reached.items() if name not in memory.gradients]
@@ -128,7 +128,7 @@ def _forward(run: Pass, pool: str) -> _Trace:
     first = first_forward(run, run.layout.num_layers - 1, hidden)
     if pool == "cls":
         return _Trace(embedded, attention, layers, first, first.out)
-    pooled = torch.addmm(run.values["pooler.dense.bias"], first.out, run.values["pooler.dense.weight"].t())
+    pooled = torch.addmm(run.weights["pooler.dense.bias"], first.out, run.weights["pooler.dense.weight"].t())
     return _Trace(embedded, attention, layers, first, pooled.tanh_())
 
 
@@ -143,7 +143,7 @@ def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:
         assert trace.first is not None
         gradient = torch.ops.aten.tanh_backward(gradient, trace.vectors)
         run.linear_gradients("pooler.dense", trace.first.out, gradient)
-        gradient = gradient @ run.values["pooler.dense.weight"]
+        gradient = gradient @ run.weights["pooler.dense.weight"]
     lowest = _lowest(run)
     if trace.first is None:
         gradient = _mean_backward(run, gradient)

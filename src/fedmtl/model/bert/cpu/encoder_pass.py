@@ -79,9 +79,9 @@ class Normed:
 
 @dataclass(frozen=True)
 class Pass:
-    """Values by canonical name, a batch and where to compute it; `needs_backward` says that a backward pass follows."""
+    """Weights by canonical name, a batch and where to compute it; `needs_backward` says that a backward pass follows."""
 
-    values: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
     layout: BertLayout
     batch: Packed
     masks: MaskSource
@@ -93,7 +93,7 @@ class Pass:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.values["embeddings.LayerNorm.weight"].dtype
+        return self.weights["embeddings.LayerNorm.weight"].dtype
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self.space.take(name, self.dtype, *shape)
@@ -110,7 +110,7 @@ class Pass:
         return torch.addmm(bias, inputs, weight.t(), out=out)
 
     def linear_by_name(self, name: str, inputs: Tensor, out: Tensor) -> Tensor:
-        return self.linear(self.values[f"{name}.weight"], self.values[f"{name}.bias"], inputs, out)
+        return self.linear(self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], inputs, out)
 
     def by_inputs(self, weight: Tensor, gradient: Tensor, out: Tensor, *, adds: bool = False) -> Tensor:
         """The gradient of a linear map's inputs, or that added to what is there."""
@@ -137,7 +137,7 @@ class Pass:
     ) -> Normed:
         """The norm of `hidden` and of `added` under the mask; `added` becomes their sum."""
         rows, width = added.shape
-        weight, bias = self.values[f"{name}.weight"], self.values[f"{name}.bias"]
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
         if self.kernels:
             out, moments = (
                 self.take_saved(layer, f"{name}.out", rows, width),
@@ -161,13 +161,13 @@ class Pass:
             by_sum = self.take(buffer, rows, width)
             by_values = self.take("by_norm", 2, width)
             self.kernels.call(
-                "norm_backward", rows, width, gradient, normed.inputs, *normed.moments, self.values[names[0]],
+                "norm_backward", rows, width, gradient, normed.inputs, *normed.moments, self.weights[names[0]],
                 normed.mask, by_sum, masked, by_values[0], by_values[1],
             )  # fmt: skip
             parts: tuple[Tensor | None, ...] = (by_values[0], by_values[1])
         else:
             by_sum, *parts = torch.ops.aten.native_layer_norm_backward(
-                gradient, normed.inputs, (width,), *normed.moments, *(self.values[name] for name in names),
+                gradient, normed.inputs, (width,), *normed.moments, *(self.weights[name] for name in names),
                 [True, *(self.gradients.wants(name) for name in names)],
             )  # fmt: skip
             if masked is not None and normed.mask is not None:
@@ -194,7 +194,7 @@ def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
     added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.take_saved(number, "added", *shape))
     mask = run.masks(f"{number}.attention.output", shape, p)
     middle = run.add_norm(number, f"{name}.attention.output.LayerNorm", added, hidden, mask)
-    wide = len(hidden), len(run.values[f"{name}.intermediate.dense.bias"])
+    wide = len(hidden), len(run.weights[f"{name}.intermediate.dense.bias"])
     before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.take_saved(number, "before", *wide))
     inner = torch.ops.aten.gelu.out(before, out=run.take_saved(number, "inner", *wide))
     outer = run.linear_by_name(f"{name}.output.dense", inner, run.take_saved(number, "outer", *shape))
@@ -210,13 +210,13 @@ def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) ->
     by_sum, by_outer = run.norm_backward(fed.last, gradient, "by_last")
     run.linear_gradients(f"{name}.output.dense", fed.inner, by_outer)
     by_inner = run.take("by_inner", *fed.inner.shape)
-    run.by_inputs(run.values[f"{name}.output.dense.weight"], by_outer, by_inner)
+    run.by_inputs(run.weights[f"{name}.output.dense.weight"], by_outer, by_inner)
     torch.ops.aten.gelu_backward.grad_input(by_inner, fed.before, grad_input=by_inner)
     run.linear_gradients(f"{name}.intermediate.dense", fed.middle.out, by_inner)
-    run.by_inputs(run.values[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
+    run.by_inputs(run.weights[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
     by_sum, by_added = run.norm_backward(fed.middle, by_sum, "by_middle")
     run.linear_gradients(f"{name}.attention.output.dense", fed.mixed, by_added)
     by_mixed = run.take("by_mixed", rows + 1, run.layout.attention_width)
-    run.by_inputs(run.values[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
+    run.by_inputs(run.weights[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
     by_mixed[rows:].zero_()
     return by_sum, by_mixed

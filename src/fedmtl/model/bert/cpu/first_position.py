@@ -34,7 +34,7 @@ def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: T
     by_head = query.view(rows, heads, size)
     seen = torch.bmm(by_head.transpose(0, 1), _cut(run, f"{name}.key.weight")).transpose(0, 1).contiguous()
     # The same for all positions, so softmax drops it; it is here so that the bias has the module's gradient.
-    constant = (by_head * run.values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
+    constant = (by_head * run.weights[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
     padded = run.take_saved(name, "padded", rows * run.batch.width, width)
     torch.index_select(hidden, 0, run.batch.sources, out=padded)
     padded = padded.view(rows, -1, width)
@@ -44,7 +44,7 @@ def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: T
     used = shares if mask is None else shares * mask
     means = torch.bmm(used, padded)
     mixed = torch.bmm(means.transpose(0, 1), _cut(run, f"{name}.value.weight").transpose(1, 2))
-    mixed = mixed.transpose(0, 1) + used.sum(-1, keepdim=True) * run.values[f"{name}.value.bias"].view(heads, size)
+    mixed = mixed.transpose(0, 1) + used.sum(-1, keepdim=True) * run.weights[f"{name}.value.bias"].view(heads, size)
     return mixed.reshape(rows, -1), Seen(seen, padded, shares, used, means)
 
 
@@ -73,7 +73,7 @@ def _value_backward(run: Pass, name: str, of: Seen, gradient: Tensor) -> tuple[T
     run.gradients.put(f"{name}.weight", torch.bmm(by_head.transpose(1, 2), of.means.transpose(0, 1)))
     run.gradients.put(f"{name}.bias", (gradient * of.used.sum(-1, keepdim=True)).sum(0))
     by_means = torch.bmm(by_head, _cut(run, f"{name}.weight")).transpose(0, 1)
-    by_total = (gradient * run.values[f"{name}.bias"].view(gradient.shape[1:])).sum(-1, keepdim=True)
+    by_total = (gradient * run.weights[f"{name}.bias"].view(gradient.shape[1:])).sum(-1, keepdim=True)
     return by_means.contiguous(), by_total
 
 
@@ -84,12 +84,12 @@ def _key_backward(run: Pass, name: str, of: Seen, query: Tensor, gradient: Tenso
     run.gradients.put(f"{name}.weight", torch.bmm(query.permute(1, 2, 0), by_seen))
     run.gradients.put(f"{name}.bias", (query * by_constant).sum(0))
     by_query = torch.bmm(by_seen, _cut(run, f"{name}.weight").transpose(1, 2)).transpose(0, 1)
-    return (by_query + by_constant * run.values[f"{name}.bias"].view(query.shape[1:])).reshape(len(query), -1)
+    return (by_query + by_constant * run.weights[f"{name}.bias"].view(query.shape[1:])).reshape(len(query), -1)
 
 
 def _cut(run: Pass, name: str) -> Tensor:
     """A weight by heads."""
-    weight = run.values[name]
+    weight = run.weights[name]
     return weight.view(run.layout.num_heads, -1, weight.shape[1])
 
 
@@ -120,7 +120,7 @@ def backward_by_kernels(
     by_hidden, by_query = run.take("by_hidden", *hidden.shape), run.take("by_query", rows, width)
     names = [f"{name}.{part}" for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
     results = [
-        run.gradients.into(part) if run.gradients.wants(part) else run.take(f"by_{part}", *run.values[part].shape)
+        run.gradients.into(part) if run.gradients.wants(part) else run.take(f"by_{part}", *run.weights[part].shape)
         for part in names
     ]
     run.kernels.call(
@@ -133,7 +133,7 @@ def backward_by_kernels(
 
 
 def _values(run: Pass, name: str) -> list[Tensor]:
-    return [run.values[f"{name}.{part}"] for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
+    return [run.weights[f"{name}.{part}"] for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def first_backward(run: Pass, of: First, gradient: Tensor) -> Tensor:
     backward = backward_by_kernels if _has_kernels(run, of.hidden) else backward_by_torch
     by_hidden, by_query = backward(run, name, of.hidden, of.query, of.mask, of.attended, by_mixed[: len(of.first)])
     run.linear_gradients(f"{name}.query", of.first, by_query)
-    run.by_inputs(run.values[f"{name}.query.weight"], by_query, by_first, adds=True)
+    run.by_inputs(run.weights[f"{name}.query.weight"], by_query, by_first, adds=True)
     return by_hidden.index_add_(0, run.batch.firsts, by_first)
 
 

@@ -178,8 +178,8 @@ def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) 
     width, narrow = hidden.shape[1], run.layout.attention_width
     names = [f"encoder.layer.{number}.attention.self.{part}" for part in PARTS]
     weight = run.take_saved(number, "joint_weight", 3 * narrow, width)
-    torch.cat([run.values[f"{name}.weight"] for name in names], out=weight)
-    bias = torch.cat([run.values[f"{name}.bias"] for name in names])
+    torch.cat([run.weights[f"{name}.weight"] for name in names], out=weight)
+    bias = torch.cat([run.weights[f"{name}.bias"] for name in names])
     joint = run.linear(weight, bias, hidden, run.take_saved(number, "joint", len(hidden), 3 * narrow))
     shape = (run.batch.num_rows * attention.num_heads, attention.width, attention.width)
     mask = run.masks(f"{number}.attention", shape, run.layout.attention_dropout)
