@@ -133,7 +133,7 @@ class Welcomed:
 
 
 class JobRules:
-    """Checks jobs of one welcome; `check` gives the job back with the settings that this site found itself."""
+    """Checks the jobs of one welcome; `check` returns a job with the settings that this site computed."""
 
     def __init__(self, welcomed: Welcomed, settings: SiteSettings, counts: JobCounts) -> None:
         self._welcomed, self._site_settings, self._policy = welcomed, settings, settings.policy
@@ -145,7 +145,7 @@ class JobRules:
         self._least = {task: _least(welcomed, settings, task) for task in settings.tasks}
 
     def check_hello(self) -> None:
-        """A PolicyError where a hello would be of fewer examples than a job may be: it has their tokens and labels."""
+        """Raise a PolicyError where a hello is about too few examples for a job: it lists their tokens and labels."""
         site, client = self._welcomed.site, self._site_settings.client
         for task, least in self._least.items():
             _check_count(task, num_distinct(_fingerprints(site.train_shard(client, task)), least.trained),
@@ -155,7 +155,7 @@ class JobRules:
                              least.scored, "config")  # fmt: skip
 
     def check(self, job: Job) -> Job:
-        """The job as it is done here; whatever it may not be is a PolicyError."""
+        """Return the job as this site runs it; raise a PolicyError where it breaks a rule."""
         self._check_who(job)
         self._check_plan(job.plan)
         self._check_values(job)
@@ -164,7 +164,7 @@ class JobRules:
         return replace(job, settings=chosen)
 
     def leaving(self, update: Update) -> Update:
-        """The update with its counts as the policy rounds them."""
+        """Return the update with its counts as the policy rounds them."""
         step = self._policy.send.example_counts.round_to
         return replace(
             update,
@@ -278,7 +278,7 @@ class JobRules:
             raise PolicyError("the job trains on nothing").coded("policy_min_examples")
 
     def _check_plan(self, plan: SharingPlan) -> None:
-        """A layer may move between levels of sharing; what stays at its client, or never moves, goes on doing so."""
+        """Let a layer move between levels of sharing, except one that stays at its client or never moves."""
         rules = plan.rules
         is_whole = len(rules) <= MOST_RULES and all(
             isinstance(word, str) and len(word) <= MOST_LETTERS for rule in rules for word in rule
@@ -374,7 +374,7 @@ class Least:
 
 
 def _least(welcomed: Welcomed, settings: SiteSettings, task: str) -> Least:
-    """`min_examples`, or all that the site has.
+    """Return how many examples a job must be of: `min_examples`, or all that the site has.
 
     What the server's config leaves of a site's file by drawing, dealing, or cutting off validation is not all of it.
     """

@@ -44,7 +44,7 @@ from fedmtl.runs.log import read_events
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens, and the folder of its certificates; without one it takes sites without keys."""
+    """Where a server listens, and the folder of its certificates; without that folder it accepts sites without keys."""
 
     address: Address
     certs: Path | None
@@ -76,7 +76,7 @@ def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer =
 def resume_served(
     run: RunFolder, endpoint: Endpoint | None = None, observe: Observer = lambda event: None, *, repair: bool = False
 ) -> RunFolder:
-    """Go on after the last whole round; sites come back by themselves. Without an endpoint, where it was before.
+    """Go on after the last whole round, at the saved endpoint if none is given; sites come back by themselves.
 
     With `repair`, a run whose events have lost rounds goes on without them.
     """

@@ -173,7 +173,7 @@ def _distillation(config: Config, settings: SiteSettings) -> Any:
 
 
 def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
-    """This client with its files, and the others among whom the rest of the examples are dealt."""
+    """Return this client with its files, and the other clients among whom the rest of the examples are dealt."""
     dealt = [task for task in settings.tasks if task not in settings.files]
     configured = configured_tasks(config)
     mine = configured.get(settings.client, ())
@@ -200,7 +200,7 @@ def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
 
 
 def _check_columns(task: Task, allowed: TaskPolicy) -> None:
-    """The policy names what it has to: columns as text, others as label, the labels in their order."""
+    """Raise where the policy names other columns, labels or score ranges than the server's config."""
     for key, ours, theirs in (
         ("text", allowed.text and tuple(allowed.text), task.text),
         ("label", allowed.label, task.label),
@@ -261,5 +261,5 @@ def _value(config: Any, path: str) -> Any:
 
 
 def all_tasks(config: Config, site_tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Every task of the run: the model's shape depends on all, also on those that this site has no examples of."""
+    """Return every task of the run: the model's shape also depends on those that this site has no examples of."""
     return {name: site_tasks[name] if name in site_tasks else known_task(config, name) for name in config.tasks}

@@ -90,7 +90,7 @@ def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: A
 
 
 def configured_tasks(config: Config) -> dict[str, tuple[str, ...]]:
-    """Who holds which tasks by the config alone: its clients, or those made of it."""
+    """Return client -> its tasks by the config alone, with the clients that it names or that are made from it."""
     tasks_of: dict[str, tuple[str, ...]] = {}
     for task, clients in task_clients(config).items():
         for client in clients:

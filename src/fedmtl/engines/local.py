@@ -59,7 +59,7 @@ class PredictCall:
 
 
 class LocalEngine:
-    """Clients on this machine, in `num_workers` processes, or in this one where that is 0."""
+    """Runs clients on this machine, in `num_workers` processes, or in this one where that is 0."""
 
     def __init__(self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], num_workers: int) -> None:
         self._setup = setup
@@ -94,7 +94,7 @@ class LocalEngine:
             yield self._decode(answer, call.answer, open_job)
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
-        """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
+        """Return every task's outputs for the server's validation examples, in their order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
         write_message(weights, pack({}, state.weights))

@@ -30,7 +30,7 @@ THREADS = 8
 
 
 class StackedEngine:
-    """Clients on this machine, `at_once` of them in one computation, in the given dtype."""
+    """Runs clients on this machine, `at_once` of them in one computation, in the given dtype."""
 
     def __init__(
         self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], at_once: int, dtype: torch.dtype
@@ -68,7 +68,7 @@ class StackedEngine:
         self._alone.close()
 
     def _run_stack(self, jobs: Sequence[Job], alone: list[Job]) -> Iterator[Update | Failure]:
-        """The answers of jobs that fit a stack; others are added to those that are run alone."""
+        """Yield the updates of jobs that fit a stack, and add the others to `alone`."""
         limit = self._setup.max_bytes
         encoded = list(self._threads.map(lambda job: encode_job(job, limit), jobs))
         received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))

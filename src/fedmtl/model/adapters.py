@@ -53,7 +53,7 @@ class SmallAttention(nn.Module):
 
 
 class TaskAdapters(nn.Module):
-    """One task's TS for every layer; what its layers share is under `shared`."""
+    """One task's adapter, TS, for every layer; `shared` has the parts that its layers share."""
 
     def __init__(self, config: AdaptersConfig, width: int, num_layers: int, dropout: float) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Adapters(nn.Module):
 
     @contextmanager
     def used_by(self, task: str, mask: Tensor) -> Iterator[None]:
-        """Within it, the encoder computes with this task's adapters; a task without any has the plain encoder."""
+        """Have the encoder compute with this task's adapters meanwhile; a task without any uses the plain encoder."""
         adapters = self._modules.get(task)
         self._used = None if adapters is None else (adapters, mask)
         try:

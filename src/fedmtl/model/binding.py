@@ -27,7 +27,7 @@ class Buffers:
     by_name: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer of that size, with anything in it."""
+        """Return a buffer of that size with arbitrary content."""
         known = self.by_name.get(name)
         if known is None or known.numel() < size or known.dtype != dtype or known.device != device:
             # Clients differ a little in size: some spare memory saves the next one a new buffer.
@@ -37,7 +37,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Flat:
-    """The buffer, and which part of it belongs to which key, in order."""
+    """A buffer of values, and the span of each key in it, in order."""
 
     values: Tensor
     spans: Mapping[Key, slice]

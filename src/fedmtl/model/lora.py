@@ -77,7 +77,7 @@ def set_lora(canonical: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
 
 
 def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
-    """The paths of the linear layers that some target names.
+    """Return the paths of the linear layers that some target names.
 
     A target is the path inside a numbered layer, or its end, with or without `.dense`; where it is a whole path, ends
     are not looked at: `output` is `output.dense`, and not `attention.output.dense` too.
@@ -139,7 +139,7 @@ def _wider(name: str) -> Iterator[str]:
 
 
 def merge(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """The plain model's values: every W with its alpha / rank * B A added, without A and B."""
+    """Return the plain model's weights: every W with its alpha / rank * B A added, without A and B."""
     merged = {name: value for name, value in weights.items() if not name.endswith((A, B))}
     for name in weights:
         if name.endswith(A):

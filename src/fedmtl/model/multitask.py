@@ -126,7 +126,7 @@ class MultiTaskModel(nn.Module):
         return self.head(task, self.vectors(task, inputs, noise))
 
     def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
-        """One vector per sequence, pooled as the task says.
+        """Return one vector per sequence, pooled as the task says.
 
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         """
@@ -143,7 +143,7 @@ class MultiTaskModel(nn.Module):
 
     @property
     def writes_gradients(self) -> bool:
-        """Whether the encoder's gradients go over what is in `memory.gradients`; else autograd adds them up."""
+        """Whether the encoder overwrites `memory.gradients` with its gradients; otherwise autograd adds them up."""
         module, leaf = self._canonical[self.table]
         return self.layout is not None and not self.adds_gradients and getattr(module, leaf).device.type == "cpu"
 
@@ -175,11 +175,11 @@ class MultiTaskModel(nn.Module):
         return output
 
     def canonical(self) -> dict[str, tuple[nn.Module, str]]:
-        """canonical name -> the module that holds the parameter and its attribute name, in model order."""
+        """Return canonical name -> the module that holds the parameter and its attribute name, in model order."""
         return self._canonical
 
     def token_table(self) -> Any:
-        """The module that holds the token table."""
+        """Return the module that holds the token table."""
         return self._canonical[self.table][0]
 
 

@@ -56,7 +56,7 @@ class ModelRecord(BaseModel):
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a folder holds; `bind` gives a model that answers."""
+    """A model as loaded from a folder; `bind` makes it ready for predictions."""
 
     model: MultiTaskModel
     encoder: Encoder
@@ -191,7 +191,7 @@ def _check_weights(folder: Path, weights: Weights, model: MultiTaskModel, plan: 
 
 
 def model_digest(folder: Path, saved: SavedModel) -> str:
-    """Names what the model in a folder answers: its values, its tasks and the encoder's config."""
+    """Return a digest of what decides the predictions of a folder's model: its values, tasks and encoder config."""
     described = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
     return hashlib.sha256(weights_sha256(saved.weights).encode() + described).hexdigest()[:16]
 

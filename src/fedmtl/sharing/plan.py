@@ -192,7 +192,7 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
 def move(
     weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str], *, partial: bool = False
 ) -> Weights:
-    """The weights under another plan: a finer level copies a value, a coarser one averages.
+    """Return the weights under another plan: a finer level copies a value, a coarser one averages.
 
     The mean of equal values is exact. Works on anything keyed like weights, so the server optimizer's state moves the
     same way; there may be values missing if it is `partial`. The server cannot move what is or becomes a client's

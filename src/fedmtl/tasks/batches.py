@@ -21,7 +21,7 @@ WINDOW = 8
 
 
 def save_outputs(path: Path, outputs: np.ndarray) -> None:
-    """Write all or nothing."""
+    """Write a teacher's outputs to a file, all or nothing."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".outputs-", dir=path.parent, delete=False) as file:
@@ -67,7 +67,7 @@ class Shard:
         return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
 
     def teacher_outputs(self, batch: np.ndarray) -> np.ndarray:
-        """What the teacher says of these examples."""
+        """Return the teacher's outputs for these examples."""
         assert self.teacher is not None, "shards of a distilled task come with its teacher's outputs"
         chosen: np.ndarray = open_outputs(self.teacher)[batch]
         return chosen
@@ -89,7 +89,7 @@ class Arrays:
 
 @timed("batches")
 def training_batches(shard: Shard, batch_size: int, seed: int, round_seed: int = 0) -> list[np.ndarray]:
-    """One epoch as positions in the token folder: every example once, neighbours in length together.
+    """Return one epoch as positions in the token folder: every example once, neighbours in length together.
 
     `seed` says which examples meet; `round_seed` whether long or short ones come first among those that were sorted
     together. Clients with the same `round_seed` have batches of like length at the same time, however many they have.

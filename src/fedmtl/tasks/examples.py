@@ -44,7 +44,7 @@ def no_examples(task: Task) -> Examples:
 
 
 def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
-    """All parts, one after the other; the partition column is dropped."""
+    """Return all parts, one after the other, without the partition column."""
     every = [no_examples(task), *parts]
     return Examples(
         texts=tuple([text for part in every for text in part.texts[position]] for position in range(len(task.text))),
@@ -86,7 +86,7 @@ def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
 
 
 def drop_empty_texts(table: Table, text: Sequence[str]) -> tuple[Table, int]:
-    """The table without rows that lack a text, and how many those were; for data nobody here can mend."""
+    """Return the table without rows that lack a text, and how many those were; for data that users cannot mend."""
     columns = [table.columns[name] for name in text if name in table.columns]
     complete = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(str.strip, texts))]
     if not complete or len(complete) == len(table):

@@ -39,7 +39,7 @@ class Dealt:
         return Shard(self.tokens, opened.labels, indices.astype(np.int64), self.teacher)
 
     def stored(self, folder: Path) -> Dealt:
-        """The same with its arrays in files, of which a process holds only the pages it reads."""
+        """Return a copy whose arrays are in files, of which a process holds only the pages it reads."""
         folder.mkdir(parents=True, exist_ok=True)
         opened = _opened(self.arrays)
         for name in ARRAYS:
@@ -72,17 +72,17 @@ class Shards(Mapping[str, Mapping[str, Shard]]):
         return len(self._tasks)
 
     def tasks_of(self, client: str) -> tuple[str, ...]:
-        """What a client holds, without opening it."""
+        """Return a client's tasks without opening its shards."""
         return self._tasks[client]
 
     def stored(self, folder: Path) -> Shards:
-        """The same for other processes: what was dealt is in files."""
+        """Return a copy for other processes: what was dealt is in files."""
         dealt = {task: part.stored(folder / str(number)) for number, (task, part) in enumerate(self._dealt.items())}
         return Shards(self._tasks, self._brought, dealt)
 
 
 def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray], teacher: Path | None = None) -> Dealt:
-    """Every client's examples end to end in one array."""
+    """Put every client's examples end to end into one array."""
     sizes = [len(part) for part in parts.values()]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     kind = np.int32 if len(labels) < 2**31 else np.int64
@@ -92,7 +92,7 @@ def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray], teac
 
 
 def tasks_by_client(holders: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """client -> its tasks, from task -> its clients; equal tuples are one."""
+    """Return client -> its tasks from task -> its clients; equal tuples are one object."""
     found: dict[str, tuple[str, ...]] = {}
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     for task, clients in holders.items():

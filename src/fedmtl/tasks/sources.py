@@ -50,7 +50,7 @@ class Table:
         return len(next(iter(self.columns.values()), []))
 
     def location(self, row: int) -> str:
-        """Where a row stood, in words for a message, such as `train.tsv, line 7`."""
+        """Return where a row stood, in words for a message, such as `train.tsv, line 7`."""
         return f"{self.origin}, {self.unit} {self.number(row)}"
 
     def number(self, row: int) -> int:
@@ -76,7 +76,7 @@ def read_table(path: Path) -> Table:
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> tuple[list[str], ...] | None:
-    """The texts of a file without labels, one list a column; None where it has none for that many.
+    """Read the texts of a file without labels, one list a column; None where it has none for that many columns.
 
     A table with these columns gives them, another one its first column, or both where there are two and two are
     requested. A file that ends in .txt or .txt.gz has one text a line. Empty texts are left out.

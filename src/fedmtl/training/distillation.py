@@ -41,7 +41,7 @@ def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int) -> Tensor:
-    """How far apart the teacher and the student are on which positions are like which.
+    """Return how far the student's similarities between positions are from the teacher's.
 
     States [batch, position, width] are split into `num_heads`, whatever the widths; a position's relation is the
     softmax of its scaled products with all real ones. The mean divergence over real positions and heads.

@@ -124,7 +124,7 @@ def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSetting
 
 
 def divergence(task: str, loss: float, step: int, settings: LocalSettings) -> TrainingFailed:
-    """What to say where a loss was not a number, and which settings may help."""
+    """Return the error for a loss that is not finite, with the settings that may help."""
     norm = settings.max_grad_norm
     return TrainingFailed(
         f"the loss of {task} became {loss} at step {step + 1}; lower training.learning_rate "

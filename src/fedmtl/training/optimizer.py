@@ -72,7 +72,7 @@ class FlatOptimizer:
                 self._steps[key] = self._counter(float(value))
 
     def state(self) -> Slots:
-        """Slot -> key -> tensor of every value that was ever stepped, for what a client keeps between rounds."""
+        """Return slot -> key -> tensor of every value that was ever stepped, for a client's saved state."""
         self._note_steps()
         spans, parameters = self._bound.flat.spans, self._bound.parameters
         slots: Slots = {
@@ -227,7 +227,7 @@ class FlatOptimizer:
 
 
 def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Scale the gradients so that all of them together are no longer than `max_norm`; 0 is off."""
+    """Scale the gradients so that their common norm is at most `max_norm`; 0 is off."""
     if max_norm <= 0 or not gradients:
         return
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]

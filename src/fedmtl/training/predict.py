@@ -16,7 +16,7 @@ from fedmtl.training.objective import to_tensors
 def predict(
     bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
 ) -> tuple[np.ndarray, float]:
-    """The outputs in the order of `shard.indices`, and the summed loss."""
+    """Return the outputs in the order of `shard.indices`, and the summed loss."""
     # A client whose training failed leaves the model in training mode.
     model = bound.use(task).eval()
     of_task = model.tasks[task]

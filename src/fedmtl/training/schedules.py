@@ -95,7 +95,7 @@ def ordered_batches(
 
 
 def chances(num_examples: Mapping[str, int], settings: LocalSettings, round_number: int) -> dict[str, float]:
-    """How likely each task is drawn: its examples to the power of the schedule, which is 0 where all are alike."""
+    """Return each task's probability: its examples to the power of the schedule, which is 0 where all are alike."""
     powers = {
         "proportional": 1.0,
         "annealed": annealed_power(round_number, settings.num_rounds, settings.anneal),
@@ -108,7 +108,7 @@ def chances(num_examples: Mapping[str, int], settings: LocalSettings, round_numb
 
 
 def annealed_power(round_number: int, num_rounds: int, anneal: float) -> float:
-    """1 in the first round, 1 - anneal in the last; a run of one round has only a first."""
+    """Return 1 in the first round and 1 - anneal in the last; a run of one round has only a first."""
     return 1.0 - anneal * (max(1, round_number) - 1) / max(1, num_rounds - 1)
 
 

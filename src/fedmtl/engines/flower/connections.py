@@ -80,7 +80,7 @@ class Visitors:
         self._there.pop(visitor, None)
 
     def signed(self, visitor: Visitor, site: bytes) -> None:
-        """The connection belongs to a site from now on."""
+        """Note that the connection belongs to a site from now on."""
         if visitor.site is None:
             same_site = [other for other in self._there if other.site == site]
             if len(same_site) >= MOST_PER_SITE:
@@ -98,7 +98,7 @@ class Visitors:
             self._end(visitor)
 
     def _has_capacity(self, host: str) -> bool:
-        """Whether one more may come in; if need be, the oldest stranger of the fullest address has gone for it."""
+        """Whether one more may connect; if need be, this ends the oldest unsigned connection of the fullest address."""
         strangers = [visitor for visitor in self._there if visitor.site is None]
         crowd = Counter(visitor.host for visitor in strangers)
         most_strangers = min(MOST_STRANGERS, self._most)

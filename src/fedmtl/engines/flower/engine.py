@@ -172,7 +172,7 @@ class FlowerEngine:
         return _SentJob(open_job, job.kind, path, min(self._max_bytes, most_answer_bytes(job, open_job)))
 
     def _send(self, sent: _SentJob) -> None:
-        """Send a job to where its site is now, once for every time the site comes."""
+        """Send a job to the node of its site, once for every time the site connects."""
         site = self._roster.find(sent.open_job.client)
         if site is None or sent.coming == (site.node_id, site.coming):
             return
@@ -199,7 +199,7 @@ class FlowerEngine:
                 yield answer
 
     def _struck_off(self, sent: _SentJob) -> Failure | None:
-        """A site that is not enrolled any more gets no job, and what it answered does not count."""
+        """Fail the job of a site that is not enrolled any more, whatever it answered."""
         site = self._roster.find(sent.open_job.client)
         if site is None or self._roster.may_take_part(sent.open_job.client, site):
             return None
@@ -232,7 +232,7 @@ class FlowerEngine:
 
 
 def most_answer_bytes(job: Job, open_job: OpenJob) -> int:
-    """The most that a job's answer can have: its tensors as they are encoded, or what a client sums up."""
+    """Return the most bytes of a job's answer: its tensors as they are encoded, or a client's sums."""
     if job.kind == "evaluate":
         return MAX_HEADER + MARGIN
     # The entries of topk come with their indices.
@@ -240,7 +240,7 @@ def most_answer_bytes(job: Job, open_job: OpenJob) -> int:
 
 
 def client_info(hello: Hello, most: Mapping[str, int]) -> ClientInfo:
-    """What a site said of itself; it counts for at most `most` examples of a task, trained on, by label, or scored."""
+    """Return a site's counts from its hello, each cut to at most `most` examples of the task."""
     examples = {task: min(counts.examples, most.get(task, counts.examples)) for task, counts in hello.tasks.items()}
     return ClientInfo(
         examples,

@@ -79,7 +79,7 @@ class Enrolments(Protocol):
 
 @dataclass(frozen=True)
 class NoKeys:
-    """Sites on this machine are taken at their word; who there may be follows from the config."""
+    """Accepts sites on this machine without keys, under the names that the config has."""
 
     tasks_by_client: Mapping[str, Collection[str]]
 

@@ -137,7 +137,7 @@ class Line:
         self._node = Node(node_id=answer.node_id)
 
     def receive(self) -> Received | None:
-        """The next message, all of it; None where there is none for some seconds."""
+        """Return the next whole message, or None where none comes for some seconds."""
         found = self._call(
             lambda: self._post("pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse)
         )
@@ -225,7 +225,7 @@ class Line:
         self._call(lambda: self._post("push-object", request, PushObjectResponse), PATIENCE)
 
     def _post(self, route: str, request: Proto, kind: type[R]) -> R:
-        """One request, signed now, and the whole answer to it."""
+        """Send one request, signed now, and return the whole response."""
         path = f"/v1/fleet/{route}"
         body: bytes = request.SerializeToString(deterministic=True)
         content_headers = {"content-type": "application/x-protobuf", "accept-encoding": "identity"}

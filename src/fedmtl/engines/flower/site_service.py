@@ -86,7 +86,7 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
 
 
 class _Keeper:
-    """Takes a lost line up again: the server then welcomes the site anew, and asks again what it still wants."""
+    """Reconnects a lost line: the server then welcomes the site anew, and sends its open jobs again."""
 
     def __init__(self, line: Line, say: Say, audit: Audit | None) -> None:
         self._line, self._say, self._audit = line, say, audit

@@ -57,7 +57,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, at: HeadSlots, mask: Tenso
 
 
 class _Attention(torch.autograd.Function):
-    """By hand, so that cutting into heads and padding are one gather, forward and back."""
+    """Attention with its backward pass written out, so that cutting into heads and padding are one gather."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, at: HeadSlots, mask: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ def pooled_vectors(
     padding: int | None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
+    """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
 
     `noise`, padded as the batch was, is added to the word embeddings.
     """
@@ -146,7 +146,7 @@ def _layer(
     hidden: Tensor,
     heads: HeadSlots,
 ) -> Tensor:
-    """One layer at every position; tokens in, tokens out."""
+    """Compute one layer at every position: tokens to tokens."""
     name = f"encoder.layer.{number}.attention.self"
     query, key, value = (_linear(weights, f"{name}.{part}", hidden) for part in ("query", "key", "value"))
     shape = (batch.num_rows * layout.num_heads, batch.width, batch.width)
@@ -163,7 +163,7 @@ def _first_position(
     hidden: Tensor,
     slots: HeadSlots,
 ) -> Tensor:
-    """One layer at the first position of every row; tokens in, rows out."""
+    """Compute one layer at the first position of every row: tokens to rows."""
     name = f"encoder.layer.{number}.attention.self"
     rows, heads, size, width = batch.num_rows, layout.num_heads, layout.head_size, hidden.shape[1]
     first = hidden.index_select(0, batch.firsts)
@@ -185,7 +185,7 @@ def _first_position(
 def _feed_forward(
     weights: NamedWeights, layout: BertLayout, masks: MaskSource, number: int, hidden: Tensor, mixed: Tensor
 ) -> Tensor:
-    """What follows the attention, at whichever positions are given."""
+    """Compute what follows the attention in a layer, at the given positions."""
     name = f"encoder.layer.{number}"
     p = layout.hidden_dropout
     mixed = _linear(weights, f"{name}.attention.output.dense", mixed)

@@ -55,7 +55,7 @@ class _Replay:
         self._graphs[shape].replay()
 
     def _record(self, num_tokens: int, width: int, task: str | None) -> torch.cuda.CUDAGraph:
-        """Recording needs steps that were made before; those must not count, so that no client has a rate."""
+        """Record a step. That needs warm-up steps, which must not count: meanwhile no client has a learning rate."""
         stack = self._stack
         factors = stack.inputs.factors.clone()
         now = None if stack.lazy is None else stack.lazy.now.clone()
@@ -143,7 +143,7 @@ def _shape(
 
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
-    """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
+    """Return the stack of this shape; where there are many, the least recently used one is freed."""
     # A loss's weight is an input of a step, and may change every round.
     key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
     if key not in stacks.made:

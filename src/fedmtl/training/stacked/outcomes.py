@@ -20,7 +20,7 @@ from fedmtl.training.stacked.stack import Stack
 
 @dataclass(frozen=True)
 class StepRecords:
-    """Of every step: the losses as (steps, clients), how many examples each was of, and the task where that differs."""
+    """The losses of all steps as (steps, clients), their numbers of examples, and the tasks where those differ."""
 
     losses: np.ndarray
     counts: np.ndarray
@@ -42,7 +42,7 @@ class Outcome:
 def make_outcomes(
     stack: Stack, members: Sequence[Member], records: StepRecords, weights: Sequence[Mapping[str, Tensor]]
 ) -> list[Outcome]:
-    """In the members' order; `weights` are those that they started from."""
+    """Return the clients' outcomes in the members' order; `weights` are those that they started from."""
     moved = stack.moved()
     slots = stack.slots() if stack.settings.keep_optimizer else []
     outcomes = []
@@ -66,7 +66,7 @@ def make_outcomes(
 
 
 def _tasks(member: Member, records: StepRecords, settings: LocalSettings) -> list[str]:
-    """The task of each of a client's steps."""
+    """Return the task of each of a client's steps."""
     return [task or member.tasks[0].name for task in records.tasks[: num_steps(member.shards, settings)]]
 
 
@@ -89,7 +89,7 @@ def _trained(
 
 
 def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, weights: Mapping[str, Tensor]) -> Named:
-    """What the optimizer knows of a client's values, by slot and canonical name."""
+    """Return the optimizer's state of a client's values, by slot and canonical name."""
     named: Named = {}
     for number, block, row in stack.blocks_of(k):
         for slot, buffer in zip(SLOTS[stack.settings.optimizer], slots[number], strict=False):

@@ -115,7 +115,7 @@ class StackPlan:
 def plan_steps(
     members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int
 ) -> Iterator[StackPlan]:
-    """What every client does in each step, some steps at a time; those with fewer steps rest at the end."""
+    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end."""
     planned = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
     counts = [num_steps(member.shards, settings) for member in members]
     rates = {count: _rates(count, settings, round_number) for count in set(counts)}

@@ -55,7 +55,7 @@ def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, 
 
 
 def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key]) -> list[str]:
-    """The names of the values that this task's loss moves."""
+    """Return the names of the values that this task's loss moves."""
     unused = () if model.pools[task] == "pooler" else ("pooler.",)
     head = (f"{HEADS}{task}.",)
     return [
@@ -81,7 +81,7 @@ def clients_at_once(
 
 
 def client_bytes(model: MultiTaskModel, batch_size: int, max_length: int, dtype: torch.dtype) -> int:
-    """About what one client of a stack takes: values, where they began, gradients, AdamW's two means, activations."""
+    """Estimate one client's bytes: values, their initial copy, gradients, AdamW's two means, activations."""
     assert model.layout is not None
     parameters: int = sum(getattr(module, leaf).numel() for module, leaf in model.canonical().values())
     computed = 0 if dtype == torch.float32 else dtype.itemsize

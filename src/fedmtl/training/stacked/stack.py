@@ -107,7 +107,7 @@ class Stack:
             method.allocate(self)
 
     def step(self, store: TokenStore, num_tokens: int, width: int, task: str | None = None) -> None:
-        """One step of every client from what is in the inputs; the losses go there too.
+        """Make one step of every client from `inputs`, and write the losses there.
 
         Where a client has several tasks, the step is of one of them.
         """
@@ -182,7 +182,7 @@ class Stack:
         return found
 
     def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
-        """(clients, examples) of one task."""
+        """Return the losses of one task as (clients, examples)."""
         task = self.tasks[name]
         weight, bias = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in ("weight", "bias"))
         features = vectors.to(weight.dtype)
@@ -226,7 +226,7 @@ class Stack:
         return None if kernels is None else kernels(self.table, self.shape.num_rows, self.shape.num_steps, settings)
 
     def _rows_of(self, buffer: Tensor) -> Tensor:
-        """The clients' token tables end to end."""
+        """Return the clients' token tables end to end."""
         _, shape = self.table.spans[self.model.table]
         return buffer.view(-1, shape[1])
 

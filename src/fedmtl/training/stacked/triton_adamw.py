@@ -69,7 +69,7 @@ def _catch_up(
     beta1, beta2, log_beta2, epsilon,
     ALL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_COPY: tl.constexpr,
 ):  # fmt: skip
-    """The steps that a row has missed; `rows` are sorted, and the first of equal ones does the work."""
+    """Make the steps that a row has missed; `rows` are sorted, and the first of equal ones does the work."""
     index = tl.program_id(0)
     if ALL:
         row = index.to(tl.int64)

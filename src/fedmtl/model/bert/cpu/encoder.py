@@ -80,7 +80,7 @@ def pooled_vectors(
     padding: int | None,
     memory: PassMemory,
 ) -> Tensor:
-    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
+    """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
     reached = {name: value for name, value in weights.items() if value.requires_grad and _is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
     space = memory.spaces.pop() if memory.spaces else Workspace()

@@ -36,7 +36,7 @@ class Gradients:
         return any(name.startswith(prefix) for name in self._wanted)
 
     def into(self, name: str) -> Tensor:
-        """What is in it is overwritten, not added to."""
+        """Return the tensor for a value's gradient, which is to be overwritten, not added to."""
         if name in self._targets:
             return self._targets[name]
         self.fresh[name] = torch.empty_like(self._wanted[name], requires_grad=False)
@@ -54,7 +54,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """A tensor of that shape, with anything in it."""
+        """Return a tensor of that shape with arbitrary content."""
         size = math.prod(shape)
         known = self._buffers.get(name)
         if known is None or known.numel() < size or known.dtype != dtype:
@@ -79,7 +79,7 @@ class Normed:
 
 @dataclass(frozen=True)
 class Pass:
-    """Weights by canonical name, a batch and where to compute it; `needs_backward` says that a backward pass follows."""
+    """Weights by canonical name, a batch and where to compute it; `needs_backward`: a backward pass follows."""
 
     weights: Mapping[str, Tensor]
     layout: BertLayout
@@ -204,7 +204,7 @@ def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
 
 
 def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
+    """Return the gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
     name = f"encoder.layer.{number}"
     rows = len(gradient)
     by_sum, by_outer = run.norm_backward(fed.last, gradient, "by_last")

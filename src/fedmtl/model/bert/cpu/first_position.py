@@ -29,7 +29,7 @@ class Seen:
 
 
 def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Seen]:
-    """The mixed values of the rows."""
+    """Return the mixed values of the rows, and what the backward pass needs."""
     rows, heads, size, width = run.batch.num_rows, run.layout.num_heads, run.layout.head_size, hidden.shape[1]
     by_head = query.view(rows, heads, size)
     seen = torch.bmm(by_head.transpose(0, 1), _cut(run, f"{name}.key.weight")).transpose(0, 1).contiguous()
@@ -88,7 +88,7 @@ def _key_backward(run: Pass, name: str, of: Seen, query: Tensor, gradient: Tenso
 
 
 def _cut(run: Pass, name: str) -> Tensor:
-    """A weight by heads."""
+    """Return a weight as (heads, size, width)."""
     weight = run.weights[name]
     return weight.view(run.layout.num_heads, -1, weight.shape[1])
 
@@ -154,7 +154,7 @@ class First:
 
 
 def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
-    """Tokens in, rows out."""
+    """Compute the layer at the first position of every row: tokens to rows."""
     name = f"encoder.layer.{number}.attention.self"
     rows, heads = run.batch.num_rows, run.layout.num_heads
     first = hidden.index_select(0, run.batch.firsts)
@@ -168,7 +168,7 @@ def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
 
 
 def first_backward(run: Pass, of: First, gradient: Tensor) -> Tensor:
-    """Rows in, tokens out."""
+    """Return the gradient of the tokens from that of the rows, and write those of the weights."""
     name = f"encoder.layer.{of.number}.attention.self"
     by_first, by_mixed = feed_forward_backward(run, of.number, of.fed, gradient)
     backward = backward_by_kernels if _has_kernels(run, of.hidden) else backward_by_torch

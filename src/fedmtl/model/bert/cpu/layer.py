@@ -174,7 +174,7 @@ class Layer:
 
 
 def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) -> Layer:
-    """Tokens in, tokens out."""
+    """Compute one layer at every position: tokens to tokens."""
     width, narrow = hidden.shape[1], run.layout.attention_width
     names = [f"encoder.layer.{number}.attention.self.{part}" for part in PARTS]
     weight = run.take_saved(number, "joint_weight", 3 * narrow, width)
