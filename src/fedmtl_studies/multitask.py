@@ -453,7 +453,7 @@ def _column(table: DataTable, name: str) -> list[str]:
 def _rescaled(table: DataTable, row: int) -> str:
     label = _column(table, "label")[row]
     if label not in RESCALED:
-        raise DataError(f"{table.place(row)}: label {label!r} is not one of {', '.join(RESCALED)}; mend the row")
+        raise DataError(f"{table.location(row)}: label {label!r} is not one of {', '.join(RESCALED)}; mend the row")
     return RESCALED[label]
 
 

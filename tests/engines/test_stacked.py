@@ -180,8 +180,8 @@ def test_one_whose_optimizer_does_not_fit_a_stack_trains_by_itself(make_config, 
     def fits_others(slots, keys, trained):
         return None if "heads.sentiment.weight" in keys else real(slots, keys, trained)
 
-    real = client_stack.open_kept
-    monkeypatch.setattr(client_stack, "open_kept", fits_others)
+    real = client_stack.named_state
+    monkeypatch.setattr(client_stack, "named_state", fits_others)
     alone = answers(make_config(*ALIKE), tmp_path / "alone")
     groups = watch_stacks(monkeypatch)
     at_once = answers(make_config(*ALIKE, "compute.stack=6"), tmp_path / "stacked")

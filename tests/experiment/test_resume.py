@@ -221,11 +221,11 @@ class TestEvents:
 )
 def test_a_place_that_is_not_ours_is_one_line(tmp_path, text):
     pytest.importorskip("flwr")
-    from fedmtl.deploy.server import remembered_place
+    from fedmtl.deploy.server import saved_endpoint
 
     (tmp_path / "place.json").write_text(text)
     with pytest.raises(FedmtlError, match=r"place\.json: is not one of our files .*start a new run with"):
-        remembered_place(RunFolder(tmp_path))
+        saved_endpoint(RunFolder(tmp_path))
 
 
 def breaking_in_round_2(step):

@@ -13,7 +13,7 @@ from fedmtl.config.file import load_config
 from fedmtl.deploy.server import _for_sites, _prepare
 from fedmtl.deploy.site_client import JoinedSite
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.deploy.terms import own_terms
+from fedmtl.deploy.terms import server_terms
 from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.handshake import Hello, Welcome, read_hello
@@ -51,7 +51,7 @@ class Meeting:
         clients = f"clients={{a: {{tasks: [{', '.join(self.tasks)}]}}}}"
         config = load_config(None, [*SMALL, *self.overrides, clients, f"output={self.folder / 'runs'}"])
         self.prepared, _ = _prepare(config)
-        terms = own_terms(self.prepared.model, self.prepared.encoder.tokenizer, self.prepared.tasks)
+        terms = server_terms(self.prepared.model, self.prepared.encoder.tokenizer, self.prepared.tasks)
         at_clients = self.prepared.evaluates_at_clients
         told = Welcome(
             run="ab12", config=_for_sites(self.prepared.config), evaluated=at_clients, max_bytes=1 << 30, terms=terms

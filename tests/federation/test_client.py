@@ -120,7 +120,7 @@ class Counter(LocalMethod):
         self._most, self._sent, self._next = options["most"], {}, {}
 
     def start(self, client, received, stored):
-        key = next(iter(client.bound.flat.places))
+        key = next(iter(client.bound.flat.spans))
         before = stored.slot("count").get(key, torch.zeros(()))
         self._sent = {"before": float(before), "received": received.values.get("word"), "round": client.round}
         self._next = {key: torch.clamp(before + 1, max=self._most)}

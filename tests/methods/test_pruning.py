@@ -214,12 +214,12 @@ def test_pruned_weights_are_zero_after_training_and_others_move(tmp_path, option
     pruned = masks_of(model)
     # The moments kept of weights that are pruned since would move them.
     bound = bind(model)
-    before = {key: value.clone() for key, value in bound.values().items()}
+    before = {key: value.clone() for key, value in bound.weights().items()}
     methods = make_methods(settings, masked(pruned))
-    second = train(bound, shards, settings, round_number=2, seed=6, device=CPU, kept=first.optimizer, methods=methods)
+    second = train(bound, shards, settings, round_number=2, seed=6, device=CPU, saved=first.optimizer, methods=methods)
     assert second.steps > 0
     for key, mask in pruned.items():
-        after = bound.values()[key]
+        after = bound.weights()[key]
         assert not after[mask].any()
         assert (after[~mask] != before[key][~mask]).all()
 
@@ -237,7 +237,7 @@ def test_gradients_of_pruned_weights_do_not_count_when_gradients_are_clipped(tmp
     train(bound, shards, settings, round_number=1, seed=5, device=CPU, methods=methods)
     moved = [
         (value - before[key]).masked_fill(pruned.get(key, torch.tensor(False)), 0.0)
-        for key, value in bound.values().items()
+        for key, value in bound.weights().items()
     ]
     assert float(torch.cat([step.reshape(-1) for step in moved]).norm()) == pytest.approx(1e-4, rel=1e-2)
 

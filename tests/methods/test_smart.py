@@ -190,7 +190,7 @@ def test_gradients_are_autograds_on_the_plain_module(task, perturb, tmp_path):
     methods.start(LocalClient(bound, {task.name: shard}, CPU, seed=5, round=1))
     objective = Objective(bound, {task.name: shard}, CPU, methods)
     nudge = 0.02 * torch.randn(bound.flat.values.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    start = copied(bound.values())
+    start = copied(bound.weights())
     bound.flat.values.add_(nudge)
     [method] = methods.methods
     smart = method._smart
@@ -203,7 +203,7 @@ def test_gradients_are_autograds_on_the_plain_module(task, perturb, tmp_path):
     around, worst = passes.call_args_list[1].args[2], passes.call_args_list[-1].args[2].detach()
     inputs, labels = to_tensors(collate(shard, batch, 0, None), CPU)
     now, before = small_model(task, is_plain=True), small_model(task, is_plain=True)
-    plain = bind(now, copied(bound.values()))
+    plain = bind(now, copied(bound.weights()))
     bind(before, start)
     clean, perturbed = _answers(now, task, inputs, around), _answers(now, task, inputs, worst)
     past = _answers(before, task, inputs, around).detach()
@@ -275,7 +275,7 @@ def test_smart_changes_training_and_the_model_is_fast_again_afterwards(tmp_path)
         bound = bind(small_model(SINGLE, DUAL, dropout=0.1, dtype=torch.float32))
         options = make_settings(SINGLE, DUAL, smart=smart, local_epochs=2)
         train(bound, shards, options, round_number=1, seed=0, device=CPU, methods=make_methods(options))
-        values.append(copied(bound.values()))
+        values.append(copied(bound.weights()))
         assert bind(bound.model).model.writes_gradients
     assert furthest(values[1], values[2]) == 0.0
     assert min(furthest(values[1], other) for other in (values[0], values[3], values[4])) > 1e-5
@@ -288,7 +288,7 @@ def test_a_weight_of_zero_is_training_without_smart_up_to_rounding(tmp_path):
         bound = bind(small_model(SINGLE))
         options = make_settings(SINGLE, smart=smart, optimizer="sgd")
         train(bound, shards, options, round_number=1, seed=0, device=CPU, methods=make_methods(options))
-        values.append(copied(bound.values()))
+        values.append(copied(bound.weights()))
     assert furthest(*values) < 1e-9
 
 

@@ -33,7 +33,7 @@ def trained(tmp_path, *tasks, plan: SharingPlan = PLAN, **options: Any) -> Weigh
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
     settings = make_settings(*tasks, loss_weighting="uncertainty", **options)
     train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=make_methods(settings))
-    return copied(bound.values())
+    return copied(bound.weights())
 
 
 def log_variance(weights: Weights, task: str) -> float:

@@ -115,8 +115,8 @@ def test_training_a_bound_model_leaves_the_given_weights_alone(folders):
             parameter.add_(1.0)
     key = Key("task:one", "heads.one.bias")
     assert weights[key].tolist() == [0.0, 0.0]
-    assert bound.values()[key].tolist() == [1.0, 1.0]
-    assert {key.scope for key in bound.values()} == {"all", "task:one"}
+    assert bound.weights()[key].tolist() == [1.0, 1.0]
+    assert {key.scope for key in bound.weights()} == {"all", "task:one"}
 
 
 def test_two_bound_models_of_one_model_do_not_mix(folders):

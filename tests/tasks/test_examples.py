@@ -114,4 +114,4 @@ def test_a_single_label_is_an_error():
 
 def test_dropping_empty_texts_keeps_the_numbers_of_the_rest():
     kept, num_dropped = drop_empty_texts(table(a=["x", "x", "x"], b=["y", " ", "z"], score=["1", "2", "3"]), ["a", "b"])
-    assert (kept.columns["score"], num_dropped, kept.place(1)) == (["1", "3"], 1, "a.tsv, line 4")
+    assert (kept.columns["score"], num_dropped, kept.location(1)) == (["1", "3"], 1, "a.tsv, line 4")

@@ -33,7 +33,7 @@ def test_class_labels_stay_numbers(datasets, monkeypatch):
     table = read_hub(SST2, "train")
     assert asked == [(("nyu-mll/glue", "sst2"), {"split": "train"})]
     assert table.columns == {"sentence": ["bad", "good"], "label": ["0", "1"]}
-    assert table.place(0) == "hub nyu-mll/glue/sst2 train, row 1"
+    assert table.location(0) == "hub nyu-mll/glue/sst2 train, row 1"
 
 
 def test_hub_out_of_reach_is_one_line_that_names_the_file_options(datasets, monkeypatch):

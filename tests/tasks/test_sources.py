@@ -50,7 +50,7 @@ def test_missing_values_of_jsonl_are_empty_and_truth_values_json(tmp_path):
 def test_place_counts_lines_inside_quoted_texts(tmp_path):
     # Line 1 is the header, the first text covers lines 2 and 3, line 4 is blank.
     table = read_table(write(tmp_path, "a.csv", 'text,label\n"one\ntwo",1\n\nthree,0\n'))
-    assert [table.place(row) for row in (0, 1)] == [f"{table.origin}, line 2", f"{table.origin}, line 5"]
+    assert [table.location(row) for row in (0, 1)] == [f"{table.origin}, line 2", f"{table.origin}, line 5"]
 
 
 def test_csv_holds_texts_longer_than_the_csv_modules_limit(tmp_path):
@@ -65,7 +65,7 @@ def test_parquet(tmp_path):
     parquet.write_table(arrow.table({"text": ["a", None], "score": [0.5, float("nan")]}), tmp_path / "a.parquet")
     table = read_table(tmp_path / "a.parquet")
     assert table.columns == {"text": ["a", ""], "score": ["0.5", ""]}
-    assert table.place(1).endswith("a.parquet, row 2")
+    assert table.location(1).endswith("a.parquet, row 2")
 
 
 def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path, monkeypatch):

@@ -214,7 +214,7 @@ def test_a_full_disk_is_one_line_that_names_the_cache(error, tokenizer, tmp_path
         tokenize(SINGLE, (TEXTS,), tokenizer, 16, tmp_path)
     reason = error.strerror or "100 requested and 12 written"
     assert str(failed.value) == (
-        f"data.cache: cannot write tokens to {tmp_path} ({reason}); make room there, or name another folder"
+        f"data.cache: cannot write tokens to {tmp_path} ({reason}); free space there, or name another folder"
     )
     assert list(tmp_path.iterdir()) == []
 

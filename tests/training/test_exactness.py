@@ -223,19 +223,21 @@ def check_equality(tasks: tuple[Task, ...], options: dict[str, Any], model: Mult
     settings = make_settings(*tasks, **options)
     plain = PlainModel(model).train()
     bound = bind(model)
-    before = copied(bound.values())
+    before = copied(bound.weights())
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
     kept: Any = None
     for number in (1, 2):
         seed = derive_seed(SEED, number)
         methods = make_methods(settings)
-        trained = train(bound, shards, settings, round_number=number, seed=seed, device=CPU, kept=kept, methods=methods)
+        trained = train(
+            bound, shards, settings, round_number=number, seed=seed, device=CPU, saved=kept, methods=methods
+        )
         kept = trained.optimizer
     rounds = [list(planned_steps(shards, settings, derive_seed(SEED, number), number)) for number in (1, 2)]
     plain.masks = getattr(model.draw_masks, "passes", []).copy()
     plain_rounds(plain, {task.name: task for task in tasks}, rounds, settings)
     expected = {name.removeprefix("encoder.") if "heads." not in name else name: p for name, p in named(plain)}
-    after = bound.values()
+    after = bound.weights()
     assert furthest({Key("", key.name): value for key, value in after.items()}, keyed(expected)) < 1e-10
     assert furthest(after, before) > 1e-3
 
@@ -259,28 +261,28 @@ def test_vocabulary_slices_change_nothing(optimizer, dropout, tmp_path):
     model = small_model(*tasks, dropout=dropout)
     table = Key("all", model.table)
     full = bind(model)
-    start = full.values()[table].clone()
+    start = full.weights()[table].clone()
     train(full, shards, settings, round_number=1, seed=SEED, device=CPU, methods=make_methods(settings))
     sliced, rows = bind_rows(small_model(*tasks, dropout=dropout), shards)
     assert len(rows) < 0.3 * len(start)
     train(sliced, shards, settings, round_number=1, seed=SEED, device=CPU, methods=make_methods(settings))
-    whole = {**sliced.values(), table: start.index_copy(0, torch.from_numpy(rows), sliced.values()[table])}
-    assert furthest(whole, full.values()) < 1e-12
+    whole = {**sliced.weights(), table: start.index_copy(0, torch.from_numpy(rows), sliced.weights()[table])}
+    assert furthest(whole, full.weights()) < 1e-12
     # Neither decay nor momentum touches a row that no text uses.
     unused = torch.ones(len(start), dtype=torch.bool)
     unused[rows] = False
-    assert torch.equal(full.values()[table][unused], start[unused])
+    assert torch.equal(full.weights()[table][unused], start[unused])
 
 
 def test_fused_adamw_follows_the_plain_one_in_single_precision(tmp_path, monkeypatch):
     settings = make_settings(SINGLE, local_epochs=5)
     shards = {"single": make_shard(SINGLE, tmp_path)}
     fused, plain = bind(small_model(SINGLE, dtype=torch.float32)), bind(small_model(SINGLE, dtype=torch.float32))
-    before = copied(fused.values())
+    before = copied(fused.weights())
     train(fused, shards, settings, round_number=1, seed=SEED, device=CPU)
     adamw = optimizer.adamw
     monkeypatch.setattr(optimizer, "adamw", lambda *lists, fused, **options: adamw(*lists, fused=False, **options))
     train(plain, shards, settings, round_number=1, seed=SEED, device=CPU)
     # 15 steps of 1e-3 move a weight by up to 1.5e-2; rounding may differ by a thousandth of that.
-    assert furthest(fused.values(), before) > 5e-3
-    assert furthest(fused.values(), plain.values()) < 1.5e-5
+    assert furthest(fused.weights(), before) > 5e-3
+    assert furthest(fused.weights(), plain.weights()) < 1.5e-5

@@ -40,11 +40,11 @@ TASKS = (SINGLE, CROSS, DUAL)
 def trained(tmp_path, *tasks, plan: SharingPlan = PLAN, **options: Any) -> tuple[Weights, Weights, Trained]:
     """The values before and after a round, and what it says of itself."""
     bound = bind(small_model(*tasks), plan=plan)
-    before = copied(bound.values())
+    before = copied(bound.weights())
     shards = {task.name: make_shard(task, tmp_path) for task in tasks}
     settings = make_settings(*tasks, **options)
     told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=make_methods(settings))
-    return before, copied(bound.values()), told
+    return before, copied(bound.weights()), told
 
 
 def conflicts(told: Trained) -> float | None:
@@ -83,7 +83,7 @@ def test_every_step_is_as_the_first_whoever_writes_the_gradients(gradients, tmp_
             methods = make_methods(settings)
             told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
             assert told.steps == steps
-        found.append(copied(bound.values()))
+        found.append(copied(bound.weights()))
     assert furthest(found[0], found[1]) < 1e-9
     if gradients == "sum":  # else the first step of each round draws the same order of tasks
         assert furthest(found[0], found[2]) < 1e-9
@@ -103,7 +103,7 @@ def test_gradients_that_agree_give_the_very_weights_of_a_sum(tmp_path):
         settings = make_settings(SINGLE, twin, **JOINT, gradients=gradients, batch_size=12, local_steps=4)
         methods = make_methods(settings)
         told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
-        found.append((copied(bound.values()), conflicts(told)))
+        found.append((copied(bound.weights()), conflicts(told)))
     assert [share for _, share in found] == [None, 0.0]
     assert all(torch.equal(found[0][0][key], found[1][0][key]) for key in found[0][0])
 
@@ -119,12 +119,12 @@ def test_opposed_tasks_are_all_apart_and_move_less(tmp_path):
             for leaf in ("weight", "bias"):
                 own = bound.parameters[Key("fixed", f"heads.single.{leaf}")]
                 bound.parameters[Key("fixed", f"heads.rival.{leaf}")].copy_(own)
-        before = copied(bound.values())
+        before = copied(bound.weights())
         shards = {"single": make_shard(SINGLE, tmp_path), "rival": make_shard(rival, tmp_path, labels=1 - CLASSES)}
         settings = make_settings(SINGLE, rival, **PLAIN, **JOINT, gradients=gradients, local_steps=3)
         methods = make_methods(settings)
         told = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
-        moved[gradients] = furthest(before, bound.values())
+        moved[gradients] = furthest(before, bound.weights())
         assert conflicts(told) == (1.0 if gradients == "pcgrad" else None)
     assert moved["sum"] != moved["pcgrad"]
 
@@ -137,7 +137,7 @@ def test_hand_made_gradients_are_projected_in_the_buffer(tmp_path):
     optimizer = FlatOptimizer(bound, settings, methods)
     shared = Key("all", "embeddings.LayerNorm.bias")
     heads = {task: Key(f"task:{task}", f"heads.{task}.bias") for task in ("single", "dual")}
-    before = copied(bound.values())
+    before = copied(bound.weights())
     for task, wanted in (("single", [1.0, 0.0]), ("dual", [-1.0, 1.0])):
         gradient = torch.zeros(32, dtype=torch.float64)
         gradient[:2] = torch.tensor(wanted)
@@ -146,7 +146,7 @@ def test_hand_made_gradients_are_projected_in_the_buffer(tmp_path):
     optimizer.join(["single", "dual"])
     assert methods.finish(["single", "dual"])[0]["pcgrad"].values == {"conflicts": 1.0}
     optimizer.step(["single", "dual"], 0.1)
-    step = {key: (before[key] - value) / 0.1 for key, value in bound.values().items()}
+    step = {key: (before[key] - value) / 0.1 for key, value in bound.weights().items()}
     assert step[shared][:3].tolist() == pytest.approx([0.5, 1.5, 0.0])
     assert [step[heads[task]].tolist() for task in heads] == [[pytest.approx(-5)] * 2, [pytest.approx(-5)]]
     untouched = set(step) - {shared, *heads.values()}

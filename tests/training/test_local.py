@@ -86,9 +86,9 @@ def test_the_plan_depends_on_the_seed_alone(tmp_path):
 def test_a_client_without_examples_takes_no_step(options, tmp_path):
     shards = {"single": make_shard(SINGLE, tmp_path, [])}
     bound = bind(small_model(SINGLE))
-    before = copied(bound.values())
+    before = copied(bound.weights())
     trained = train(bound, shards, make_settings(SINGLE, **options), round_number=1, seed=0, device=CPU)
-    assert (trained.steps, trained.losses, furthest(bound.values(), before)) == (0, {}, 0.0)
+    assert (trained.steps, trained.losses, furthest(bound.weights(), before)) == (0, {}, 0.0)
 
 
 def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_before(tmp_path):
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_before(tmp_path):
         torch.manual_seed(before)
         np.random.seed(before)
         train(bound, shards, make_settings(DROPPING), round_number=1, seed=seed, device=CPU)
-        values.append(bound.values())
+        values.append(bound.weights())
     assert all(torch.equal(values[0][key], values[1][key]) for key in values[0])
     assert furthest(values[0], values[2]) > 1e-4
 
@@ -144,10 +144,10 @@ def test_a_loss_weight_scales_the_step_of_its_task_only(tmp_path):
     steps = []
     for weights in ({}, {"cross": 2.0}, {"single": 2.0}):
         bound = bind(small_model(CROSS, SINGLE))
-        before = copied(bound.values())
+        before = copied(bound.weights())
         settings = make_settings(CROSS, SINGLE, loss_weights=weights, **options)
         train(bound, shards, settings, round_number=1, seed=0, device=CPU)
-        steps.append({key: bound.values()[key] - before[key] for key in before})
+        steps.append({key: bound.weights()[key] - before[key] for key in before})
     key = Key("task:cross", "heads.cross.weight")
     assert torch.allclose(steps[1][key], 2 * steps[0][key], rtol=1e-9, atol=0)
     assert torch.equal(steps[2][key], steps[0][key])
@@ -220,10 +220,10 @@ def test_a_task_whose_values_are_all_fixed_is_scored_and_the_others_train(optimi
     plan = SharingPlan((("heads.single.*", "fixed"), ("heads.*", "task"), ("*", "fixed")))
     shards = {task.name: make_shard(task, tmp_path) for task in (SINGLE, DUAL)}
     bound = bind(small_model(SINGLE, DUAL), plan=plan)
-    before = copied(bound.values())
+    before = copied(bound.weights())
     settings = make_settings(SINGLE, DUAL, optimizer=optimizer)
     trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
-    moved = {key.name for key in before if not torch.equal(before[key], bound.values()[key])}
+    moved = {key.name for key in before if not torch.equal(before[key], bound.weights()[key])}
     assert moved == {"heads.dual.weight", "heads.dual.bias"}
     assert set(trained.losses) == {"single", "dual"}
 
@@ -231,12 +231,12 @@ def test_a_task_whose_values_are_all_fixed_is_scored_and_the_others_train(optimi
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_client_with_nothing_to_move_reports_its_loss(optimizer, tmp_path):
     bound = bind(small_model(SINGLE), plan=SharingPlan((("*", "fixed"),)))
-    before = copied(bound.values())
+    before = copied(bound.weights())
     settings = make_settings(SINGLE, optimizer=optimizer, proximal=0.1)
     shards = {"single": make_shard(SINGLE, tmp_path)}
     methods = make_methods(settings)
     trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU, methods=methods)
-    assert (trained.steps, furthest(bound.values(), before)) == (3, 0.0)
+    assert (trained.steps, furthest(bound.weights(), before)) == (3, 0.0)
     assert trained.losses["single"] == pytest.approx(math.log(2), abs=0.2)
 
 

@@ -32,9 +32,9 @@ def test_every_value_is_a_view_of_one_buffer_and_so_is_its_gradient(tmp_path):
     assert sum(parameter.numel() for parameter in bound.parameters.values()) == bound.flat.values.numel()
     shards = {task.name: make_shard(task, tmp_path) for task in (CROSS, SINGLE)}
     train(bound, shards, make_settings(CROSS, SINGLE), round_number=1, seed=0, device=CPU)
-    buffer = bound.buffers.kept["gradients"]
+    buffer = bound.buffers.by_name["gradients"]
     for key, parameter in bound.parameters.items():
-        place = bound.flat.places[key]
+        place = bound.flat.spans[key]
         assert parameter.data_ptr() == bound.flat.values[place].data_ptr()
         assert parameter.grad.data_ptr() == buffer[place].data_ptr()
 
@@ -60,14 +60,14 @@ def test_what_a_loss_does_not_reach_neither_decays_nor_ages(tmp_path):
     # The pooler serves SINGLE only; AdamW with decay would shrink it in CROSS's steps too.
     settings = make_settings(CROSS, SINGLE, weight_decay=0.5, learning_rate=0.1)
     bound = bind(small_model(CROSS, SINGLE))
-    before = copied(bound.values())
+    before = copied(bound.weights())
     shards = {"cross": make_shard(CROSS, tmp_path)}
     state = train(bound, shards, settings, round_number=1, seed=0, device=CPU).optimizer
     pooler = Key("all", "pooler.dense.weight")
-    assert torch.equal(bound.values()[pooler], before[pooler])
+    assert torch.equal(bound.weights()[pooler], before[pooler])
     assert pooler not in state["exp_avg"]
     shards["single"] = make_shard(SINGLE, tmp_path)
-    state = train(bound, shards, settings, round_number=2, seed=0, device=CPU, kept=state).optimizer
+    state = train(bound, shards, settings, round_number=2, seed=0, device=CPU, saved=state).optimizer
     # Three steps a task and round: the encoder took 3 + 6, the pooler 3.
     assert state["step"][pooler] == 3
     assert state["step"][Key("all", "encoder.layer.0.output.dense.weight")] == 9
@@ -75,7 +75,7 @@ def test_what_a_loss_does_not_reach_neither_decays_nor_ages(tmp_path):
 
 def test_fixed_values_are_not_given_to_the_optimizer():
     bound = bind(small_model(SINGLE), plan=SharingPlan((("heads.*", "task"), ("*", "fixed"))))
-    assert {key.name for key in bound.flat.places} == {"heads.single.weight", "heads.single.bias"}
+    assert {key.name for key in bound.flat.spans} == {"heads.single.weight", "heads.single.bias"}
 
 
 def test_clipping_scales_all_gradients_to_the_norm_and_leaves_short_ones():
@@ -103,14 +103,14 @@ def test_a_head_rests_with_its_state_while_its_task_is_not_stepped(optimizer, tm
     shards = {task.name: make_shard(task, tmp_path) for task in (CROSS, SINGLE)}
     bound = bind(small_model(CROSS, SINGLE))
     first = train(bound, shards, settings, round_number=1, seed=0, device=CPU).optimizer
-    before = copied(bound.values())
+    before = copied(bound.weights())
     state = {slot: copied(values) for slot, values in first.items()}
     only = {"single": shards["single"]}
-    second = train(bound, only, settings, round_number=2, seed=1, device=CPU, kept=first).optimizer
+    second = train(bound, only, settings, round_number=2, seed=1, device=CPU, saved=first).optimizer
     for leaf in ("weight", "bias"):
         resting, moving = Key("task:cross", f"heads.cross.{leaf}"), Key("task:single", f"heads.single.{leaf}")
-        assert torch.equal(bound.values()[resting], before[resting])
-        assert not torch.equal(bound.values()[moving], before[moving])
+        assert torch.equal(bound.weights()[resting], before[resting])
+        assert not torch.equal(bound.weights()[moving], before[moving])
         for slot in state:
             assert torch.equal(second[slot][resting], state[slot][resting])
             assert not torch.equal(second[slot][moving], state[slot][moving])
@@ -120,10 +120,10 @@ def test_a_task_that_was_never_stepped_has_no_state(tmp_path):
     settings = make_settings(CROSS, SINGLE, local_steps=1)
     shards = {task.name: make_shard(task, tmp_path) for task in (CROSS, SINGLE)}
     bound = bind(small_model(CROSS, SINGLE))
-    before = copied(bound.values())
+    before = copied(bound.weights())
     trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU)
     key = Key("task:single", "heads.single.weight")
-    assert torch.equal(bound.values()[key], before[key])
+    assert torch.equal(bound.weights()[key], before[key])
     assert {slot: key in values for slot, values in trained.optimizer.items()} == {
         "step": False, "exp_avg": False, "exp_avg_sq": False,
     }  # fmt: skip
@@ -140,9 +140,9 @@ def test_kept_state_makes_two_rounds_one_training(options, tmp_path, monkeypatch
         bound = bind(small_model(SINGLE, DUAL, dtype=torch.float32))
         kept = None
         for number in (1, 2):
-            trained = train(bound, shards, settings, round_number=number, seed=number, device=CPU, kept=kept)
+            trained = train(bound, shards, settings, round_number=number, seed=number, device=CPU, saved=kept)
             kept = trained.optimizer if keep else None
-        return bound.values()
+        return bound.weights()
 
     handed_over, forgotten = two_rounds(keep=True), two_rounds(keep=False)
     made: list[FlatOptimizer] = []

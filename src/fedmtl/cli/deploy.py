@@ -50,23 +50,23 @@ def server(
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
         loaded = load(config, set or [])
         with display:
-            from fedmtl.deploy.server import Place, serve_run
+            from fedmtl.deploy.server import Endpoint, serve_run
 
-            done = serve_run(loaded, name or (config.stem if config else "demo"), Place(address, certs), display)
+            done = serve_run(loaded, name or (config.stem if config else "demo"), Endpoint(address, certs), display)
     else:
         found = find_run(resume)
         if repair:
             repaired(found, display)
         with display:
-            from fedmtl.deploy.server import Place, remembered_place, resume_served
+            from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
 
-            place = remembered_place(found)
+            endpoint = saved_endpoint(found)
             if listen is not None or certs is not None:
-                address = place.address if listen is None else parse_address(listen, "--listen")
-                place = Place(address, certs or place.certs)
-            check_protection(place.address.host, place.certs, "--listen", "--certs DIR")
+                address = endpoint.address if listen is None else parse_address(listen, "--listen")
+                endpoint = Endpoint(address, certs or endpoint.certs)
+            check_protection(endpoint.address.host, endpoint.certs, "--listen", "--certs DIR")
             display.name = found.name
-            done = resume_served(found, place, display, repair=repair)
+            done = resume_served(found, endpoint, display, repair=repair)
     display.finish(done)
 
 

@@ -1,4 +1,4 @@
-"""A job is held to the site's policy and to the config it was welcomed with, before anything is computed.
+"""A job is checked against the site's policy and the config of the welcome, before anything is computed.
 
 What a server may choose from job to job is little: the weights, the seed, task weights that follow progress, and layers
 that move between levels. All else a site finds in the config, and takes from there.
@@ -120,7 +120,7 @@ class JobCounts:
 class Welcomed:
     """What a welcome made a site ready for: its run, whether sites score, both configs and the model with its data.
 
-    `config` is the server's own, of all tasks; `taken` is what this site made of it. `rows` are the token rows that the
+    `config` is the server's, of all tasks; `taken` is what this site made of it. `rows` are the token rows that the
     site uses, by kind of job.
     """
 
@@ -133,10 +133,10 @@ class Welcomed:
 
 
 class JobRules:
-    """Checks jobs of one welcome; `check` gives the job back with the settings that this site found itself."""
+    """Checks the jobs of one welcome; `check` returns a job with the settings that this site computed."""
 
     def __init__(self, welcomed: Welcomed, settings: SiteSettings, counts: JobCounts) -> None:
-        self._welcomed, self._own, self._policy = welcomed, settings, settings.policy
+        self._welcomed, self._site_settings, self._policy = welcomed, settings, settings.policy
         model, config = welcomed.site.model, welcomed.config
         self._names = list(model.canonical())
         self._plan = extended_plan(mode_plan(config), self._names, config.model)
@@ -145,8 +145,8 @@ class JobRules:
         self._least = {task: _least(welcomed, settings, task) for task in settings.tasks}
 
     def check_hello(self) -> None:
-        """A PolicyError where a hello would be of fewer examples than a job may be: it has their tokens and labels."""
-        site, client = self._welcomed.site, self._own.client
+        """Raise a PolicyError where a hello is about too few examples for a job: it lists their tokens and labels."""
+        site, client = self._welcomed.site, self._site_settings.client
         for task, least in self._least.items():
             _check_count(task, num_distinct(_fingerprints(site.train_shard(client, task)), least.trained),
                          least.trained, "config")  # fmt: skip
@@ -155,7 +155,7 @@ class JobRules:
                              least.scored, "config")  # fmt: skip
 
     def check(self, job: Job) -> Job:
-        """The job as it is done here; whatever it may not be is a PolicyError."""
+        """Return the job as this site runs it; raise a PolicyError where it breaks a rule."""
         self._check_who(job)
         self._check_plan(job.plan)
         self._check_values(job)
@@ -164,7 +164,7 @@ class JobRules:
         return replace(job, settings=chosen)
 
     def leaving(self, update: Update) -> Update:
-        """The update with its counts as the policy rounds them."""
+        """Return the update with its counts as the policy rounds them."""
         step = self._policy.send.example_counts.round_to
         return replace(
             update,
@@ -175,9 +175,15 @@ class JobRules:
     def _check_who(self, job: Job) -> None:
         if job.kind not in ("train", "evaluate"):
             raise PolicyError("the job is neither for training nor for scoring").coded("message_unreadable")
-        if job.client != self._own.client:
-            raise PolicyError(f"the job is for another client; this site is {self._own.client}").coded("job_client")
-        if not job.tasks or len(set(job.tasks)) < len(job.tasks) or not set(job.tasks) <= set(self._own.tasks):
+        if job.client != self._site_settings.client:
+            raise PolicyError(f"the job is for another client; this site is {self._site_settings.client}").coded(
+                "job_client"
+            )
+        if (
+            not job.tasks
+            or len(set(job.tasks)) < len(job.tasks)
+            or not set(job.tasks) <= set(self._site_settings.tasks)
+        ):
             raise PolicyError("the job is for tasks that this site does not have, or no longer").coded("job_tasks")
         first, last = int(job.kind == "train"), self._welcomed.config.training.num_rounds
         if not first <= job.round <= last or not 0 <= job.state_round <= job.round:
@@ -188,28 +194,28 @@ class JobRules:
         expected = self._settings.to_dict()
         if job.codecs != mode_codecs(config):
             raise PolicyError("the job wants another wire than the server's config").coded("job_settings")
-        told = job.settings
-        if not isinstance(told, dict) or set(told) != set(expected):
+        sent = job.settings
+        if not isinstance(sent, dict) or set(sent) != set(expected):
             raise PolicyError("the job's settings are not those of this version").coded("job_settings")
         for key, value in expected.items():
-            if key not in VARYING and _plain(value) != told[key]:
+            if key not in VARYING and _plain(value) != sent[key]:
                 raise PolicyError(f"the job's {key} is not that of the server's config").coded("job_settings")
-        expected["loss_weights"] = self._loss_weights(told["loss_weights"])
+        expected["loss_weights"] = self._loss_weights(sent["loss_weights"])
         self._check_extra(job)
         self._check_examples(job, LocalSettings.from_dict(expected))
         return expected
 
-    def _loss_weights(self, told: Any) -> dict[str, float]:
+    def _loss_weights(self, sent: Any) -> dict[str, float]:
         ours = self._settings.loss_weights
         follows = self._welcomed.config.federation.task_weighting.kind == "progress"
-        if not isinstance(told, dict) or set(told) != set(ours) or (not follows and told != ours):
+        if not isinstance(sent, dict) or set(sent) != set(ours) or (not follows and sent != ours):
             raise PolicyError("the job's loss_weights are not those of the server's config").coded("job_settings")
-        if not all(type(value) in (int, float) and 0 < value <= 1e6 for value in told.values()):
+        if not all(type(value) in (int, float) and 0 < value <= 1e6 for value in sent.values()):
             raise PolicyError("the job's loss_weights are no weights").coded("job_settings")
-        return {task: float(value) for task, value in told.items()}
+        return {task: float(value) for task, value in sent.items()}
 
     def _check_extra(self, job: Job) -> None:
-        """What capabilities send along is theirs: each that the server's config switches on checks its own."""
+        """Have each capability check what the server sent for it; one that the config does not switch on is refused."""
         for name, extra in job.extra.items():
             if name not in self._settings.methods:
                 raise PolicyError(f"the job brings something of {name}, which is not in the server's config").coded(
@@ -239,8 +245,8 @@ class JobRules:
                 "policy_pairs"
             )
         for task in job.tasks:
-            own = _fingerprints(self._welcomed.site.validation_shard(job.client, task))
-            _check_count(task, num_distinct(own, self._least[task].scored), self._least[task].scored)
+            fingerprints = _fingerprints(self._welcomed.site.validation_shard(job.client, task))
+            _check_count(task, num_distinct(fingerprints, self._least[task].scored), self._least[task].scored)
         return expected
 
     def _check_examples(self, job: Job, settings: LocalSettings) -> None:
@@ -258,21 +264,21 @@ class JobRules:
         for (task, _), factor in zip(plan, factors, strict=False):
             largest[task] = max(factor, largest.get(task, 0.0))
         for (task, batch), factor in zip(plan, factors, strict=False):
-            own = seen.setdefault(task, set())
+            fingerprints = seen.setdefault(task, set())
             if task not in short or factor <= 0.0 or factor < LEAST_RATE * largest[task]:
                 continue
-            own.update(_fingerprints(replace(shards[task], indices=batch)))
-            if len(own) >= self._least[task].trained:
+            fingerprints.update(_fingerprints(replace(shards[task], indices=batch)))
+            if len(fingerprints) >= self._least[task].trained:
                 short.discard(task)
             if not short:
                 return
-        for task, own in seen.items():
-            _check_count(task, len(own), self._least[task].trained)
+        for task, fingerprints in seen.items():
+            _check_count(task, len(fingerprints), self._least[task].trained)
         if not seen:
             raise PolicyError("the job trains on nothing").coded("policy_min_examples")
 
     def _check_plan(self, plan: SharingPlan) -> None:
-        """A layer may move between levels of sharing; what stays at its client, or never moves, goes on doing so."""
+        """Let a layer move between levels of sharing, except one that stays at its client or never moves."""
         rules = plan.rules
         is_whole = len(rules) <= MOST_RULES and all(
             isinstance(word, str) and len(word) <= MOST_LETTERS for rule in rules for word in rule
@@ -285,7 +291,7 @@ class JobRules:
             ours = self._plan.level(name)
             try:
                 theirs = plan.level(name)
-                plan.key(name, next(iter(self._welcomed.config.tasks)), self._own.client)
+                plan.key(name, next(iter(self._welcomed.config.tasks)), self._site_settings.client)
             except (FedmtlError, IndexError, ValueError) as error:
                 raise PolicyError("the job's sharing plan does not fit the model").coded("job_plan") from error
             is_shared_head = owner_task(name) is not None and theirs not in ("task", "client", "fixed")
@@ -368,19 +374,19 @@ class Least:
 
 
 def _least(welcomed: Welcomed, settings: SiteSettings, task: str) -> Least:
-    """`min_examples`, or all that the site has.
+    """Return how many examples a job must be of: `min_examples`, or all that the site has.
 
     What the server's config leaves of a site's file by drawing, dealing, or cutting off validation is not all of it.
     """
     site, config, wanted = welcomed.site, welcomed.taken, settings.policy.min_examples
     train, validation = site.train_shard(settings.client, task), site.validation_shard(settings.client, task)
     trained, scored = (num_distinct(_fingerprints(shard), wanted) for shard in (train, validation))
-    is_own = task in settings.files
-    if not is_own and (settings.root is None or BUILTIN[task].hub is None):
+    has_file = task in settings.files
+    if not has_file and (settings.root is None or BUILTIN[task].hub is None):
         return Least(trained, scored)
     given = config.tasks[task]
-    is_dealt = not is_own and (given.train_samples is not None or len(config.clients) > 1)
-    if is_dealt or (not is_own and given.val_samples is not None):
+    is_dealt = not has_file and (given.train_samples is not None or len(config.clients) > 1)
+    if is_dealt or (not has_file and given.val_samples is not None):
         return Least(wanted if is_dealt else trained, wanted if given.val_samples is not None else scored)
     usual, found = DataConfig().validation_fraction, config.data.validation_fraction
     # Far enough for either share of them to reach what is wanted.

@@ -21,7 +21,7 @@ from fedmtl.deploy.tasks import (
     server_data,
     server_population,
 )
-from fedmtl.deploy.terms import own_terms
+from fedmtl.deploy.terms import server_terms
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.engine import FlowerEngine
 from fedmtl.engines.flower.enrolment import Enrolments, KeyBook, NoKeys
@@ -43,8 +43,8 @@ from fedmtl.runs.log import read_events
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a server listens, and the folder of its certificates; without one it takes sites without keys."""
+class Endpoint:
+    """Where a server listens, and the folder of its certificates; without that folder it accepts sites without keys."""
 
     address: Address
     certs: Path | None
@@ -61,41 +61,41 @@ class Membership:
         return scheduled_tasks(self._config, client, self.brought.get(client, ()), round_number)
 
 
-def serve_run(config: Config, name: str, place: Place, observe: Observer = lambda event: None) -> RunFolder:
-    """Run a config over sites that come to `place`, into a new folder."""
-    enrolments = _enrolments(config, place)
+def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer = lambda event: None) -> RunFolder:
+    """Run a config over sites that come to `endpoint`, into a new folder."""
+    enrolments = _enrolments(config, endpoint)
     prepared, membership = _prepare(config)
     run = create_run(Path(config.output), name)
     with locked(run.path):
-        # First: a folder with a config is a run, which can be resumed at its place.
-        _remember(run, place)
+        # First: a folder with a config is a run, which can be resumed at its endpoint.
+        _remember(run, endpoint)
         write_atomic(run.config, dump_config(config).encode())
-        return _serve(prepared, membership, prepared.state, run, place, enrolments, observe)
+        return _serve(prepared, membership, prepared.state, run, endpoint, enrolments, observe)
 
 
 def resume_served(
-    run: RunFolder, place: Place | None = None, observe: Observer = lambda event: None, *, repair: bool = False
+    run: RunFolder, endpoint: Endpoint | None = None, observe: Observer = lambda event: None, *, repair: bool = False
 ) -> RunFolder:
-    """Go on after the last whole round; sites come back by themselves. Without a place, where it was before.
+    """Go on after the last whole round, at the saved endpoint if none is given; sites come back by themselves.
 
     With `repair`, a run whose events have lost rounds goes on without them.
     """
     with locked(run.path):
         config = load_config(run.config)
-        place = place or remembered_place(run)
-        enrolments = _enrolments(config, place)
+        endpoint = endpoint or saved_endpoint(run)
+        enrolments = _enrolments(config, endpoint)
         prepared, membership = _prepare(config)
         state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
         if not first_of(read_events(run), PlanEvent):
-            # Killed before the opening was whole: all of it is told anew.
+            # Killed before the opening was whole: all of it is logged anew.
             run.events.unlink(missing_ok=True)
         for event in read_events(run):
             observe(event)
-        return _serve(prepared, membership, state, run, place, enrolments, observe)
+        return _serve(prepared, membership, state, run, endpoint, enrolments, observe)
 
 
-class _PlaceRecord(BaseModel):
-    """What place.json holds."""
+class _EndpointRecord(BaseModel):
+    """The fields of `place.json`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -105,25 +105,25 @@ class _PlaceRecord(BaseModel):
     certs: str | None
 
 
-def remembered_place(run: RunFolder) -> Place:
-    told = _place_record(run)
-    return Place(Address(told.host, told.port), None if told.certs is None else Path(told.certs))
+def saved_endpoint(run: RunFolder) -> Endpoint:
+    record = _endpoint_record(run)
+    return Endpoint(Address(record.host, record.port), None if record.certs is None else Path(record.certs))
 
 
-def _place_record(run: RunFolder) -> _PlaceRecord:
+def _endpoint_record(run: RunFolder) -> _EndpointRecord:
     path = run.path / "place.json"
     remedy = "put back a copy of it, or start a new run with `fedmtl server`"
-    return parse_record(_PlaceRecord, read_record(path, remedy), str(path), remedy)
+    return parse_record(_EndpointRecord, read_record(path, remedy), str(path), remedy)
 
 
-def _remember(run: RunFolder, place: Place) -> None:
-    certs = None if place.certs is None else str(place.certs.absolute())
-    told = {"id": secrets.token_hex(8), "host": place.address.host, "port": place.address.port, "certs": certs}
-    write_atomic(run.path / "place.json", json.dumps(told).encode())
+def _remember(run: RunFolder, endpoint: Endpoint) -> None:
+    certs = None if endpoint.certs is None else str(endpoint.certs.absolute())
+    record = {"id": secrets.token_hex(8), "host": endpoint.address.host, "port": endpoint.address.port, "certs": certs}
+    write_atomic(run.path / "place.json", json.dumps(record).encode())
 
 
-def _enrolments(config: Config, place: Place) -> Enrolments:
-    return NoKeys(configured_tasks(config)) if place.certs is None else KeyBook(place.certs)
+def _enrolments(config: Config, endpoint: Endpoint) -> Enrolments:
+    return NoKeys(configured_tasks(config)) if endpoint.certs is None else KeyBook(endpoint.certs)
 
 
 def _prepare(config: Config) -> tuple[Prepared, Membership]:
@@ -143,7 +143,7 @@ def _serve(
     membership: Membership,
     state: State,
     run: RunFolder,
-    place: Place,
+    endpoint: Endpoint,
     enrolments: Enrolments,
     observe: Observer,
 ) -> RunFolder:
@@ -164,8 +164,8 @@ def _serve(
         log(remark_event(now[0], "", warning))
     opened: list[FlowerEngine] = []
 
-    def open_carrier() -> FlowerEngine:
-        engine = _open(prepared, membership, run, place, enrolments, log, lambda: now[0])
+    def make_engine() -> FlowerEngine:
+        engine = _open(prepared, membership, run, endpoint, enrolments, log, lambda: now[0])
         opened.append(engine)
         _gather(prepared, engine, state, enrolments, log.observe)
         if not first_of(known, PlanEvent):
@@ -177,23 +177,23 @@ def _serve(
         for engine in opened:
             engine.say_goodbye(f"{run.name} is done")
 
-    return drive(prepared, state, run, log, open_carrier, command="fedmtl server", farewell=farewell)
+    return drive(prepared, state, run, log, make_engine, command="fedmtl server", farewell=farewell)
 
 
 def _open(
     prepared: Prepared,
     membership: Membership,
     run: RunFolder,
-    place: Place,
+    endpoint: Endpoint,
     enrolments: Enrolments,
     log: Log,
     round_now: Callable[[], int],
 ) -> FlowerEngine:
-    terms = own_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
+    terms = server_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
     table, leaf = prepared.model.canonical()[prepared.strategy.table]
     num_rows = getattr(table, leaf).shape[0]
     welcome = Welcome(
-        run=_place_record(run).id,
+        run=_endpoint_record(run).id,
         config=_for_sites(prepared.config),
         evaluated=prepared.evaluates_at_clients,
         max_bytes=prepared.config.wire.max_bytes,
@@ -211,7 +211,7 @@ def _open(
 
     def note(note: Note) -> None:
         if note.hello is not None:
-            tasks = {name: held.examples for name, held in note.hello.tasks.items()}
+            tasks = {name: counts.examples for name, counts in note.hello.tasks.items()}
             log(SiteEvent(round=round_now(), client=note.client, tasks=tasks))
         elif note.kind == "refused":
             log(failure_event(Failure(round_now(), note.client, note.reason)))
@@ -222,7 +222,7 @@ def _open(
         scorer=open_engine(prepared, run),
         spool=run.spool,
         max_bytes=prepared.config.wire.max_bytes,
-        address=place.address,
+        address=endpoint.address,
         enrolments=enrolments,
         welcome=welcome.model_dump_json(),
         judge=judge,
@@ -257,10 +257,10 @@ def is_enough(prepared: Prepared, there: Mapping[ClientId, ClientInfo]) -> bool:
 
 
 def _for_sites(config: Config) -> dict[str, Any]:
-    """The config without what is the server's own business: its folders and where its clients have their files."""
-    told: dict[str, Any] = config.model_dump(mode="json")
-    told["data"] |= {"root": None, "cache": None}
-    told["output"] = "runs"
+    """Return the config without what concerns the server alone: its folders and where its clients have their files."""
+    plain: dict[str, Any] = config.model_dump(mode="json")
+    plain["data"] |= {"root": None, "cache": None}
+    plain["output"] = "runs"
     if config.training.distillation is not None and config.training.distillation.where == "server":
-        told["training"]["distillation"] = None
-    return told
+        plain["training"]["distillation"] = None
+    return plain

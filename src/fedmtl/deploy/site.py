@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 36
 
 
 class Ended(FedmtlError):
-    """The site's owner asked it to end."""
+    """The site's owner ended it by a signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}; start it again to take part again")

@@ -49,7 +49,7 @@ class _Opened:
 class JoinedSite:
     """Answers calls; what a welcome needs is loaded once, for as long as the server says the same.
 
-    Whatever goes wrong is an answer too: its words are for this site's own terminal, its fault is for the server.
+    Whatever goes wrong is an answer too: its words are for this site's terminal, its fault is for the server.
     """
 
     def __init__(self, settings: SiteSettings) -> None:
@@ -99,13 +99,13 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     counts = JobCounts(settings.folder, settings.policy)
     counts.take_config(welcome)
     data = load_tasks(config)
-    own = {name: part.task for name, part in data.items()}
-    tasks = all_tasks(server_side, own)
+    site_tasks = {name: part.task for name, part in data.items()}
+    tasks = all_tasks(server_side, site_tasks)
     plain = config.compute.encoder == "plain"
     weighed = config.training.loss_weighting == "uncertainty"
     encoder, model = open_model(config.model, tasks, config.seed, plain=plain, log_variances=weighed)
     device = str(pick_device(settings.device, "--device"))
-    population = build_population(config, data, encoder.tokenizer, open_teacher(config, "clients", own, device))
+    population = build_population(config, data, encoder.tokenizer, open_teacher(config, "clients", site_tasks, device))
     terms = site_terms(model, encoder.tokenizer)
     info = ClientInfos(population, model.pad_id, evaluated=welcome.evaluated)[settings.client]
     max_bytes = min(welcome.max_bytes, MAX_BYTES)
@@ -131,7 +131,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     hello = Hello(
         client=settings.client,
         terms=terms,
-        tasks=_held(population, info, own, settings),
+        tasks=_task_summaries(population, info, site_tasks, settings),
         rows=_listed(info.rows) if tells_rows else None,
         evaluation_rows=_listed(info.evaluation_rows) if tells_rows else None,
     )
@@ -150,10 +150,10 @@ def _listed(rows: Rows | None) -> list[int] | None:
     return None if rows is None else rows.tolist()
 
 
-def _held(
+def _task_summaries(
     population: Population, info: ClientInfo, tasks: Mapping[str, Task], settings: SiteSettings
 ) -> dict[str, Held]:
-    """Counts as the policy rounds them: up, so that what is counted later is never more."""
+    """Count the site's examples, rounded up as the policy says, so that what is counted later is never more."""
     send = settings.policy.send
     step, counts = send.example_counts.round_to, send.label_counts
     return {

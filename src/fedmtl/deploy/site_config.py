@@ -72,7 +72,7 @@ def welcomed_config(welcome: Welcome) -> Config:
 
 
 def site_config(config: Config, settings: SiteSettings) -> Config:
-    """A welcomed config as far as it concerns this site, with the site's own files, encoder, teacher and cache."""
+    """Return the welcomed config as far as it concerns this site, with the site's files, encoder, teacher and cache."""
     _check_bounds(config)
     kinds = [task.kind for task in config.tasks.values() if task.kind not in (None, *TASK_KINDS)]
     named = [*(name for name in config.methods if name not in BUILT_IN), *kinds]
@@ -162,18 +162,18 @@ def _encoder(config: Config, settings: SiteSettings) -> dict[str, str | None]:
 
 
 def _distillation(config: Config, settings: SiteSettings) -> Any:
-    told = config.training.distillation
-    if told is None or told.where != "clients":
+    distillation = config.training.distillation
+    if distillation is None or distillation.where != "clients":
         return None
     if settings.policy.teacher is None:
         raise PolicyError(
             "the server's config has this site learn from a finished model; name its folder under teacher in the policy"
         ).coded("policy_teacher")
-    return told.model_copy(update={"teacher": settings.policy.teacher, "texts": []})
+    return distillation.model_copy(update={"teacher": settings.policy.teacher, "texts": []})
 
 
 def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
-    """This client with its files, and the others among whom the rest of the examples are dealt."""
+    """Return this client with its files, and the other clients among whom the rest of the examples are dealt."""
     dealt = [task for task in settings.tasks if task not in settings.files]
     configured = configured_tasks(config)
     mine = configured.get(settings.client, ())
@@ -184,8 +184,8 @@ def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
                 f" write `--data {task}=FILE`"
             ).coded("policy_source", task)
     sharing: dict[str, list[str]] = {}
-    for client, held in configured.items() if set(dealt) <= set(mine) else ():
-        others = [task for task in held if task in dealt and client not in own_sources(config, task)]
+    for client, client_tasks in configured.items() if set(dealt) <= set(mine) else ():
+        others = [task for task in client_tasks if task in dealt and client not in own_sources(config, task)]
         if client != settings.client and others:
             sharing[client] = others
     sharing[settings.client] = [task for task in config.tasks if task in settings.tasks]
@@ -200,7 +200,7 @@ def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
 
 
 def _check_columns(task: Task, allowed: TaskPolicy) -> None:
-    """The policy names what it has to: columns as text, others as label, the labels in their order."""
+    """Raise where the policy names other columns, labels or score ranges than the server's config."""
     for key, ours, theirs in (
         ("text", allowed.text and tuple(allowed.text), task.text),
         ("label", allowed.label, task.label),
@@ -209,13 +209,13 @@ def _check_columns(task: Task, allowed: TaskPolicy) -> None:
             raise PolicyError(
                 f"tasks.{task.name}.{key}: the server's config names {_words(theirs)}, the policy {_words(ours)}"
             ).coded("policy_columns", task.name)
-    for key, mine, told in (
+    for key, mine, offered in (
         ("labels", allowed.labels and tuple(allowed.labels), task.labels),
         ("score_range", allowed.score_range, task.kind_of.scale(task)),
     ):
-        if mine is not None and mine != told:
+        if mine is not None and mine != offered:
             raise PolicyError(
-                f"tasks.{task.name}.{key}: the server names {_words(told)}, the policy {_words(mine)}"
+                f"tasks.{task.name}.{key}: the server names {_words(offered)}, the policy {_words(mine)}"
             ).coded("policy_labels", task.name)
     if task.label in task.text:
         raise PolicyError(f"tasks.{task.name}: the server's config names {task.label} as text and as label").coded(
@@ -260,6 +260,6 @@ def _value(config: Any, path: str) -> Any:
     return config
 
 
-def all_tasks(config: Config, own: Mapping[str, Task]) -> dict[str, Task]:
-    """Every task of the run: the model's shape depends on all, also on those that this site has no examples of."""
-    return {name: own[name] if name in own else known_task(config, name) for name in config.tasks}
+def all_tasks(config: Config, site_tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """Return every task of the run: the model's shape also depends on those that this site has no examples of."""
+    return {name: site_tasks[name] if name in site_tasks else known_task(config, name) for name in config.tasks}

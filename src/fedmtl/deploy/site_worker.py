@@ -30,7 +30,7 @@ def die_with_parent() -> None:
 class SiteSettings:
     """A site as its owner describes it: which tasks, from which files, with which encoder, and where it keeps things.
 
-    `files` are its own per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
+    `files` are given per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
     in the package that the server's config deals to this client. `policy` is what the server may have of all this.
     """
 

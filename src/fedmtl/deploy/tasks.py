@@ -90,12 +90,12 @@ def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: A
 
 
 def configured_tasks(config: Config) -> dict[str, tuple[str, ...]]:
-    """Who holds which tasks by the config alone: its clients, or those made of it."""
-    held: dict[str, tuple[str, ...]] = {}
+    """Return client -> its tasks by the config alone, with the clients that it names or that are made from it."""
+    tasks_of: dict[str, tuple[str, ...]] = {}
     for task, clients in task_clients(config).items():
         for client in clients:
-            held[client] = (*held.get(client, ()), task)
-    return held
+            tasks_of[client] = (*tasks_of.get(client, ()), task)
+    return tasks_of
 
 
 def scheduled_tasks(config: Config, client: str, brought: Sequence[str], round_number: int) -> tuple[str, ...]:

@@ -17,14 +17,14 @@ from fedmtl.tasks.task import Task
 LETTERS = 16
 
 
-def own_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
-    """A server's terms, which name the labels of its tasks."""
+def server_terms(model: MultiTaskModel, tokenizer: Any, tasks: Mapping[str, Task]) -> Terms:
+    """Return a server's terms, which name the labels of its tasks."""
     labels = {name: list(task.labels) for name, task in tasks.items()}
     return Terms(**dict(site_terms(model, tokenizer)), labels=labels)
 
 
 def site_terms(model: MultiTaskModel, tokenizer: Any) -> SiteTerms:
-    """A site's terms, which name no label."""
+    """Return a site's terms, which name no label."""
     encoder = {
         Key("", name): getattr(module, leaf).detach()
         for name, (module, leaf) in model.canonical().items()

@@ -1,4 +1,4 @@
-"""The engine on one machine: clients take turns in worker processes.
+"""The engine on one machine: clients run one after another in worker processes.
 
 All that would cross a network is encoded and decoded here too, so bytes are true and the weights are the
 same as with any other engine.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmtl.engines.open_jobs import Asked, Spool, asked_for, map_message, write_message
+from fedmtl.engines.open_jobs import OpenJob, Spool, map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import Answer, Handler, WorkerPool
 from fedmtl.errors import CannotContinue
@@ -59,7 +59,7 @@ class PredictCall:
 
 
 class LocalEngine:
-    """Clients on this machine, in `num_workers` processes, or in this one where that is 0."""
+    """Runs clients on this machine, in `num_workers` processes, or in this one where that is 0."""
 
     def __init__(self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], num_workers: int) -> None:
         self._setup = setup
@@ -77,7 +77,7 @@ class LocalEngine:
         return self._clients
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        open_jobs: list[tuple[JobCall, Asked]] = []
+        open_jobs: list[tuple[JobCall, OpenJob]] = []
 
         def calls() -> Iterator[JobCall]:
             for job in jobs:
@@ -85,16 +85,16 @@ class LocalEngine:
                 with part("encoding"):
                     encoded = encode_job(job, self._setup.max_bytes, self._memory)
                 write_message(call.job, encoded)
-                open_jobs.append((call, asked_for(job, len(encoded))))
+                open_jobs.append((call, OpenJob.of(job, len(encoded))))
                 yield call
 
         for answer in self._pool.map(calls(), deadline):
-            call, asked = open_jobs[answer.ticket]
+            call, open_job = open_jobs[answer.ticket]
             self._spool.give_back(call.job)
-            yield self._decode(answer, call.answer, asked)
+            yield self._decode(answer, call.answer, open_job)
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
-        """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
+        """Return every task's outputs for the server's validation examples, in their order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
         write_message(weights, pack({}, state.weights))
@@ -107,10 +107,10 @@ class LocalEngine:
         weights.unlink()
         outputs: dict[str, tuple[np.ndarray, float]] = {}
         for task in shards:
-            own = [(call, results[ticket]) for ticket, call in enumerate(calls) if call.task == task]
-            order = np.argsort(np.concatenate([call.indices for call, _ in own]), kind="stable")
-            joined = np.concatenate([part for _, (part, _) in own])[order]
-            outputs[task] = joined, float(sum(loss for _, (_, loss) in own))
+            of_task = [(call, results[ticket]) for ticket, call in enumerate(calls) if call.task == task]
+            order = np.argsort(np.concatenate([call.indices for call, _ in of_task]), kind="stable")
+            joined = np.concatenate([part for _, (part, _) in of_task])[order]
+            outputs[task] = joined, float(sum(loss for _, (_, loss) in of_task))
         return outputs
 
     def close(self) -> None:
@@ -119,18 +119,18 @@ class LocalEngine:
             torch.set_num_threads(self._threads)
 
     @timed("decoding")
-    def _decode(self, answer: Answer, path: Path, asked: Asked) -> Update | Failure:
+    def _decode(self, answer: Answer, path: Path, open_job: OpenJob) -> Update | Failure:
         if answer.error is not None:
             self._spool.give_back(path)
-            return asked.failed(answer.error)
+            return open_job.failed(answer.error)
         try:
-            # A map: the pages stay the file's, so waiting updates cost no memory of their own.
+            # A map: the pages stay the file's, so waiting updates cost no memory.
             data = map_message(path)
         except (OSError, ValueError) as error:
-            return asked.failed(str(error))
+            return open_job.failed(str(error))
         # An update's tensors are parts of the map; with the last of them the file is free.
         weakref.finalize(data, self._spool.give_back, path)
-        return asked.take(data, self._setup.max_bytes)
+        return open_job.take(data, self._setup.max_bytes)
 
 
 def start_worker(setup: SiteSetup) -> Handler:

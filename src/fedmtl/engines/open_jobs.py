@@ -22,16 +22,21 @@ MESSAGE = "message-"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Small, so that the job's weights can be let go."""
+class OpenJob:
+    """What an engine remembers of a job that it has sent: little, so that the job's weights can be let go."""
 
     round: int
     client: ClientId
     bytes_down: int
     most_bytes_up: int
 
+    @classmethod
+    def of(cls, job: Job, bytes_down: int) -> OpenJob:
+        """Record a job that was sent with so many bytes."""
+        return cls(job.round, job.client, bytes_down, answer_bytes(job))
+
     def take(self, data: np.ndarray, max_bytes: int) -> Update | Failure:
-        """The answer, with what crossed and how long it took; a Failure where it cannot be read."""
+        """Decode the update, with the bytes that crossed and the seconds it took; a Failure where it cannot be read."""
         try:
             update, seconds = decode_update(data, max_bytes, self.most_bytes_up)
         except (WireError, ValueError) as error:
@@ -45,15 +50,11 @@ class Asked:
         return Failure(self.round, self.client, reason, Traffic(self.bytes_down))
 
 
-def asked_for(job: Job, bytes_down: int) -> Asked:
-    return Asked(job.round, job.client, bytes_down, answer_bytes(job))
-
-
 class Spool:
     """Hands out files that nobody uses; as many are made as are in use at once.
 
-    Their names are this spool's own, so that no process of a run that was killed can write to a file that is mapped
-    here; what such a run left is removed.
+    Their names are unique to this spool, so that no process of a run that was killed can write to a file that is
+    mapped here; what such a run left is removed.
     """
 
     def __init__(self, folder: Path) -> None:

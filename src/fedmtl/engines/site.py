@@ -54,7 +54,7 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
     )
 
     def validation(client: str, task: str) -> Shard:
-        own = setup.validation.get(client, {})
-        return own[task] if task in own else setup.shared_validation[task]
+        client_shards = setup.validation.get(client, {})
+        return client_shards[task] if task in client_shards else setup.shared_validation[task]
 
     return Site(model, initial, lambda client, task: setup.train[client][task], validation, setup.folder, device)

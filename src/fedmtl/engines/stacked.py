@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.open_jobs import asked_for
+from fedmtl.engines.open_jobs import OpenJob
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
@@ -30,7 +30,7 @@ THREADS = 8
 
 
 class StackedEngine:
-    """Clients on this machine, `at_once` of them in one computation, in the given dtype."""
+    """Runs clients on this machine, `at_once` of them in one computation, in the given dtype."""
 
     def __init__(
         self, setup: SiteSetup, clients: Mapping[ClientId, ClientInfo], at_once: int, dtype: torch.dtype
@@ -68,7 +68,7 @@ class StackedEngine:
         self._alone.close()
 
     def _run_stack(self, jobs: Sequence[Job], alone: list[Job]) -> Iterator[Update | Failure]:
-        """The answers of jobs that fit a stack; others are added to those that are run alone."""
+        """Yield the updates of jobs that fit a stack, and add the others to `alone`."""
         limit = self._setup.max_bytes
         encoded = list(self._threads.map(lambda job: encode_job(job, limit), jobs))
         received = list(self._threads.map(lambda data: decode_job(data, limit), encoded))
@@ -78,8 +78,8 @@ class StackedEngine:
             if answer is None:
                 alone.append(job)
                 continue
-            asked = asked_for(job, len(data))
-            yield asked.failed(str(answer)) if isinstance(answer, FedmtlError) else asked.take(answer, limit)
+            open_job = OpenJob.of(job, len(data))
+            yield open_job.failed(str(answer)) if isinstance(answer, FedmtlError) else open_job.take(answer, limit)
 
 
 def _sent(answer: Update | FedmtlError | None) -> np.ndarray | FedmtlError | None:

@@ -30,7 +30,7 @@ def num_workers(compute: ComputeConfig, device: str, num_clients: int) -> int:
 
 
 def expects_workers(compute: ComputeConfig) -> bool:
-    """Whether there will be workers, as far as can be told before a device was tried."""
+    """Whether there will be workers, as far as is known before a device was tried."""
     device = ("cuda" if GPU.exists() else "cpu") if compute.device == "auto" else compute.device
     return num_workers(compute, device, num_clients=2) > 0
 

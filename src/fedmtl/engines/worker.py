@@ -78,7 +78,7 @@ class Answer:
 
 
 class _Ahead:
-    """The calls, of which the next may be made before it is asked for."""
+    """An iterator of calls that can prepare the next one before it is due."""
 
     def __init__(self, calls: Iterator[tuple[int, Any]]) -> None:
         self._calls = calls
@@ -218,7 +218,7 @@ class WorkerPool:
         return Answer(ticket, error=reason)
 
     def _replace(self, worker: _Worker) -> None:
-        """Put a fresh process in the place of this one, which is gone when this returns and writes nothing more."""
+        """Replace a worker's process by a fresh one; the old one is gone when this returns and writes nothing more."""
         worker.process.kill()
         worker.process.join()
         worker.pipe.close()

@@ -18,7 +18,7 @@ from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.partition import partition
-from fedmtl.tasks.shards import Dealt, Shards, deal, held_tasks
+from fedmtl.tasks.shards import Dealt, Shards, deal, tasks_by_client
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
 
@@ -120,7 +120,7 @@ def build_population(
             cut[name] += truncated
             dealt[name] = deal(whole.tokens, whole.labels, _partition(config, part, others), whole.teacher)
         holders[name] = [*part.client_train, *others]
-    return Population(Shards(held_tasks(holders), from_files, dealt), validation, shared, cut)
+    return Population(Shards(tasks_by_client(holders), from_files, dealt), validation, shared, cut)
 
 
 def _partition(config: Config, part: TaskData, clients: list[str]) -> dict[str, np.ndarray]:

@@ -165,10 +165,10 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        kept=kept_slots(opened),
+        saved=kept_slots(opened),
         methods=opened.methods,
     )
-    after = {key: value.cpu() for key, value in bound.values().items()}
+    after = {key: value.cpu() for key, value in bound.weights().items()}
     personal = {key: value.clone() for key, value in after.items() if is_personal(key)}
     # Against what came, however coarse: the server adds it to weights of its own that were never rounded.
     delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}

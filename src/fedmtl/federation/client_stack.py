@@ -18,7 +18,7 @@ from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local import TrainingFailed
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.outcomes import Outcome
-from fedmtl.training.stacked.plan import Member, open_kept
+from fedmtl.training.stacked.plan import Member, named_state
 from fedmtl.training.stacked.shape import reached, stacks_with
 
 Answer = Update | FedmtlError
@@ -67,7 +67,7 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
     keys = {name: key for view in views.values() for name, key in view.items()}
     trained = [name for task, view in views.items() for name in reached(site.model, task, view)]
-    kept = open_kept(kept_slots(opened), keys, trained)
+    kept = named_state(kept_slots(opened), keys, trained)
     if kept is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)

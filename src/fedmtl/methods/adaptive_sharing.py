@@ -433,7 +433,7 @@ class TaskGradients:
         self._bound = bound
         users = Counter(key for view in bound.views.values() for key in view.values())
         self._keys: dict[str, list[Key]] = {layer: [] for layer in layers}
-        for key in bound.flat.places:
+        for key in bound.flat.spans:
             if users[key] > 1 and layer_of(key.name) in self._keys:
                 self._keys[layer_of(key.name)].append(key)
         self._sums: dict[tuple[str, Key], Tensor] = {}

@@ -119,7 +119,7 @@ class ServerDistillation(ServerMethod):
             # What other methods hold the weights to at clients holds here too.
             methods=LocalMethods(local_methods(self._settings.methods), state.extra),
         )
-        moved = {key: value.cpu().clone() for key, value in bound.values().items() if key in bound.flat.places}
+        moved = {key: value.cpu().clone() for key, value in bound.weights().items() if key in bound.flat.spans}
         return replace(state, weights={**state.weights, **moved}), trained.losses, trained.steps
 
 

@@ -51,7 +51,7 @@ class FedProx(LocalMethod):
     def gradient(self, parts: Sequence[Part]) -> None:
         assert self._received is not None
         for part in parts:
-            part.gradients.add_(part.values - self._received[part.place], alpha=self._mu)
+            part.gradients.add_(part.values - self._received[part.span], alpha=self._mu)
 
 
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:

@@ -162,7 +162,7 @@ class PrunedPlaces:
 
     def __init__(self, bound: BoundModel, pruned: Mapping[Key, Tensor]) -> None:
         flat = bound.flat
-        found = {place.start: (place, pruned[key]) for key, place in flat.places.items() if key in pruned}
+        found = {place.start: (place, pruned[key]) for key, place in flat.spans.items() if key in pruned}
         start = min(found, default=0)
         self._span = slice(start, max((place.stop for place, _ in found.values()), default=0))
         size = self._span.stop - start

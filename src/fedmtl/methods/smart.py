@@ -105,7 +105,7 @@ class Smart:
     def _averages(self, task: str) -> dict[str, nn.Parameter]:
         assert self._average is not None
         if task not in self._averaged:
-            places, parameters = self._bound.flat.places, self._bound.parameters
+            places, parameters = self._bound.flat.spans, self._bound.parameters
             self._averaged[task] = {
                 name: nn.Parameter(self._average[places[key]].view(parameters[key].shape), requires_grad=False)
                 for name, key in self._bound.views[task].items()

@@ -1,7 +1,7 @@
-"""Adapters of each task's own beside the layers of a shared encoder (Stickland and Murray 2019, "BERT and PALs").
+"""Task-specific adapters beside the layers of a shared encoder (Stickland and Murray 2019, "BERT and PALs").
 
 A layer's norm gets one more summand, TS(h), where h is the layer's input. Their equation has h itself as the residual;
-their code, and so this file, keeps the encoder's own: LN(a + FFN(a) + TS(h)), a being what the attention gives. As in
+their code, and so this file, keeps the encoder's: LN(a + FFN(a) + TS(h)), a being what the attention gives. As in
 their code
 
     low_rank  TS(h) = V_D gelu(V_E h)
@@ -53,7 +53,7 @@ class SmallAttention(nn.Module):
 
 
 class TaskAdapters(nn.Module):
-    """One task's TS for every layer; what its layers share is under `shared`."""
+    """One task's adapter, TS, for every layer; `shared` has the parts that its layers share."""
 
     def __init__(self, config: AdaptersConfig, width: int, num_layers: int, dropout: float) -> None:
         super().__init__()
@@ -61,23 +61,23 @@ class TaskAdapters(nn.Module):
         self.shared, self.layer = nn.ModuleDict(), nn.ModuleList()
         for kind in self.kinds:
             size = config.size or SIZES[kind]
-            own = nn.ModuleDict()
+            parts = nn.ModuleDict()
             for name in ("encoder", "attention", "decoder") if kind == "pals" else ("encoder", "decoder"):
-                place = self.shared if is_shared(config, kind, name) else own
-                if name not in place:
-                    place[name] = _part(name, width, size, config.heads, dropout)
-            self.layer.append(own)
+                owner = self.shared if is_shared(config, kind, name) else parts
+                if name not in owner:
+                    owner[name] = _part(name, width, size, config.heads, dropout)
+            self.layer.append(parts)
 
     def forward(self, number: int, hidden: Tensor, mask: Tensor) -> Tensor:
-        own: Any = self.layer[number]
-        small = self._of(own, "encoder")(hidden)
+        parts: Any = self.layer[number]
+        small = self._of(parts, "encoder")(hidden)
         if self.kinds[number] == "pals":
-            return F.gelu(self._of(own, "decoder")(self._of(own, "attention")(small, mask)))
-        output: Tensor = self._of(own, "decoder")(F.gelu(small))
+            return F.gelu(self._of(parts, "decoder")(self._of(parts, "attention")(small, mask)))
+        output: Tensor = self._of(parts, "decoder")(F.gelu(small))
         return output
 
-    def _of(self, own: nn.ModuleDict, name: str) -> nn.Module:
-        return own[name] if name in own else self.shared[name]
+    def _of(self, parts: nn.ModuleDict, name: str) -> nn.Module:
+        return parts[name] if name in parts else self.shared[name]
 
 
 def layer_kinds(config: AdaptersConfig, num_layers: int) -> tuple[str, ...]:
@@ -118,9 +118,9 @@ class Adapters(nn.Module):
 
     @contextmanager
     def used_by(self, task: str, mask: Tensor) -> Iterator[None]:
-        """Within it, the encoder computes with this task's adapters; a task without any has the plain encoder."""
-        own = self._modules.get(task)
-        self._used = None if own is None else (own, mask)
+        """Have the encoder compute with this task's adapters meanwhile; a task without any uses the plain encoder."""
+        adapters = self._modules.get(task)
+        self._used = None if adapters is None else (adapters, mask)
         try:
             yield
         finally:
@@ -134,8 +134,8 @@ class Adapters(nn.Module):
     def _add(self, number: int, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
         if self._used is None:
             return None
-        own, mask = self._used
-        added: Tensor = own(number, self._inputs.pop(number), mask)
+        adapters, mask = self._used
+        added: Tensor = adapters(number, self._inputs.pop(number), mask)
         return given[0] + added
 
 

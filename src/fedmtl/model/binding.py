@@ -22,41 +22,41 @@ from fedmtl.timing import timed
 
 @dataclass
 class Buffers:
-    """Memory that is kept from one client to the next; a buffer of a name is only valid until it is taken again."""
+    """Memory that is used again from one client to the next; a buffer is valid until its name is taken again."""
 
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    by_name: dict[str, Tensor] = field(default_factory=dict)
 
     def take(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer of that size, with anything in it."""
-        known = self.kept.get(name)
+        """Return a buffer of that size with arbitrary content."""
+        known = self.by_name.get(name)
         if known is None or known.numel() < size or known.dtype != dtype or known.device != device:
-            # Clients differ a little in size: some room spares the next one a new buffer.
-            known = self.kept[name] = torch.empty(size + size // 8, dtype=dtype, device=device)
+            # Clients differ a little in size: some spare memory saves the next one a new buffer.
+            known = self.by_name[name] = torch.empty(size + size // 8, dtype=dtype, device=device)
         return known[:size]
 
 
 @dataclass(frozen=True)
 class Flat:
-    """The buffer, and which part of it belongs to which key, in order."""
+    """A buffer of values, and the span of each key in it, in order."""
 
     values: Tensor
-    places: Mapping[Key, slice]
+    spans: Mapping[Key, slice]
 
 
 def flatten(weights: Weights, order: Sequence[Key], buffers: Buffers, device: torch.device | None) -> Flat:
     """Copy these keys' values into a buffer, in that order."""
-    places: dict[Key, slice] = {}
+    spans: dict[Key, slice] = {}
     total = 0
     for key in order:
-        places[key] = slice(total, total + weights[key].numel())
+        spans[key] = slice(total, total + weights[key].numel())
         total += weights[key].numel()
     dtypes = {weights[key].dtype for key in order} or {torch.get_default_dtype()}
     assert len(dtypes) == 1, "the trainable values of a model have one dtype"
     target = torch.device("cpu") if device is None else device
     values = buffers.take("values", total, dtypes.pop(), target)
-    for key, place in places.items():
-        values[place].copy_(weights[key].detach().reshape(-1))
-    return Flat(values, places)
+    for key, span in spans.items():
+        values[span].copy_(weights[key].detach().reshape(-1))
+    return Flat(values, spans)
 
 
 def is_decayed(module: nn.Module, parameter: Tensor) -> bool:
@@ -118,24 +118,25 @@ class BoundModel:
         self.use(tasks[0])
 
     def use(self, task: str) -> MultiTaskModel:
-        """The model with this task's values in place, whoever used it in between."""
-        places = self.model.canonical()
+        """Return the model with this task's values in it, whoever used it in between."""
+        canonical = self.model.canonical()
         for name, key in self.views[task].items():
-            module, leaf = places[name]
+            module, leaf = canonical[name]
             if module._parameters[leaf] is not self.parameters[key]:
                 module._parameters[leaf] = self.parameters[key]
         table = self.model.token_table()
         if table.padding_idx is not None:
             table.padding_idx = self._pad
-        self.model.room.gradients = self.gradients.get(task, {})
+        self.model.memory.gradients = self.gradients.get(task, {})
         return self.model
 
-    def values(self) -> Weights:
+    def weights(self) -> Weights:
+        """Return the bound values by key, which share the parameters' memory."""
         return {key: parameter.detach() for key, parameter in self.parameters.items()}
 
     def _parameter(self, key: Key, weights: Weights, device: torch.device | None) -> nn.Parameter:
-        if key in self.flat.places:
-            return nn.Parameter(self.flat.values[self.flat.places[key]].view(weights[key].shape))
+        if key in self.flat.spans:
+            return nn.Parameter(self.flat.values[self.flat.spans[key]].view(weights[key].shape))
         return nn.Parameter(weights[key].detach().to(device), requires_grad=False)
 
     def _check_positions(self) -> None:

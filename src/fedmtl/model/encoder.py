@@ -16,7 +16,14 @@ from transformers.utils import logging as transformers_logging
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.foreign import excerpt
-from fedmtl.model.bert.layout import KEPT, build_encoder, has_fewer_heads, is_computed, load_bert_values, num_heads
+from fedmtl.model.bert.layout import (
+    NUM_HEADS_KEY,
+    build_encoder,
+    has_fewer_heads,
+    is_computed,
+    load_bert_values,
+    num_heads,
+)
 from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, SHIPPED, check_encoder_files, encoder_folder
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
@@ -68,7 +75,7 @@ def load_encoder(
 
     `keep_pooler` True adds a fresh pooler where the encoder was saved without one, False drops an unused
     one, so that it neither trains nor travels; None keeps what was saved. With `values_only`, an encoder that
-    `model.bert` computes comes without code of its own where it can.
+    `model.bert` computes comes without transformers' code where it can.
     """
     tokenizer = load_tokenizer(config)
     with torch.random.fork_rng(devices=[]):
@@ -171,8 +178,8 @@ def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
     values = load_bert_values(encoder_folder(name), architecture)
     if values is None:
         raise ModelError(
-            f"model.server_model: {name} says `{KEPT}: {num_heads(architecture)}`, but its model.safetensors is not"
-            " such a BERT; name the folder that `fedmtl prune --heads` wrote"
+            f"model.server_model: {name} says `{NUM_HEADS_KEY}: {num_heads(architecture)}`, but its model.safetensors"
+            " is not such a BERT; name the folder that `fedmtl prune --heads` wrote"
         )
     module = build_encoder(architecture)
     missing = module.load_state_dict(values.state_dict(), strict=False).missing_keys
@@ -214,7 +221,7 @@ def _reach(load: Any, name: str, **options: Any) -> Any:
         check_encoder_files(Path(name), "model.server_model")
     try:
         return load(name, **options, **NO_CODE)
-    except Exception as error:  # every library a loader calls has its own kinds
+    except Exception as error:  # every library that a loader calls raises other kinds
         where = "a folder" if Path(name).is_dir() else "not a folder, and the hub was not reached or has no such name"
         first = excerpt(error) or type(error).__name__
         raise ModelError(

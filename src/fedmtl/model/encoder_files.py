@@ -15,7 +15,7 @@ NO_CODE = {"trust_remote_code": False}
 NO_PICKLE = {"use_safetensors": True}
 CONFIGS = ("config.json", "tokenizer_config.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-# No encoder of text has more; a number in config.json would else decide how much memory is asked for.
+# No encoder of text has more; a number in config.json would else decide how much memory is allocated.
 MOST_LAYERS = 1000
 LARGEST_SIZE = 10**8
 
@@ -78,7 +78,7 @@ def _is_endless(name: str, value: Any) -> bool:
 
 
 def check_inside(folder: Path, root: Path) -> None:
-    """Raise where a folder has a link that leads out of `root`: a foreign folder opens its own files only."""
+    """Raise where a folder has a link that leads out of `root`: a foreign folder opens only files inside it."""
     resolved = root.resolve()
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink() and not path.resolve().is_relative_to(resolved):
@@ -86,7 +86,7 @@ def check_inside(folder: Path, root: Path) -> None:
 
 
 def is_extended(config: ModelConfig) -> bool:
-    """Whether parts are added to the encoder, so that its own code must compute it."""
+    """Whether parts are added to the encoder, so that transformers' code must compute it."""
     return config.lora is not None or config.adapters is not None
 
 

@@ -32,7 +32,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def add_lora(encoder: nn.Module, heads: nn.Module, config: LoraConfig) -> None:
-    """Wrap the target layers, and in the modes that say so the heads, in place; the matrices are yet to be set."""
+    """Wrap the target layers, and in the modes that say so the heads; `set_lora` then sets the matrices."""
     paths = target_paths(encoder, config.targets)
     _inject(encoder, "|".join(map(re.escape, paths)), config)
     if wraps_heads(config):
@@ -64,9 +64,9 @@ def canonical_path(path: str) -> str:
     return re.sub(rf"\.(lora_[AB])\.{ADAPTER}$", r".\1", path).removesuffix(".base_layer")
 
 
-def set_lora(places: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
+def set_lora(canonical: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
     """Start every A as PEFT does and every B at zero; the bits follow from the seed and the canonical name alone."""
-    for name, (module, leaf) in places.items():
+    for name, (module, leaf) in canonical.items():
         parameter: Any = module._parameters[leaf]
         with torch.no_grad():
             if name.endswith(A):
@@ -77,7 +77,7 @@ def set_lora(places: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
 
 
 def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
-    """The paths of the linear layers that some target names.
+    """Return the paths of the linear layers that some target names.
 
     A target is the path inside a numbered layer, or its end, with or without `.dense`; where it is a whole path, ends
     are not looked at: `output` is `output.dense`, and not `attention.output.dense` too.
@@ -86,8 +86,10 @@ def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
     chosen: set[str] = set()
     for target in targets:
         words = (target, f"{target}.dense")
-        found = [path for path, own in inside.items() if own in words]
-        found = found or [path for path, own in inside.items() if own.endswith(tuple(f".{word}" for word in words))]
+        found = [path for path, inner_path in inside.items() if inner_path in words]
+        found = found or [
+            path for path, inner_path in inside.items() if inner_path.endswith(tuple(f".{word}" for word in words))
+        ]
         if not found:
             some = ", ".join(list(dict.fromkeys(inside.values()))[:8])
             raise ConfigError(f"model.lora.targets: `{target}` is no linear layer of this encoder; it has {some}")
@@ -136,14 +138,14 @@ def _wider(name: str) -> Iterator[str]:
         yield pattern
 
 
-def merge(values: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """The plain model's values: every W with its alpha / rank * B A added, without A and B."""
-    merged = {name: value for name, value in values.items() if not name.endswith((A, B))}
-    for name in values:
+def merge(weights: Mapping[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Return the plain model's weights: every W with its alpha / rank * B A added, without A and B."""
+    merged = {name: value for name, value in weights.items() if not name.endswith((A, B))}
+    for name in weights:
         if name.endswith(A):
             path = name.removesuffix(A)
             weight = merged[f"{path}.weight"]
-            product = values[path + B].double() @ values[name].double()
+            product = weights[path + B].double() @ weights[name].double()
             merged[f"{path}.weight"] = (weight.double() + config.alpha / config.rank * product).to(weight.dtype)
     return merged
 

@@ -46,7 +46,7 @@ class Head(nn.Linear):
     """A task's head.
 
     That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by.
-    `log_variance`, where asked for, is what the task's loss is weighed by; no answer depends on it.
+    `log_variance`, where requested, is what the task's loss is weighed by; no prediction depends on it.
     """
 
     log_variance: nn.Parameter | None
@@ -85,7 +85,7 @@ class MultiTaskModel(nn.Module):
     Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with `log_variances` also
     `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under
     `adapters.<task>.`. An encoder laid out as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless
-    something was added to it or `plain` asks for the encoder's own module.
+    something was added to it or `plain` requests the encoder's module.
     """
 
     def __init__(
@@ -117,40 +117,40 @@ class MultiTaskModel(nn.Module):
         self.draw_masks = random_masks
         # Where a loss takes several passes their gradients have to add up, which only autograd does.
         self.adds_gradients = False
-        self.room = cpu_bert.Room()
-        self._places = _canonical_places({"": self.encoder, HEADS: self.heads, ADAPTERS: self.adapters})
+        self.memory = cpu_bert.PassMemory()
+        self._canonical = _canonical_parameters({"": self.encoder, HEADS: self.heads, ADAPTERS: self.adapters})
         if self.lora is not None:
-            set_lora(self._places, seed)
+            set_lora(self._canonical, seed)
 
     def forward(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
         return self.head(task, self.vectors(task, inputs, noise))
 
     def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
-        """One vector per sequence, pooled as the task says.
+        """Return one vector per sequence, pooled as the task says.
 
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         """
         if self.layout is None:
             return self.pool(task, *self.encode(task, inputs, noise))
-        values: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._places.items()}
-        masks = self.draw_masks(values[self.table]) if self.training else no_masks
+        weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
+        masks = self.draw_masks(weights[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
         padding, pool = self.token_table().padding_idx, self.pools[task]
         if self.writes_gradients:
             assert noise is None, "noise goes with adds_gradients"
-            return cpu_bert.pooled_vectors(values, self.layout, batch, pool, masks, padding, self.room)
-        return pooled_vectors(values, self.layout, batch, pool, masks, padding, noise)
+            return cpu_bert.pooled_vectors(weights, self.layout, batch, pool, masks, padding, self.memory)
+        return pooled_vectors(weights, self.layout, batch, pool, masks, padding, noise)
 
     @property
     def writes_gradients(self) -> bool:
-        """Whether the encoder's gradients go over what is in `room.gradients`; else autograd adds them up."""
-        module, leaf = self._places[self.table]
+        """Whether the encoder overwrites `memory.gradients` with its gradients; otherwise autograd adds them up."""
+        module, leaf = self._canonical[self.table]
         return self.layout is not None and not self.adds_gradients and getattr(module, leaf).device.type == "cpu"
 
     def encode(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor]:
         """The last hidden states, the pooler's output where there is one, and the mask.
 
-        They are the task's own where it has adapters.
+        They are specific to the task where it has adapters.
         """
         offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
         adapted = nullcontext() if self.adapters is None else self.adapters.used_by(task, inputs.mask)
@@ -175,12 +175,12 @@ class MultiTaskModel(nn.Module):
         return output
 
     def canonical(self) -> dict[str, tuple[nn.Module, str]]:
-        """canonical name -> the module that holds the parameter and its attribute name, in model order."""
-        return self._places
+        """Return canonical name -> the module that holds the parameter and its attribute name, in model order."""
+        return self._canonical
 
     def token_table(self) -> Any:
-        """The module that holds the token table."""
-        return self._places[self.table][0]
+        """Return the module that holds the token table."""
+        return self._canonical[self.table][0]
 
 
 @contextmanager
@@ -196,16 +196,16 @@ def _added_to(table: nn.Module, noise: Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
-def _canonical_places(roots: Mapping[str, nn.Module | None]) -> dict[str, tuple[nn.Module, str]]:
-    places: dict[str, tuple[nn.Module, str]] = {}
+def _canonical_parameters(roots: Mapping[str, nn.Module | None]) -> dict[str, tuple[nn.Module, str]]:
+    found: dict[str, tuple[nn.Module, str]] = {}
     seen: set[nn.Parameter] = set()
     for prefix, root in roots.items():
         for path, module in root.named_modules() if root is not None else ():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and parameter not in seen:
                     seen.add(parameter)
-                    places[prefix + (f"{canonical_path(path)}.{leaf}" if path else leaf)] = (module, leaf)
-    return places
+                    found[prefix + (f"{canonical_path(path)}.{leaf}" if path else leaf)] = (module, leaf)
+    return found
 
 
 def pair_features(first: Tensor, second: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class ModelRecord(BaseModel):
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a folder holds; `bind` gives a model that answers."""
+    """A model as loaded from a folder; `bind` makes it ready for predictions."""
 
     model: MultiTaskModel
     encoder: Encoder
@@ -65,9 +65,9 @@ class SavedModel:
     weights: Weights
     max_length: int
 
-    def bind(self, client: str = "", own: Weights | None = None, tasks: Sequence[str] | None = None) -> BoundModel:
-        """The model with its values in place, for all tasks or those named; `own` are values a client kept."""
-        weights = {**self.weights, **(own or {})}
+    def bind(self, client: str = "", local: Weights | None = None, tasks: Sequence[str] | None = None) -> BoundModel:
+        """Bind the model's values, for all tasks or those named; `local` are values that stayed at the client."""
+        weights = {**self.weights, **(local or {})}
         return BoundModel(self.model, self.plan, list(tasks or self.tasks), client, weights)
 
     def missing(self, tasks: Sequence[str]) -> str | None:
@@ -136,7 +136,7 @@ def load_model(folder: Path) -> SavedModel:
         model = build_model(encoder, tasks, 0, added, log_variances=weighed)
     except FedmtlError:
         raise
-    except Exception as error:  # whatever an encoder's own code raises for sizes that do not fit each other
+    except Exception as error:  # whatever an encoder's code raises for sizes that do not fit each other
         raise ModelError(f"{folder}: cannot be built ({excerpt(error)}); {REMEDY}") from error
     plan = record.plan.to_plan()
     _check_weights(folder, weights, model, plan)
@@ -174,26 +174,26 @@ def _load_encoder(folder: Path) -> tuple[Any, Any]:
         return build_encoder(config), tokenizer
     except FedmtlError:
         raise
-    except Exception as error:  # every library a loader calls has its own kinds
+    except Exception as error:  # every library that a loader calls raises other kinds
         raise ModelError(f"{folder}: cannot be loaded ({excerpt(error)}); {REMEDY}") from error
 
 
 def _check_weights(folder: Path, weights: Weights, model: MultiTaskModel, plan: SharingPlan) -> None:
     """Raise where a value is not one of the model's, or of another shape."""
-    places = model.canonical()
+    canonical = model.canonical()
     for key, value in weights.items():
-        module, leaf = places.get(key.name, (None, ""))
+        module, leaf = canonical.get(key.name, (None, ""))
         like = getattr(module, leaf) if module is not None else None
         if like is None or like.shape != value.shape or not value.is_floating_point():
             raise ModelError(f"{folder}: {excerpt(key.name)} does not fit the model its files describe; {REMEDY}")
-    for name in places:
+    for name in canonical:
         plan.level(name)
 
 
 def model_digest(folder: Path, saved: SavedModel) -> str:
-    """Names what the model in a folder answers: its values, its tasks and the encoder's config."""
-    told = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
-    return hashlib.sha256(weights_sha256(saved.weights).encode() + told).hexdigest()[:16]
+    """Return a digest of what decides the predictions of a folder's model: its values, tasks and encoder config."""
+    described = b"".join((folder / name).read_bytes() for name in ("tasks.json", "config.json"))
+    return hashlib.sha256(weights_sha256(saved.weights).encode() + described).hexdigest()[:16]
 
 
 def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model: MultiTaskModel) -> Weights:
@@ -215,9 +215,9 @@ def start_weights(config: ModelConfig, fresh: Weights, plan: SharingPlan, model:
             " take another plan, or start from server_model"
         )
     found = load_weights(folder, record)
-    own = {key: value for key, value in found.items() if owner_task(key.name) in (None, *tasks)}
-    _check_names(given, {key.name: tuple(value.shape) for key, value in own.items()}, fresh)
-    moved = move(own, record.plan.to_plan(), plan, list(tasks))
+    known = {key: value for key, value in found.items() if owner_task(key.name) in (None, *tasks)}
+    _check_names(given, {key.name: tuple(value.shape) for key, value in known.items()}, fresh)
+    moved = move(known, record.plan.to_plan(), plan, list(tasks))
     return {key: moved[key] for key in fresh}
 
 

@@ -45,7 +45,7 @@ def save_tensors(path: Path, slots: Mapping[str, Mapping[Key, Tensor]]) -> str:
         for slot, values in slots.items()
         for key, value in values.items()
     }
-    # The widest values first, so that all of them lie where a reader can use them in place.
+    # The widest values first, so that all of them are aligned and a reader can use them without a copy.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     parts: list[bytes | memoryview] = [_header({name: tensors[name] for name in names})]
     parts += [_bytes(tensors[name]) for name in names]
@@ -57,7 +57,7 @@ def save_tensors(path: Path, slots: Mapping[str, Mapping[Key, Tensor]]) -> str:
 
 
 def load_tensors(path: Path) -> dict[str, Weights]:
-    """Slot -> key -> tensor, as `save_tensors` wrote them; a file that is not one of its own is a FedmtlError."""
+    """Read slot -> key -> tensor as `save_tensors` wrote them; any other file is a FedmtlError."""
     slots: dict[str, Weights] = {}
     for text, tensor in load_safetensors(path).items():
         parts = text.split(SEPARATOR, 2)
@@ -76,7 +76,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
         raise
     except OSError as error:
         raise FedmtlError(f"{path}: cannot be read ({error.strerror or excerpt(error)}); {REMEDY}") from None
-    except Exception as error:  # the library's own kind, torch's, and Python's for a type that it does not know
+    except Exception as error:  # safetensors', torch's, and Python's for a type that it does not know
         raise FedmtlError(f"{path}: is not a whole tensor file ({excerpt(error)}); {REMEDY}") from None
 
 

@@ -1,4 +1,4 @@
-"""What a capability carries along with a state, a job, an update or a client's own state.
+"""What a capability adds to a state, a job, an update or a client's saved state.
 
 The wire format, checkpoints and client states write it without knowing whose it is: they see plain values, and tensors
 by slot and key, which are cut, moved and merged as weights under the same keys are.

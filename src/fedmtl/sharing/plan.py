@@ -101,7 +101,7 @@ class PlanRecord(BaseModel):
         return max(depths, default=0) <= len(self.groups)
 
 
-# Asked for every parameter of every job.
+# Called for every parameter of every job.
 @lru_cache(maxsize=1 << 14)
 def _first_match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
     return next((level for pattern, level in rules if fnmatchcase(name, pattern)), None)
@@ -192,11 +192,11 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
 def move(
     weights: Weights, old: SharingPlan, new: SharingPlan, tasks: Sequence[str], *, partial: bool = False
 ) -> Weights:
-    """The weights under another plan: a finer level copies a value, a coarser one averages.
+    """Return the weights under another plan: a finer level copies a value, a coarser one averages.
 
     The mean of equal values is exact. Works on anything keyed like weights, so the server optimizer's state moves the
-    same way; there may be values missing if it is `partial`. What is or becomes a client's own is not the server's to
-    move.
+    same way; there may be values missing if it is `partial`. The server cannot move what is or becomes a client's
+    value.
     """
     moved: Weights = {}
     for name in dict.fromkeys(key.name for key in weights):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # Encoders of RoBERTa's kind count positions from the padding id, so low rows keep their index.
-KEPT_LOW_ROWS = 8
+NUM_LOW_ROWS = 8
 
 Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -21,7 +21,7 @@ Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
 def used_rows(token_ids: Iterable[np.ndarray], pad_id: int) -> Rows:
     """The sorted token rows that some texts use, with the padding row and the lowest rows."""
     parts = [np.unique(ids) for ids in token_ids]
-    return np.unique(np.concatenate([*parts, np.arange(KEPT_LOW_ROWS), [pad_id]])).astype(np.int64)
+    return np.unique(np.concatenate([*parts, np.arange(NUM_LOW_ROWS), [pad_id]])).astype(np.int64)
 
 
 def compact_ids(rows: Rows, vocabulary_size: int) -> np.ndarray:

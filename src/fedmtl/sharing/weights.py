@@ -25,7 +25,7 @@ class NamedParameters(Protocol):
 
 
 def initial_weights(model: NamedParameters, plan: SharingPlan) -> Weights:
-    """One value for every key of the plan, all equal to the model's own; what stays at clients is not here."""
+    """Return one value for every key of the plan, equal to the model's; what stays at clients is not here."""
     weights: Weights = {}
     for view in plan.keys(model.canonical(), list(model.tasks), "").values():
         for name, key in view.items():
@@ -43,8 +43,8 @@ def scope_counts(weights: Weights) -> list[ScopeFacts]:
     for key, value in weights.items():
         sizes.setdefault(key.scope, []).append(value.numel())
     return [
-        ScopeFacts(scope=scope, level=scope.partition(":")[0], parameters=sum(own), tensors=len(own))
-        for scope, own in sizes.items()
+        ScopeFacts(scope=scope, level=scope.partition(":")[0], parameters=sum(counts), tensors=len(counts))
+        for scope, counts in sizes.items()
     ]
 
 

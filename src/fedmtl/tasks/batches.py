@@ -21,7 +21,7 @@ WINDOW = 8
 
 
 def save_outputs(path: Path, outputs: np.ndarray) -> None:
-    """Write all or nothing."""
+    """Write a teacher's outputs to a file, all or nothing."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".outputs-", dir=path.parent, delete=False) as file:
@@ -30,7 +30,7 @@ def save_outputs(path: Path, outputs: np.ndarray) -> None:
     except OSError as error:
         raise FedmtlError(
             f"data.cache: cannot write a teacher's outputs to {path.parent} ({error.strerror or error});"
-            " make room there, or name another folder"
+            " free space there, or name another folder"
         ) from error
 
 
@@ -67,8 +67,8 @@ class Shard:
         return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
 
     def teacher_outputs(self, batch: np.ndarray) -> np.ndarray:
-        """What the teacher says of these examples."""
-        assert self.teacher is not None, "shards of a taught task come with its teacher's outputs"
+        """Return the teacher's outputs for these examples."""
+        assert self.teacher is not None, "shards of a distilled task come with its teacher's outputs"
         chosen: np.ndarray = open_outputs(self.teacher)[batch]
         return chosen
 
@@ -88,23 +88,23 @@ class Arrays:
 
 
 @timed("batches")
-def training_batches(shard: Shard, batch_size: int, seed: int, turn: int = 0) -> list[np.ndarray]:
-    """One epoch as positions in the token folder: every example once, neighbours in length together.
+def training_batches(shard: Shard, batch_size: int, seed: int, round_seed: int = 0) -> list[np.ndarray]:
+    """Return one epoch as positions in the token folder: every example once, neighbours in length together.
 
-    `seed` says which examples meet; `turn` whether long or short ones come first among those that were sorted
-    together. Clients with one turn have batches of like length at the same time, however many they have.
+    `seed` says which examples meet; `round_seed` whether long or short ones come first among those that were sorted
+    together. Clients with the same `round_seed` have batches of like length at the same time, however many they have.
     """
     order = shard.indices[np.random.Generator(np.random.PCG64(seed)).permutation(len(shard))]
     lengths = open_tokens(shard.tokens).lengths_of(order)
-    turns = np.random.Generator(np.random.PCG64(turn))
+    generator = np.random.Generator(np.random.PCG64(round_seed))
     span = batch_size * WINDOW
     whole = len(order) // span * span
     within = np.argsort(lengths[:whole].reshape(-1, span), axis=1, kind="stable") + np.arange(0, whole, span)[:, None]
     batches: list[np.ndarray] = []
     for window in order[within].reshape(-1, WINDOW, batch_size):
-        batches += [window[rank] for rank in turns.permutation(WINDOW)]
+        batches += [window[rank] for rank in generator.permutation(WINDOW)]
     rest = order[whole:][np.argsort(lengths[whole:], kind="stable")]
-    ranks = turns.permutation(WINDOW) * batch_size
+    ranks = generator.permutation(WINDOW) * batch_size
     return batches + [rest[rank : rank + batch_size] for rank in ranks if rank < len(rest)]
 
 
@@ -128,11 +128,11 @@ def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | No
 def _pad(part: TokenPart, batch: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     starts, columns = part.offsets[batch], np.arange(width)
     real = columns < (part.offsets[batch + 1] - starts)[:, None]
-    places = (starts[:, None] + columns)[real]
+    token_index = (starts[:, None] + columns)[real]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     segments = np.zeros(real.shape, dtype=np.int64)
-    ids[real] = part.ids[places]
-    segments[real] = part.segments[places]
+    ids[real] = part.ids[token_index]
+    segments[real] = part.segments[token_index]
     return ids, real.astype(np.int64), segments
 
 

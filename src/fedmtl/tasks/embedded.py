@@ -1,6 +1,6 @@
 """Three small tasks that we write ourselves, for the demo and the tests: no download, no files.
 
-The pairs cannot be told apart by their words alone. Both texts are worded independently of the label
+The pairs cannot be distinguished by their words alone. Both texts are worded independently of the label
 (synonyms, active or passive, the setting first or last), and most pairs that differ in meaning differ
 in who did it to whom or in what is negated. In the tables of words a row is one meaning, and its columns are ways to
 say it.

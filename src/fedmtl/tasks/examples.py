@@ -44,11 +44,11 @@ def no_examples(task: Task) -> Examples:
 
 
 def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
-    """All parts, one after the other; the partition column is dropped."""
-    kept = [no_examples(task), *parts]
+    """Return all parts, one after the other, without the partition column."""
+    every = [no_examples(task), *parts]
     return Examples(
-        texts=tuple([text for part in kept for text in part.texts[position]] for position in range(len(task.text))),
-        labels=np.concatenate([part.labels for part in kept]),
+        texts=tuple([text for part in every for text in part.texts[position]] for position in range(len(task.text))),
+        labels=np.concatenate([part.labels for part in every]),
     )
 
 
@@ -86,14 +86,14 @@ def labels_in(tables: Sequence[Table], task: Task) -> list[str]:
 
 
 def drop_empty_texts(table: Table, text: Sequence[str]) -> tuple[Table, int]:
-    """The table without rows that lack a text, and how many those were; for data nobody here can mend."""
+    """Return the table without rows that lack a text, and how many those were; for data that users cannot mend."""
     columns = [table.columns[name] for name in text if name in table.columns]
-    kept = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(str.strip, texts))]
-    if not kept or len(kept) == len(table):
+    complete = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(str.strip, texts))]
+    if not complete or len(complete) == len(table):
         return table, 0
-    rows = {name: [values[row] for row in kept] for name, values in table.columns.items()}
+    rows = {name: [values[row] for row in complete] for name, values in table.columns.items()}
     numbers = table.numbers or range(1, len(table) + 1)
-    return replace(table, columns=rows, numbers=[numbers[row] for row in kept]), len(table) - len(kept)
+    return replace(table, columns=rows, numbers=[numbers[row] for row in complete]), len(table) - len(complete)
 
 
 def _check_column(table: Table, name: str, key: str, task: Task) -> None:
@@ -108,6 +108,6 @@ def _check_texts(table: Table, task: Task) -> None:
         empty = [row for row, text in enumerate(table.columns[name]) if not text or text.isspace()]
         if empty:
             raise DataError(
-                f"{table.place(empty[0])}: column {name} is empty, in {len(empty)} of {len(table)} rows; "
+                f"{table.location(empty[0])}: column {name} is empty, in {len(empty)} of {len(table)} rows; "
                 f"fill or remove them, or name another column under tasks.{task.name}.text"
             ).coded("text_empty", task.name, table.number(empty[0]))

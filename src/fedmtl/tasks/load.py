@@ -56,7 +56,7 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
 
 
 def _refuse_code(datasets: Any) -> None:
-    """Before its version 4, `datasets` ran a dataset's own Python code, or asked a person whether to."""
+    """Keep `datasets` from running a dataset's Python code, which it did or offered to do before its version 4."""
     if hasattr(datasets.config, "HF_DATASETS_TRUST_REMOTE_CODE"):
         datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
 
@@ -96,7 +96,7 @@ def _hub_answers() -> bool:
 class TaskData:
     """A task and its examples.
 
-    `train` is what is dealt to the clients without files of their own; the others' are in `client_train` and
+    `train` is what is dealt to the clients that bring no files; the others' are in `client_train` and
     `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`.
     """
 
@@ -156,7 +156,7 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]
         task = resolve_task(config, name, labels_in(trains, task))
-    own = {client: _split(config, task, tables, client) for client, tables in brought.items()}
+    client_parts = {client: _split(config, task, tables, client) for client, tables in brought.items()}
     is_dealt = len(brought) < len(holders)
     if shared:
         by_column = is_dealt and config.partition.kind == "column"
@@ -164,15 +164,15 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         # Examples that no client gets must not reach a centralized baseline either.
         parts = parts if is_dealt else replace(parts, train=no_examples(task))
     else:
-        validation = join_examples(task, (part.validation for part in own.values()))
-        parts = Parts(no_examples(task), validation, any(part.is_cut for part in own.values()))
+        validation = join_examples(task, (part.validation for part in client_parts.values()))
+        parts = Parts(no_examples(task), validation, any(part.is_cut for part in client_parts.values()))
     return TaskData(
         task=task,
         train=_draw(parts.train, given.train_samples, derive_seed(config.seed, "train_samples", name)),
         validation=_draw(parts.validation, given.val_samples, derive_seed(config.seed, "val_samples", name)),
-        client_train={client: part.train for client, part in own.items()},
-        client_validation={client: part.validation for client, part in own.items()},
-        origin=shared.origin if shared else f"files of {len(own)} clients",
+        client_train={client: part.train for client, part in client_parts.items()},
+        client_validation={client: part.validation for client, part in client_parts.items()},
+        origin=shared.origin if shared else f"files of {len(client_parts)} clients",
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
     )
@@ -219,7 +219,7 @@ def _read_embedded(name: str) -> Tables:
 
 
 def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:
-    """A built-in dataset under our column names, which its own names are kept beside."""
+    """Read a built-in dataset, whose columns appear under our names and under the dataset's."""
     keys = {"hub": hub.dataset, "subset": hub.subset, "train_split": hub.train_split}
     source = SourceConfig.model_validate(keys | {"validation_split": hub.validation_split})
     ours = dict(zip([*text, label], [*hub.text, hub.label], strict=True))

@@ -1,4 +1,4 @@
-"""The shards of all clients, each made when it is asked for, so that a client costs memory only while it is used."""
+"""The shards of all clients, each made on access, so that a client costs memory only while it is used."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ class Dealt:
     """One task's examples as dealt to its clients; the arrays are here, or in a folder that processes share."""
 
     tokens: Path
-    places: Mapping[str, int]
+    positions: Mapping[str, int]
     arrays: DealtArrays | Path
     teacher: Path | None = None
 
     def shard(self, client: str) -> Shard:
-        place = self.places[client]
-        held = _opened(self.arrays)
-        indices = held.order[held.starts[place] : held.starts[place + 1]]
-        return Shard(self.tokens, held.labels, indices.astype(np.int64), self.teacher)
+        position = self.positions[client]
+        opened = _opened(self.arrays)
+        indices = opened.order[opened.starts[position] : opened.starts[position + 1]]
+        return Shard(self.tokens, opened.labels, indices.astype(np.int64), self.teacher)
 
     def stored(self, folder: Path) -> Dealt:
-        """The same with its arrays in files, of which a process holds only the pages it reads."""
+        """Return a copy whose arrays are in files, of which a process holds only the pages it reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        held = _opened(self.arrays)
+        opened = _opened(self.arrays)
         for name in ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(held, name))
+            np.save(folder / f"{name}.npy", getattr(opened, name))
         _open.cache_clear()
         return replace(self, arrays=folder)
 
 
 class Shards(Mapping[str, Mapping[str, Shard]]):
-    """client -> task -> shard; clients with files of their own hold them whole, the others what they were dealt."""
+    """client -> task -> shard; a client has all of the files that it brought, or else what it was dealt."""
 
     def __init__(
-        self, tasks: Mapping[str, tuple[str, ...]], own: Mapping[str, Mapping[str, Shard]], dealt: Mapping[str, Dealt]
+        self,
+        tasks: Mapping[str, tuple[str, ...]],
+        brought: Mapping[str, Mapping[str, Shard]],
+        dealt: Mapping[str, Dealt],
     ) -> None:
-        self._tasks, self._own, self._dealt = tasks, own, dealt
+        self._tasks, self._brought, self._dealt = tasks, brought, dealt
 
     def __getitem__(self, client: str) -> Mapping[str, Shard]:
-        own = self._own.get(client, {})
-        return {task: own[task] if task in own else self._dealt[task].shard(client) for task in self._tasks[client]}
+        brought = self._brought.get(client, {})
+        return {
+            task: brought[task] if task in brought else self._dealt[task].shard(client) for task in self._tasks[client]
+        }
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)
@@ -67,27 +72,27 @@ class Shards(Mapping[str, Mapping[str, Shard]]):
         return len(self._tasks)
 
     def tasks_of(self, client: str) -> tuple[str, ...]:
-        """What a client holds, without opening it."""
+        """Return a client's tasks without opening its shards."""
         return self._tasks[client]
 
     def stored(self, folder: Path) -> Shards:
-        """The same for other processes: what was dealt is in files."""
+        """Return a copy for other processes: what was dealt is in files."""
         dealt = {task: part.stored(folder / str(number)) for number, (task, part) in enumerate(self._dealt.items())}
-        return Shards(self._tasks, self._own, dealt)
+        return Shards(self._tasks, self._brought, dealt)
 
 
 def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray], teacher: Path | None = None) -> Dealt:
-    """Every client's examples end to end in one array."""
+    """Put every client's examples end to end into one array."""
     sizes = [len(part) for part in parts.values()]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     kind = np.int32 if len(labels) < 2**31 else np.int64
     order = np.concatenate([np.zeros(0, kind), *(part.astype(kind) for part in parts.values())])
-    places = {client: place for place, client in enumerate(parts)}
-    return Dealt(tokens, places, DealtArrays(labels, order, starts), teacher)
+    positions = {client: position for position, client in enumerate(parts)}
+    return Dealt(tokens, positions, DealtArrays(labels, order, starts), teacher)
 
 
-def held_tasks(holders: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """client -> its tasks, from task -> its clients; equal tuples are one."""
+def tasks_by_client(holders: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return client -> its tasks from task -> its clients; equal tuples are one object."""
     found: dict[str, tuple[str, ...]] = {}
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     for task, clients in holders.items():

@@ -29,7 +29,7 @@ MOST_BYTES = 4 << 30
 MOST_INFLATED = 100
 # Small files may be any ratio: ten thousand equal lines are harmless.
 ALWAYS_INFLATED = 64 << 20
-# A row of a text set has some dozens of values. A jsonl row may bring names of its own: rows times names are stored.
+# A row of a text set has some dozens of values. Each jsonl row may bring new names: rows times names are stored.
 MOST_COLUMNS = 1000
 PARQUET_ROWS = 4096
 
@@ -49,8 +49,8 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
-    def place(self, row: int) -> str:
-        """Where a row stood, in words for a message, such as `train.tsv, line 7`."""
+    def location(self, row: int) -> str:
+        """Return where a row stood, in words for a message, such as `train.tsv, line 7`."""
         return f"{self.origin}, {self.unit} {self.number(row)}"
 
     def number(self, row: int) -> int:
@@ -76,10 +76,10 @@ def read_table(path: Path) -> Table:
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> tuple[list[str], ...] | None:
-    """The texts of a file without labels, one list a column; None where it has none for that many.
+    """Read the texts of a file without labels, one list a column; None where it has none for that many columns.
 
-    A table with these columns gives them, another one its first column, or both where there are two and two are asked
-    for. A file that ends in .txt or .txt.gz has one text a line. Empty texts are left out.
+    A table with these columns gives them, another one its first column, or both where there are two and two are
+    requested. A file that ends in .txt or .txt.gz has one text a line. Empty texts are left out.
     """
     if path.name.lower().endswith((".txt", ".txt.gz")):
         if len(columns) > 1:
@@ -240,7 +240,7 @@ def _read_parquet(path: Path) -> Table:
             columns = _parquet_columns(path, file)
     except DataError:
         raise
-    except Exception as error:  # pyarrow raises its own kinds, and Python's for what it decodes
+    except Exception as error:  # pyarrow's, and Python's for what it decodes
         raise DataError(f"{path}: cannot be read as parquet ({excerpt(error)}); write the file again") from error
     table = Table(columns, str(path))
     if not len(table):

@@ -1,6 +1,6 @@
 """What predictions on any part of the data add up to, so that parts merge and no example travels.
 
-A kind of task has sums of its own (`tasks/kinds/`); a client may be hostile, so they are read strictly.
+Each kind of task defines its sums (`tasks/kinds/`); a client may be hostile, so they are read strictly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts tokenized once and kept on disk; opened as memory maps, so that a worker holds only what it reads.
+"""Texts tokenized once and stored on disk; opened as memory maps, so that a worker holds only what it reads.
 
 Tokens decode to the text. So the cache is its owner's only: a folder that others could open is closed when it is used,
 and one that belongs to everybody or to another user is refused.
@@ -82,7 +82,7 @@ def tokenize(
     task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int, cache: Path
 ) -> tuple[Path, int]:
     """Tokenize unless the cache has it; the folder, and how many examples were truncated."""
-    _check_room(task, tokenizer, max_length)
+    _check_max_length(task, tokenizer, max_length)
     texts = tuple(mend_surrogates(column) for column in texts)
     folder = cache / _digest(task, texts, tokenizer, max_length)
     _close_to_others(cache)
@@ -101,8 +101,8 @@ def _close_to_others(cache: Path) -> None:
         make_private_folder(cache)
     except OSError as error:
         raise FedmtlError(
-            f"data.cache: cannot write tokens to {cache} ({error.strerror or error}); make room there, or name a folder"
-            " of your own"
+            f"data.cache: cannot write tokens to {cache} ({error.strerror or error}); free space there, or name a"
+            " folder of your own"
         ) from error
 
 
@@ -163,14 +163,14 @@ def _backend(serialized: str) -> str:
     return json.dumps(backend)
 
 
-def _check_room(task: Task, tokenizer: Any, max_length: int) -> None:
+def _check_max_length(task: Task, tokenizer: Any, max_length: int) -> None:
     """Raise a ConfigError where no token of a text would be left; the tokenizer then would not truncate at all."""
     if not tokenizer.is_fast:
         raise ModelError("model.server_model: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
     num_texts = 2 if task.is_pair and not task.is_dual else 1
     least = tokenizer.num_special_tokens_to_add(pair=num_texts == 2) + num_texts
     if max_length < least:
-        raise ConfigError(f"model.max_length: {max_length} leaves {task.name} no room for text; write {least} or more")
+        raise ConfigError(f"model.max_length: {max_length} leaves {task.name} no token for text; write {least} or more")
 
 
 def mend_surrogates(texts: list[str]) -> list[str]:
@@ -184,7 +184,7 @@ def mend_surrogates(texts: list[str]) -> list[str]:
 
 def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[TokenPart, np.ndarray]:
     """The tokens, and which examples were truncated."""
-    # A call leaves its padding and truncation in the tokenizer, and the caller's own is saved with the model.
+    # A call leaves its padding and truncation in the tokenizer, and the caller's is saved with the model.
     tokenizer = copy.deepcopy(tokenizer)
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
@@ -231,7 +231,7 @@ def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
         if _read_meta(folder) is None:
             raise FedmtlError(
                 f"data.cache: cannot write tokens to {folder.parent} ({error.strerror or error}); "
-                "make room there, or name another folder"
+                "free space there, or name another folder"
             ) from error
     return meta
 

@@ -34,18 +34,20 @@ def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 
     Scores of -100 and less count as 0, as a mask's do in TinyBERT's code.
     """
-    target, own = (torch.where(part <= MASKED_SCORE, 0.0, part) for part in (teacher.detach().float(), student.float()))
-    return _mean((own - target).square().mean(1), mask[:, :, None] & mask[:, None, :])
+    target, scores = (
+        torch.where(part <= MASKED_SCORE, 0.0, part) for part in (teacher.detach().float(), student.float())
+    )
+    return _mean((scores - target).square().mean(1), mask[:, :, None] & mask[:, None, :])
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor, num_heads: int) -> Tensor:
-    """How far apart the teacher and the student are on which positions are like which.
+    """Return how far the student's similarities between positions are from the teacher's.
 
     States [batch, position, width] are split into `num_heads`, whatever the widths; a position's relation is the
     softmax of its scaled products with all real ones. The mean divergence over real positions and heads.
     """
-    target, own = _log_relations(teacher.detach(), mask, num_heads), _log_relations(student, mask, num_heads)
-    terms = torch.where(mask[:, None, None, :], target.exp() * (target - own), 0.0)
+    target, relations = _log_relations(teacher.detach(), mask, num_heads), _log_relations(student, mask, num_heads)
+    terms = torch.where(mask[:, None, None, :], target.exp() * (target - relations), 0.0)
     return _mean(terms.sum(-1).mean(1), mask)
 
 
@@ -55,9 +57,9 @@ def similarity_loss(teacher: Tensor, student: Tensor, *, balanced: bool = False)
     Nearly all pairs of a batch are unlike. With `balanced`, half of the loss is the mean over five levels of likeness,
     each counting the same however few its pairs are; a vector with itself is no pair there.
     """
-    target, own = F.normalize(teacher.detach().float(), dim=-1), F.normalize(student.float(), dim=-1)
+    target, vectors = F.normalize(teacher.detach().float(), dim=-1), F.normalize(student.float(), dim=-1)
     cosines = target @ target.T
-    errors = (own @ own.T - cosines).square()
+    errors = (vectors @ vectors.T - cosines).square()
     if not balanced:
         return errors.mean()
     levels = (cosines * LEVELS).floor().clamp(0, LEVELS - 1).fill_diagonal_(-1)

@@ -59,10 +59,10 @@ def train(
     round_number: int,
     seed: int,
     device: torch.device,
-    kept: Slots | None = None,
+    saved: Slots | None = None,
     methods: LocalMethods | None = None,
 ) -> Trained:
-    """Train the bound values in place; what happens follows from the arguments alone.
+    """Train the bound values, which change; what happens follows from the arguments alone.
 
     Dropout draws from torch's global generator, which is seeded here.
     """
@@ -70,8 +70,8 @@ def train(
     methods = methods or LocalMethods()
     methods.start(LocalClient(bound, shards, device, seed, round_number))
     optimizer = FlatOptimizer(bound, settings, methods)
-    if kept:
-        optimizer.restore(kept)
+    if saved:
+        optimizer.restore(saved)
     objective = Objective(bound, shards, device, methods)
     plan = list(planned_steps(shards, settings, seed, round_number))
     width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
@@ -124,7 +124,7 @@ def _check_finite(losses: list[Tensor], plan: list[Step], settings: LocalSetting
 
 
 def divergence(task: str, loss: float, step: int, settings: LocalSettings) -> TrainingFailed:
-    """What to say where a loss was not a number, and which settings may help."""
+    """Return the error for a loss that is not finite, with the settings that may help."""
     norm = settings.max_grad_norm
     return TrainingFailed(
         f"the loss of {task} became {loss} at step {step + 1}; lower training.learning_rate "
@@ -148,19 +148,25 @@ def _seen(plan: list[Step]) -> dict[str, int]:
     return seen
 
 
-def planned_steps(shards: Mapping[str, Shard], settings: LocalSettings, seed: int, turn: int = 0) -> Iterator[Step]:
-    """The (task, batch) of all batches of the round; `turn` is what the round's clients have in common."""
+def planned_steps(
+    shards: Mapping[str, Shard], settings: LocalSettings, seed: int, round_number: int = 0
+) -> Iterator[Step]:
+    """Return the (task, batch) of all batches of the round; all clients of a round have its number in common."""
     sizes = {task: settings.batch_size_of(task) for task in shards}
-    held = {
-        task: Holding(len(shard), -(-len(shard) // sizes[task]), partial(_pass, shard, sizes[task], seed, turn, task))
+    holdings = {
+        task: Holding(
+            len(shard), -(-len(shard) // sizes[task]), partial(_pass, shard, sizes[task], seed, round_number, task)
+        )
         for task, shard in shards.items()
         if len(shard)
     }
-    return ordered_batches(held, settings, seed, turn) if held else iter(())
+    return ordered_batches(holdings, settings, seed, round_number) if holdings else iter(())
 
 
-def _pass(shard: Shard, size: int, seed: int, turn: int, task: str, number: int) -> list[np.ndarray]:
-    return training_batches(shard, size, derive_seed(seed, "batches", task, number), derive_seed(turn, "turn", number))
+def _pass(shard: Shard, size: int, seed: int, round_number: int, task: str, number: int) -> list[np.ndarray]:
+    return training_batches(
+        shard, size, derive_seed(seed, "batches", task, number), derive_seed(round_number, "turn", number)
+    )
 
 
 def num_steps(shards: Mapping[str, Shard], settings: LocalSettings) -> int:

@@ -1,4 +1,4 @@
-"""What a client does while it trains, beyond the task's own loss and the optimizer: one class per method.
+"""What a client does while it trains, beyond the task's loss and the optimizer: one class per method.
 
 A method overrides the hooks it needs. They are called in the order of the config's methods, each hook at one moment
 of a step: `outputs`, `adjust`, `fit`, `loss` and `weigh` make the loss of a batch, `task_gradient` follows a task's
@@ -40,7 +40,7 @@ class LocalClient:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """The batch whose loss is made. `labelled` gives the task's own loss of some outputs."""
+    """The batch whose loss is made. `labelled` gives the task's loss of some outputs."""
 
     task: str
     batch: np.ndarray
@@ -53,7 +53,7 @@ class LocalStep:
 class Part:
     """Neighbours in the flat buffers that a step moves: where they lie, and views of their values and gradients."""
 
-    place: slice
+    span: slice
     values: Tensor
     gradients: Tensor
 
@@ -88,15 +88,15 @@ class LocalMethod:
         """Before the first step: `received` came with the job, `stored` is of the last round the server accepted."""
 
     def outputs(self, step: LocalStep) -> Tensor | None:
-        """The outputs that the loss is made of, in place of one plain pass; None leaves it at that."""
+        """Return the outputs that the loss is made of, or None for those of one plain pass."""
         return None
 
     def adjust(self, step: LocalStep, outputs: Tensor) -> Tensor:
-        """The outputs as the task's own loss sees them."""
+        """Return the outputs as the task's loss sees them."""
         return outputs
 
     def fit(self, step: LocalStep, outputs: Tensor) -> Tensor | None:
-        """A loss in place of the task's own, which `step.labelled` gives; None leaves it at that."""
+        """Return a loss that replaces the task's, or None to leave that, which `step.labelled` gives."""
         return None
 
     def loss(self, step: LocalStep, outputs: Tensor, loss: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class LocalMethod:
         return loss
 
     def weigh(self, task: str, loss: Tensor) -> Tensor | None:
-        """The task's part of what is minimised, in place of its loss times its weight; None leaves it at that."""
+        """Return the task's part of what is minimised, or None for its loss times its weight."""
         return None
 
     def task_gradient(self, task: str, reached: Collection[Key], gradients: Tensor) -> None:
@@ -115,7 +115,7 @@ class LocalMethod:
         return None
 
     def gradient(self, parts: Sequence[Part]) -> None:
-        """In place, before gradients are clipped and the optimizer moves the values."""
+        """Change gradients before they are clipped and the optimizer moves the values."""
 
     def stepped(self, values: Tensor) -> None:
         """After the optimizer has moved the flat buffer of values."""

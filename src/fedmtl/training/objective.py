@@ -1,4 +1,4 @@
-"""What a step minimises: the task's own loss, and what methods put in its place or add to it."""
+"""What a step minimises: the task's loss, and what methods replace it by or add to it."""
 
 from __future__ import annotations
 

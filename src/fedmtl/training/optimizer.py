@@ -48,35 +48,35 @@ class FlatOptimizer:
     def __init__(self, bound: BoundModel, settings: LocalSettings, methods: LocalMethods | None = None) -> None:
         self._bound, self._settings, self._methods = bound, settings, methods or LocalMethods()
         names = SLOTS[settings.optimizer]
-        kept = names if settings.optimizer == "adamw" or settings.momentum else ()
+        slot_names = names if settings.optimizer == "adamw" or settings.momentum else ()
         self._gradients = self._buffer("gradients")
-        self._slots = {name: self._buffer(name).zero_() for name in kept}
+        self._slots = {name: self._buffer(name).zero_() for name in slot_names}
         self._plain = undecayed(bound.model)
         self._steps: dict[Key, Tensor] = {}
         self._used: dict[str, set[Key]] = {}
         self._added: dict[str, list[Tensor]] = {}
-        self._kept: dict[str, Tensor] = {}
+        self._task_gradients: dict[str, Tensor] = {}
         self._runs: list[Run] = []
         bound.gradients = {}
 
-    def restore(self, kept: Mapping[str, Mapping[Key, Tensor]]) -> None:
+    def restore(self, saved: Mapping[str, Mapping[Key, Tensor]]) -> None:
         """Put back what `state` gave; keys that are gone are left out."""
-        places = self._bound.flat.places
+        spans = self._bound.flat.spans
         for name, buffer in self._slots.items():
-            for key, value in kept.get(name, {}).items():
-                if key in places:
-                    buffer[places[key]].copy_(value.reshape(-1))
+            for key, value in saved.get(name, {}).items():
+                if key in spans:
+                    buffer[spans[key]].copy_(value.reshape(-1))
                     self._steps.setdefault(key, self._counter(0.0))
-        for key, value in kept.get(STEP, {}).items():
-            if key in places:
+        for key, value in saved.get(STEP, {}).items():
+            if key in spans:
                 self._steps[key] = self._counter(float(value))
 
     def state(self) -> Slots:
-        """Slot -> key -> tensor of every value that was ever stepped, for what a client keeps between rounds."""
+        """Return slot -> key -> tensor of every value that was ever stepped, for a client's saved state."""
         self._note_steps()
-        places, parameters = self._bound.flat.places, self._bound.parameters
+        spans, parameters = self._bound.flat.spans, self._bound.parameters
         slots: Slots = {
-            name: {key: buffer[places[key]].view(parameters[key].shape).cpu().clone() for key in self._steps}
+            name: {key: buffer[spans[key]].view(parameters[key].shape).cpu().clone() for key in self._steps}
             for name, buffer in self._slots.items()
         }
         if self._settings.optimizer == "adamw":
@@ -95,18 +95,18 @@ class FlatOptimizer:
             loss.backward()  # type: ignore[no-untyped-call]
             return
         parameters = self._bound.parameters
-        for key in self._bound.flat.places:
+        for key in self._bound.flat.spans:
             parameters[key].grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        self._used[task] = {key for key in self._bound.flat.places if parameters[key].grad is not None}
+        self._used[task] = {key for key in self._bound.flat.spans if parameters[key].grad is not None}
         self._note_steps()
         seen = set().union(*self._used.values())
-        for key, place in self._bound.flat.places.items():
+        for key, span in self._bound.flat.spans.items():
             fresh = parameters[key].grad
             if key in seen:
-                parameters[key].grad = self._gradients[place].view(parameters[key].shape)
+                parameters[key].grad = self._gradients[span].view(parameters[key].shape)
                 if fresh is not None:
-                    self._gradients[place].copy_(fresh.reshape(-1))
+                    self._gradients[span].copy_(fresh.reshape(-1))
         self._runs = list(self._cut())
         self._note_writers(task)
 
@@ -116,28 +116,28 @@ class FlatOptimizer:
 
     @timed("optimizer")
     def keep(self, task: str) -> None:
-        """Put by what `backward` left of the task, for `join`."""
-        kept = self._kept[task] = self._buffer(f"gradients of {task}")
-        for place in self._places(task):
-            kept[place].copy_(self._gradients[place])
+        """Copy the task's gradients that `backward` left in the buffer, for `join`."""
+        copy = self._task_gradients[task] = self._buffer(f"gradients of {task}")
+        for span in self._spans(task):
+            copy[span].copy_(self._gradients[span])
 
     @timed("optimizer")
     def join(self, tasks: Sequence[str], step: int = 0) -> None:
-        """Put the sum of what `keep` put by into the buffer, or of what a method makes of it."""
-        joined = self._methods.join(step, {task: self._kept[task] for task in tasks}, self._places)
+        """Put the sum of the gradients that `keep` copied into the buffer, or what a method makes of them."""
+        joined = self._methods.join(step, {task: self._task_gradients[task] for task in tasks}, self._spans)
         for run in self._of(*tasks):
             run.gradients.zero_()
         for task, gradients in joined:
-            for place in self._places(task):
-                self._gradients[place].add_(gradients[place])
+            for span in self._spans(task):
+                self._gradients[span].add_(gradients[span])
 
     @timed("optimizer")
     def step(self, tasks: str | Sequence[str], rate: float) -> None:
         """Clip the gradients that `backward` or `join` left, and move the values they belong to."""
-        own = self._of(*((tasks,) if isinstance(tasks, str) else tasks))
-        self._methods.gradient([Part(self._place(run), run.values, run.gradients) for run in own])
-        clip([run.gradients for run in own], self._settings.max_grad_norm)
-        for (_, factor), group in groupby(own, key=lambda run: (run.decay, run.factor)):
+        runs = self._of(*((tasks,) if isinstance(tasks, str) else tasks))
+        self._methods.gradient([Part(self._span(run), run.values, run.gradients) for run in runs])
+        clip([run.gradients for run in runs], self._settings.max_grad_norm)
+        for (_, factor), group in groupby(runs, key=lambda run: (run.decay, run.factor)):
             self._move(list(group), rate * factor)
         self._methods.stepped(self._bound.flat.values)
 
@@ -159,20 +159,20 @@ class FlatOptimizer:
         )  # fmt: skip
 
     def _of(self, *tasks: str) -> list[Run]:
-        """What any of the tasks reaches."""
+        """Return the runs that any of the tasks reaches."""
         return [run for run in self._runs if any(run.keys[0] in self._used[task] for task in tasks)]
 
-    def _places(self, *tasks: str) -> list[slice]:
-        """Where in the buffer that is which all of the tasks reach."""
-        return [self._place(run) for run in self._runs if all(run.keys[0] in self._used[task] for task in tasks)]
+    def _spans(self, *tasks: str) -> list[slice]:
+        """Return the spans of the buffer that all of the tasks reach."""
+        return [self._span(run) for run in self._runs if all(run.keys[0] in self._used[task] for task in tasks)]
 
-    def _place(self, run: Run) -> slice:
-        places = self._bound.flat.places
-        return slice(places[run.keys[0]].start, places[run.keys[-1]].stop)
+    def _span(self, run: Run) -> slice:
+        spans = self._bound.flat.spans
+        return slice(spans[run.keys[0]].start, spans[run.keys[-1]].stop)
 
     def _cut(self) -> Iterator[Run]:
         """The longest runs of neighbours with one decay, one rate, one set of tasks that reach them, one step count."""
-        places = self._bound.flat.places
+        spans = self._bound.flat.spans
         kinds = {
             key: (
                 key.name in self._plain,
@@ -180,20 +180,20 @@ class FlatOptimizer:
                 tuple(key in used for used in self._used.values()),
                 float(self._steps.get(key, 0.0)),
             )
-            for key in places
+            for key in spans
         }
-        for (is_plain, factor, used, count), group in groupby(places, key=lambda key: kinds[key]):
+        for (is_plain, factor, used, count), group in groupby(spans, key=lambda key: kinds[key]):
             keys = tuple(group)
             if not any(used):
                 continue
-            place = slice(places[keys[0]].start, places[keys[-1]].stop)
+            span = slice(spans[keys[0]].start, spans[keys[-1]].stop)
             yield Run(
                 keys,
                 0.0 if is_plain else self._settings.weight_decay,
                 factor,
-                self._bound.flat.values[place],
-                self._gradients[place],
-                tuple(buffer[place] for buffer in self._slots.values()),
+                self._bound.flat.values[span],
+                self._gradients[span],
+                tuple(buffer[span] for buffer in self._slots.values()),
                 self._counter(count),
             )
 
@@ -201,18 +201,18 @@ class FlatOptimizer:
         """Let the encoder write this task's gradients into the buffer, and remember where others are added up."""
         bound = self._bound
         views = {
-            name: self._gradients[bound.flat.places[key]].view(bound.parameters[key].shape)
+            name: self._gradients[bound.flat.spans[key]].view(bound.parameters[key].shape)
             for name, key in bound.views[task].items()
             if key in self._used[task] and bound.model.writes_gradients and not name.startswith(HEADS)
         }
         written = {bound.views[task][name] for name in views}
         bound.gradients[task] = views
-        kinds = {key: key in self._used[task] and key not in written for key in bound.flat.places}
+        kinds = {key: key in self._used[task] and key not in written for key in bound.flat.spans}
         self._added[task] = []
-        for is_added, group in groupby(bound.flat.places.items(), key=lambda item: kinds[item[0]]):
-            slices = [place for _, place in group]
+        for is_added, group in groupby(bound.flat.spans.items(), key=lambda item: kinds[item[0]]):
+            group_spans = [span for _, span in group]
             if is_added:
-                self._added[task].append(self._gradients[slices[0].start : slices[-1].stop])
+                self._added[task].append(self._gradients[group_spans[0].start : group_spans[-1].stop])
 
     def _note_steps(self) -> None:
         for run in self._runs:
@@ -227,7 +227,7 @@ class FlatOptimizer:
 
 
 def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Scale the gradients so that all of them together are no longer than `max_norm`; 0 is off."""
+    """Scale the gradients so that their common norm is at most `max_norm`; 0 is off."""
     if max_norm <= 0 or not gradients:
         return
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]

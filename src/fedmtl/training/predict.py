@@ -16,17 +16,17 @@ from fedmtl.training.objective import to_tensors
 def predict(
     bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
 ) -> tuple[np.ndarray, float]:
-    """The outputs in the order of `shard.indices`, and the summed loss."""
+    """Return the outputs in the order of `shard.indices`, and the summed loss."""
     # A client whose training failed leaves the model in training mode.
     model = bound.use(task).eval()
-    own = model.tasks[task]
-    outputs = [np.zeros((0, own.kind_of.num_outputs(own)), dtype=np.float32)]
+    of_task = model.tasks[task]
+    outputs = [np.zeros((0, of_task.kind_of.num_outputs(of_task)), dtype=np.float32)]
     positions = [np.zeros(0, dtype=np.int64)]
     loss = 0.0
     for batch in sorted_batches(shard, batch_size):
         inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)
         logits = model(task, inputs)
-        loss += float(own.kind_of.losses(own, logits, labels).double().sum())
+        loss += float(of_task.kind_of.losses(of_task, logits, labels).double().sum())
         outputs.append(logits.float().cpu().numpy())
         positions.append(batch)
     order = np.argsort(np.concatenate(positions), kind="stable")

@@ -50,8 +50,12 @@ class Holding:
 
 
 def alternate(batches: Mapping[str, Sequence[np.ndarray]]) -> list[Step]:
-    """Every batch once, each task's spread evenly over the epoch: two equal tasks take turns."""
-    placed = [((number + 0.5) / len(own), task, number) for task, own in batches.items() for number in range(len(own))]
+    """Order every batch once, each task's spread evenly over the epoch: two equal tasks alternate."""
+    placed = [
+        ((number + 0.5) / len(of_task), task, number)
+        for task, of_task in batches.items()
+        for number in range(len(of_task))
+    ]
     return [(task, batches[task][number]) for _, task, number in sorted(placed)]
 
 
@@ -60,37 +64,41 @@ def batches_per_step(num_tasks: int, settings: LocalSettings) -> int:
     return max(1, num_tasks) if settings.task_schedule == "joint" else 1
 
 
-def ordered_batches(held: Mapping[str, Holding], settings: LocalSettings, seed: int, turn: int) -> Iterator[Step]:
-    """All batches of the round that has the number `turn`; a client with one task has the same under any schedule.
+def ordered_batches(
+    holdings: Mapping[str, Holding], settings: LocalSettings, seed: int, round_number: int
+) -> Iterator[Step]:
+    """Yield all batches of a round; a client with one task has the same under any schedule.
 
     Every task has examples. Under `joint` one batch of every task is one step.
     """
     schedule, steps = settings.task_schedule, settings.steps
-    every = settings.epochs * sum(own.num_batches for own in held.values())
+    every = settings.epochs * sum(holding.num_batches for holding in holdings.values())
     if schedule == "even":
-        epochs = (alternate({task: own.in_pass(number) for task, own in held.items()}) for number in count())
+        epochs = (
+            alternate({task: holding.in_pass(number) for task, holding in holdings.items()}) for number in count()
+        )
         return islice(chain.from_iterable(epochs), steps or every)
     if schedule == "joint":
-        most = settings.epochs * max(own.num_batches for own in held.values())
-        order = islice(cycle(held), len(held) * (steps or most))
+        most = settings.epochs * max(holding.num_batches for holding in holdings.values())
+        order = islice(cycle(holdings), len(holdings) * (steps or most))
     elif schedule == "round_robin":
         # Where the round before ended: of few steps, the last tasks would otherwise never have one.
-        first = (max(1, turn) - 1) * (steps or every) % len(held)
-        order = islice(cycle(held), first, first + (steps or every))
+        first = (max(1, round_number) - 1) * (steps or every) % len(holdings)
+        order = islice(cycle(holdings), first, first + (steps or every))
     elif schedule == "epoch":
-        passes = islice(_drawn(held, settings, seed, turn), None if steps else settings.epochs)
-        order = islice(chain.from_iterable(repeat(task, held[task].num_batches) for task in passes), steps)
+        passes = islice(_drawn(holdings, settings, seed, round_number), None if steps else settings.epochs)
+        order = islice(chain.from_iterable(repeat(task, holdings[task].num_batches) for task in passes), steps)
     else:
-        order = islice(_drawn(held, settings, seed, turn), steps or every)
-    streams = {task: chain.from_iterable(map(own.in_pass, count())) for task, own in held.items()}
+        order = islice(_drawn(holdings, settings, seed, round_number), steps or every)
+    streams = {task: chain.from_iterable(map(holding.in_pass, count())) for task, holding in holdings.items()}
     return ((task, next(streams[task])) for task in order)
 
 
-def chances(num_examples: Mapping[str, int], settings: LocalSettings, turn: int) -> dict[str, float]:
-    """How likely each task is drawn: its examples to the power of the schedule, which is 0 where all are alike."""
+def chances(num_examples: Mapping[str, int], settings: LocalSettings, round_number: int) -> dict[str, float]:
+    """Return each task's probability: its examples to the power of the schedule, which is 0 where all are alike."""
     powers = {
         "proportional": 1.0,
-        "annealed": annealed_power(turn, settings.num_rounds, settings.anneal),
+        "annealed": annealed_power(round_number, settings.num_rounds, settings.anneal),
         "temperature": 1 / settings.task_temperature,
     }
     power = powers.get(settings.task_schedule, 0.0)
@@ -99,14 +107,14 @@ def chances(num_examples: Mapping[str, int], settings: LocalSettings, turn: int)
     return {task: size / sum(sizes.values()) for task, size in sizes.items()}
 
 
-def annealed_power(turn: int, num_rounds: int, anneal: float) -> float:
-    """1 in the first round, 1 - anneal in the last; a run of one round has only a first."""
-    return 1.0 - anneal * (max(1, turn) - 1) / max(1, num_rounds - 1)
+def annealed_power(round_number: int, num_rounds: int, anneal: float) -> float:
+    """Return 1 in the first round and 1 - anneal in the last; a run of one round has only a first."""
+    return 1.0 - anneal * (max(1, round_number) - 1) / max(1, num_rounds - 1)
 
 
-def _drawn(held: Mapping[str, Holding], settings: LocalSettings, seed: int, turn: int) -> Iterator[str]:
-    tasks = list(held)
-    found = chances({task: own.num_examples for task, own in held.items()}, settings, turn)
+def _drawn(holdings: Mapping[str, Holding], settings: LocalSettings, seed: int, round_number: int) -> Iterator[str]:
+    tasks = list(holdings)
+    found = chances({task: holding.num_examples for task, holding in holdings.items()}, settings, round_number)
     ends = np.cumsum([found[task] for task in tasks])
     generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "tasks")))
     while True:

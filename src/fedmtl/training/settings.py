@@ -62,7 +62,7 @@ def local_settings(
     batch_sizes: Mapping[str, int | None] | None = None,
     methods: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> LocalSettings:
-    """The config's training section with every task's own learning rate, loss weight and batch size filled in."""
+    """Return the config's training section with the learning rate, loss weight and batch size of every task."""
     in_loss = training.task_weight_in == "loss"
     return LocalSettings(
         num_rounds=training.num_rounds,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.config import Config
-from fedmtl.deploy.server import Place, serve_run
+from fedmtl.deploy.server import Endpoint, serve_run
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
@@ -57,8 +57,8 @@ class Server:
 
     def _serve(self) -> None:
         try:
-            place = Place(Address("127.0.0.1", 0), self.certs)
-            self._outcome.put(serve_run(self.config, self.name, place, self._observe))
+            endpoint = Endpoint(Address("127.0.0.1", 0), self.certs)
+            self._outcome.put(serve_run(self.config, self.name, endpoint, self._observe))
         except BaseException as error:
             self._outcome.put(error)
 

@@ -8,7 +8,7 @@ import pytest
 from fedmtl.deploy.server import _for_sites
 from fedmtl.deploy.site_client import _open
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.deploy.terms import own_terms
+from fedmtl.deploy.terms import server_terms
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import start_run
@@ -20,7 +20,7 @@ def opened(config, folder, teacher=None):
     """What a site makes of the server's welcome, without a line between them."""
     plain = config.model_copy(update={"training": config.training.model_copy(update={"distillation": None})})
     prepared = prepare(plain)
-    terms = own_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
+    terms = server_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
     welcome = Welcome(run="1f", config=_for_sites(config), evaluated=False, max_bytes=1 << 30, terms=terms)
     policy = Policy(teacher=None if teacher is None else str(teacher))
     place = folder / "kept"

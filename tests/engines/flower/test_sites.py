@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap
-from fedmtl.deploy.server import Place, serve_run
+from fedmtl.deploy.server import Endpoint, serve_run
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.line import Line, LineLost
 from fedmtl.engines.flower.site_service import WelcomeCall, printable
@@ -135,9 +135,9 @@ def test_words_of_a_server_do_not_steer_the_sites_terminal():
 
 def test_a_taken_address_is_one_line(make_config):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = Place(Address("127.0.0.1", taken.getsockname()[1]), None)
+        endpoint = Endpoint(Address("127.0.0.1", taken.getsockname()[1]), None)
         with pytest.raises(FedmtlError, match=r"cannot be listened on .*; choose another --listen"):
-            serve_run(make_config(), "taken", place)
+            serve_run(make_config(), "taken", endpoint)
 
 
 def test_a_line_without_a_server_is_lost_and_not_an_error(tmp_path):

@@ -164,6 +164,6 @@ def test_a_server_killed_while_it_made_its_folder_left_a_run_or_none(make_config
     monkeypatch.setattr(serve, "write_atomic", dying)
     config = make_config()
     with pytest.raises(Killed):
-        serve.serve_run(config, "killed", serve.Place(Address("127.0.0.1", 0), None))
+        serve.serve_run(config, "killed", serve.Endpoint(Address("127.0.0.1", 0), None))
     with pytest.raises(RunNotFound):
         find_run("killed", Path(config.output))

@@ -6,7 +6,14 @@ from transformers import AutoConfig, AutoModel
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
-from fedmtl.model.bert.layout import KEPT, attention_width, build_encoder, has_fewer_heads, keep_heads, num_heads
+from fedmtl.model.bert.layout import (
+    NUM_HEADS_KEY,
+    attention_width,
+    build_encoder,
+    has_fewer_heads,
+    keep_heads,
+    num_heads,
+)
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.encoder_files import holds_bert_values
 from model.tiny import LENGTH, WIDTH, make_config, make_tokenizer, write_encoder
@@ -32,7 +39,7 @@ def load(folder, **options):
 
 def test_the_config_says_how_many_heads_there_are_and_how_large(folder):
     told = json.loads((folder / "config.json").read_text())
-    assert (told["num_attention_heads"], told[KEPT], told["hidden_size"]) == (2, 1, 32)
+    assert (told["num_attention_heads"], told[NUM_HEADS_KEY], told["hidden_size"]) == (2, 1, 32)
     config = AutoConfig.from_pretrained(folder)
     assert (num_heads(config), attention_width(config), has_fewer_heads(config)) == (1, 16, True)
 
@@ -40,7 +47,7 @@ def test_the_config_says_how_many_heads_there_are_and_how_large(folder):
 def test_with_all_heads_nothing_is_said_and_the_module_is_transformers_own():
     config = make_config("bert", make_tokenizer("bert"))
     keep_heads(config, 2)
-    assert KEPT not in config.to_dict()
+    assert NUM_HEADS_KEY not in config.to_dict()
     modules = []
     for build in (build_encoder, AutoModel.from_config):
         torch.manual_seed(5)
@@ -86,6 +93,6 @@ def test_plain_transformers_refuses_it(folder):
 def test_a_folder_whose_values_are_of_other_shapes_is_told(tmp_path):
     folder = write_encoder("bert", tmp_path)
     told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, KEPT: 1}))
-    with pytest.raises(ModelError, match=f"`{KEPT}: 1`, but its model.safetensors is not such a BERT"):
+    (folder / "config.json").write_text(json.dumps({**told, NUM_HEADS_KEY: 1}))
+    with pytest.raises(ModelError, match=f"`{NUM_HEADS_KEY}: 1`, but its model.safetensors is not such a BERT"):
         load(folder)

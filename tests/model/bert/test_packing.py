@@ -21,5 +21,5 @@ def test_padding_holds_the_rows_first_token():
 
 def test_each_token_is_found_at_its_place():
     batch = pack(IDS, MASK, MASK)
-    assert torch.equal(IDS.reshape(-1)[batch.places], batch.ids)
-    assert torch.equal(batch.pad(batch.ids[:, None]).reshape(-1)[batch.places], batch.ids)
+    assert torch.equal(IDS.reshape(-1)[batch.slots], batch.ids)
+    assert torch.equal(batch.pad(batch.ids[:, None]).reshape(-1)[batch.slots], batch.ids)

@@ -15,7 +15,7 @@ from fedmtl.sharing.vocabulary import take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.training.local import Trained, train
 from fedmtl.training.stacked.loop import Stacks, train_stack
-from fedmtl.training.stacked.plan import Member, open_kept
+from fedmtl.training.stacked.plan import Member, named_state
 from fedmtl.training.stacked.shape import reached
 
 from ..small_client import (
@@ -101,10 +101,10 @@ def one_by_one(model, clients, settings, round_number=2, kept=()):
             round_number=round_number,
             seed=member.seed,
             device=CPU,
-            kept=own,
+            saved=own,
             methods=make_methods(settings, member.received),
         )
-        found.append((trained, copied(bound.values())))
+        found.append((trained, copied(bound.weights())))
     return found
 
 
@@ -215,9 +215,9 @@ def check_rounds(model, clients, settings):
     later, kept = [], []
     for (member, _), (trained, values) in zip(clients, first, strict=True):
         reached_names = [name for task in member.tasks for name in reached(model, task.name, member.keys)]
-        own = open_kept(trained.optimizer, member.keys, reached_names)
+        own = named_state(trained.optimizer, member.keys, reached_names)
         assert own is not None
-        later.append((replace(member, kept=own), values))
+        later.append((replace(member, optimizer=own), values))
         kept.append(trained.optimizer)
     check_same(later, one_by_one(model, later, settings, 2, kept), stacked(model, later, settings, stacks, 2))
     assert len(stacks.made) == 1
@@ -228,8 +228,8 @@ def test_values_that_made_different_numbers_of_steps_do_not_fit_a_stack(tmp_path
     member, _ = make_clients(model, (SINGLE,), tmp_path)[0]
     names = reached(model, "single", member.keys)
     steps = {member.keys[name]: torch.tensor(3.0) for name in names}
-    assert open_kept({"step": steps}, member.keys, names).head_ages == {"single": 3}
+    assert named_state({"step": steps}, member.keys, names).head_ages == {"single": 3}
     # A head may be younger than the encoder, a layer may not.
     head, layer = (next(name for name in names if name.startswith(part)) for part in ("heads.", "encoder."))
-    assert open_kept({"step": {**steps, member.keys[head]: torch.tensor(1.0)}}, member.keys, names).age == 3
-    assert open_kept({"step": {**steps, member.keys[layer]: torch.tensor(1.0)}}, member.keys, names) is None
+    assert named_state({"step": {**steps, member.keys[head]: torch.tensor(1.0)}}, member.keys, names).age == 3
+    assert named_state({"step": {**steps, member.keys[layer]: torch.tensor(1.0)}}, member.keys, names) is None

@@ -13,7 +13,7 @@ from fedmtl.compress.distill.intermediate import attention_layers
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config import ModelConfig, SharingConfig
 from fedmtl.errors import ConfigError, ModelError
-from fedmtl.model.bert.layout import KEPT, build_encoder
+from fedmtl.model.bert.layout import NUM_HEADS_KEY, build_encoder
 from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_dropout
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.saved import SavedModel
@@ -80,8 +80,8 @@ def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig,
         if hasattr(above, name):
             setattr(architecture, name, getattr(above, name) * width // above.hidden_size)
     architecture.num_hidden_layers, architecture.hidden_size, architecture.num_attention_heads = layers, width, heads
-    if heads != above.num_attention_heads and hasattr(architecture, KEPT):
-        delattr(architecture, KEPT)
+    if heads != above.num_attention_heads and hasattr(architecture, NUM_HEADS_KEY):
+        delattr(architecture, NUM_HEADS_KEY)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "student"))
         module = build_encoder(with_dropout(architecture, config))

@@ -192,4 +192,4 @@ def student_encoder_folder(run: RunFolder) -> Path:
 
 
 def _cpu(bound: BoundModel) -> Weights:
-    return {key: value.cpu().clone() for key, value in bound.values().items()}
+    return {key: value.cpu().clone() for key, value in bound.weights().items()}

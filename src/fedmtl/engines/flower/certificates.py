@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, the server's certificate, and the keys of sites.
+"""A private certificate authority, the server's certificate, and the keys of sites.
 
 The authority's key signs server certificates and is needed for nothing else: it may have a passphrase, and may lie on
 another machine than the server's.
@@ -69,12 +69,12 @@ def make_authority(
     authority = ec.generate_private_key(CURVE())
     issuer = _name("fedmtl authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    key_identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
         _certificate(issuer, authority, issuer, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(own, critical=False)
+        .add_extension(key_identifier, critical=False)
     )
     _write(folder / CA, root.sign(authority, hashes.SHA384()).public_bytes(PEM))
     _write_private(ca_key, authority, passphrase)
@@ -136,7 +136,7 @@ def make_node_key(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's own key."""
+    """Read a site's private key."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -162,7 +162,7 @@ def loopback_key(folder: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def check_public_key(content: bytes, name: str) -> str:
-    """The key in the one way it is written; a private key in its place is refused."""
+    """Return the public key in its one written form; a private key is refused."""
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -189,7 +189,7 @@ def _issue(
     issuer: x509.Name,
     latest: datetime.datetime | None = None,
 ) -> None:
-    """Put a new server certificate and its key in place."""
+    """Write a new server certificate and its key."""
     server = ec.generate_private_key(CURVE())
     leaf = (
         _certificate(_name("fedmtl server"), server, issuer, SERVER_DAYS, latest)

@@ -1,7 +1,7 @@
-"""The server's connections: how many there may be, how long each may take, and which one goes when there is no place.
+"""The server's connections: how many there may be, how long each may take, and which one ends when there are too many.
 
-Sites that have signed a request keep their connection. Everybody else has a few seconds, and makes place, oldest first,
-for whoever comes next: outsiders who connect and say nothing cannot keep a site out, however many they are.
+Sites that have signed a request keep their connection. Everybody else has a few seconds, and the oldest of them is cut
+off for whoever comes next: outsiders who connect and say nothing cannot keep a site out, however many they are.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Visitors:
         return len(self._there)
 
     async def admit(self, host: str) -> Visitor:
-        """A place for a new connection, as soon as there is one."""
+        """Admit a new connection as soon as there is capacity for it."""
         while True:
-            if self._has_place(host):
+            if self._has_capacity(host):
                 now = time.monotonic()
                 visitor = Visitor(host, now, now + HANDSHAKE)
                 self._there[visitor] = None
@@ -80,11 +80,11 @@ class Visitors:
         self._there.pop(visitor, None)
 
     def signed(self, visitor: Visitor, site: bytes) -> None:
-        """The connection belongs to a site from now on."""
+        """Note that the connection belongs to a site from now on."""
         if visitor.site is None:
-            own = [other for other in self._there if other.site == site]
-            if len(own) >= MOST_PER_SITE:
-                self._end(min(own, key=lambda other: other.since))
+            same_site = [other for other in self._there if other.site == site]
+            if len(same_site) >= MOST_PER_SITE:
+                self._end(min(same_site, key=lambda other: other.since))
         visitor.site = site
 
     def sweep(self) -> None:
@@ -97,12 +97,12 @@ class Visitors:
         for visitor in list(self._there):
             self._end(visitor)
 
-    def _has_place(self, host: str) -> bool:
-        """Whether one more may come in; if need be, the oldest stranger of the fullest address has gone for it."""
+    def _has_capacity(self, host: str) -> bool:
+        """Whether one more may connect; if need be, this ends the oldest unsigned connection of the fullest address."""
         strangers = [visitor for visitor in self._there if visitor.site is None]
         crowd = Counter(visitor.host for visitor in strangers)
         most_strangers = min(MOST_STRANGERS, self._most)
-        # Half of the places are for other addresses.
+        # Half of the capacity is for other addresses.
         is_crowded = crowd[host] >= max(1, most_strangers // 2)
         if not is_crowded and len(self._there) < self._most and len(strangers) < most_strangers:
             return True
@@ -272,7 +272,7 @@ def neighbourhood(host: str) -> str:
 
 
 def most_connections() -> int:
-    """As many as the process can have files for, with some left for its own."""
+    """Return as many as the process can have files for, with some left for other files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS

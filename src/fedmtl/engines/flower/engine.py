@@ -15,7 +15,7 @@ from fedmtl.engines.flower.enrolment import Enrolments
 from fedmtl.engines.flower.fleet_api import FleetApi
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
-from fedmtl.engines.open_jobs import Asked, asked_for, map_message, write_message
+from fedmtl.engines.open_jobs import OpenJob, map_message, write_message
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello
@@ -34,10 +34,10 @@ Enough = Callable[[Mapping[ClientId, ClientInfo]], bool]
 
 
 @dataclass
-class _Open:
-    """A job on its way; its frame is kept until it is answered, for a site that comes again."""
+class _SentJob:
+    """A job on its way; its frame stays in a file until the update comes, for a site that connects again."""
 
-    asked: Asked
+    open_job: OpenJob
     kind: str
     path: Path
     most_bytes: int
@@ -46,7 +46,7 @@ class _Open:
 
 
 class FlowerEngine:
-    """Sites on other machines; scoring on the server's own examples is done by `scorer`."""
+    """Runs jobs at sites on other machines; `scorer` scores on the server's examples."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class FlowerEngine:
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         end = time.monotonic() + deadline
-        open_jobs: dict[ClientId, _Open] = {}
+        open_jobs: dict[ClientId, _SentJob] = {}
         for job in jobs:
             open_jobs[job.client] = self._written(job)
-            self._carry(open_jobs[job.client])
+            self._send(open_jobs[job.client])
             yield from self._answers(open_jobs)
         while open_jobs and time.monotonic() < end:
             for sent in open_jobs.values():
-                self._carry(sent)
+                self._send(sent)
             yield from self._answers(open_jobs)
             self._pass_on_notes()
             if open_jobs:
@@ -164,32 +164,32 @@ class FlowerEngine:
     def _is_enrolled(self, key: bytes) -> bool:
         return bool(self._enrolments.name_of(key))
 
-    def _written(self, job: Job) -> _Open:
+    def _written(self, job: Job) -> _SentJob:
         encoded = encode_job(job, self._max_bytes)
         path = self._spool / f"job-{job.kind}-{job.round:04d}-{job.client}"
         write_message(path, encoded)
-        asked = asked_for(job, len(encoded))
-        return _Open(asked, job.kind, path, min(self._max_bytes, most_answer_bytes(job, asked)))
+        open_job = OpenJob.of(job, len(encoded))
+        return _SentJob(open_job, job.kind, path, min(self._max_bytes, most_answer_bytes(job, open_job)))
 
-    def _carry(self, sent: _Open) -> None:
-        """Send a job to where its site is now, once for every time the site comes."""
-        site = self._roster.find(sent.asked.client)
+    def _send(self, sent: _SentJob) -> None:
+        """Send a job to the node of its site, once for every time the site connects."""
+        site = self._roster.find(sent.open_job.client)
         if site is None or sent.coming == (site.node_id, site.coming):
             return
         if sent.message_id:
             self.link.close_message(sent.message_id)
             sent.message_id = ""
-        if not self._roster.may_take_part(sent.asked.client, site):
+        if not self._roster.may_take_part(sent.open_job.client, site):
             return
         sent.coming = (site.node_id, site.coming)
-        about = f"the job of round {sent.asked.round}"
+        about = f"the job of round {sent.open_job.round}"
         with suppress(KeyError):
             # Else it has just gone, and gets the job when it comes again.
             sent.message_id = self.link.send(
                 site.node_id, "job", frame=sent.path, most_bytes=sent.most_bytes, about=about
             )
 
-    def _answers(self, open_jobs: dict[ClientId, _Open]) -> Iterator[Update | Failure]:
+    def _answers(self, open_jobs: dict[ClientId, _SentJob]) -> Iterator[Update | Failure]:
         for client in list(open_jobs):
             sent = open_jobs[client]
             answer = self._struck_off(sent) or (self._answer(sent) if sent.message_id else None)
@@ -198,58 +198,61 @@ class FlowerEngine:
                 sent.path.unlink(missing_ok=True)
                 yield answer
 
-    def _struck_off(self, sent: _Open) -> Failure | None:
-        """A site that is not enrolled any more gets no job, and what it answered does not count."""
-        site = self._roster.find(sent.asked.client)
-        if site is None or self._roster.may_take_part(sent.asked.client, site):
+    def _struck_off(self, sent: _SentJob) -> Failure | None:
+        """Fail the job of a site that is not enrolled any more, whatever it answered."""
+        site = self._roster.find(sent.open_job.client)
+        if site is None or self._roster.may_take_part(sent.open_job.client, site):
             return None
         if sent.message_id:
             self.link.close_message(sent.message_id)
-        return sent.asked.failed("unenrolled")
+        return sent.open_job.failed("unenrolled")
 
-    def _answer(self, sent: _Open) -> Update | Failure | None:
-        asked = sent.asked
-        name = f"update-{sent.kind}-{asked.round:04d}-{asked.client}"
+    def _answer(self, sent: _SentJob) -> Update | Failure | None:
+        open_job = sent.open_job
+        name = f"update-{sent.kind}-{open_job.round:04d}-{open_job.client}"
         try:
             envelope = self.link.take_answer(sent.message_id, name)
             if envelope is None:
                 return None
             if envelope.error is not None:
-                return asked.failed(envelope.error)
+                return open_job.failed(envelope.error)
             if envelope.frame is None:
-                return asked.failed("the message has no frame")
-            return asked.take(map_message(envelope.frame), self._max_bytes)
+                return open_job.failed("the message has no frame")
+            return open_job.take(map_message(envelope.frame), self._max_bytes)
         except (WireError, OSError, ValueError) as error:
-            return asked.failed(str(error))
+            return open_job.failed(str(error))
         finally:
             (self._spool / name).unlink(missing_ok=True)
 
-    def _late(self, sent: _Open, deadline: float) -> Failure:
+    def _late(self, sent: _SentJob, deadline: float) -> Failure:
         if sent.message_id:
             self.link.close_message(sent.message_id)
         sent.path.unlink(missing_ok=True)
-        return sent.asked.failed(too_late(deadline))
+        return sent.open_job.failed(too_late(deadline))
 
 
-def most_answer_bytes(job: Job, asked: Asked) -> int:
-    """The most that a job's answer can have: its tensors as they are encoded, or what a client sums up."""
+def most_answer_bytes(job: Job, open_job: OpenJob) -> int:
+    """Return the most bytes of a job's answer: its tensors as they are encoded, or a client's sums."""
     if job.kind == "evaluate":
         return MAX_HEADER + MARGIN
-    # The entries of topk come with their places.
-    return asked.most_bytes_up * (2 if job.codecs.up == "topk" else 1) + MARGIN
+    # The entries of topk come with their indices.
+    return open_job.most_bytes_up * (2 if job.codecs.up == "topk" else 1) + MARGIN
 
 
 def client_info(hello: Hello, most: Mapping[str, int]) -> ClientInfo:
-    """What a site said of itself; it counts for at most `most` examples of a task, trained on, by label, or scored."""
-    examples = {task: min(held.examples, most.get(task, held.examples)) for task, held in hello.tasks.items()}
+    """Return a site's counts from its hello, each cut to at most `most` examples of the task."""
+    examples = {task: min(counts.examples, most.get(task, counts.examples)) for task, counts in hello.tasks.items()}
     return ClientInfo(
         examples,
         _rows(hello.rows),
         _rows(hello.evaluation_rows),
-        {task: held.tokens for task, held in hello.tasks.items()},
+        {task: counts.tokens for task, counts in hello.tasks.items()},
         # Ranges of scores are counted for the record only.
-        {task: _within(held.labels, examples[task]) if held.has_labels else [] for task, held in hello.tasks.items()},
-        {task: min(held.validation, most.get(task, held.validation)) for task, held in hello.tasks.items()},
+        {
+            task: _within(counts.labels, examples[task]) if counts.has_labels else []
+            for task, counts in hello.tasks.items()
+        },
+        {task: min(counts.validation, most.get(task, counts.validation)) for task, counts in hello.tasks.items()},
     )
 
 

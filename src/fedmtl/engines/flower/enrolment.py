@@ -29,7 +29,7 @@ REMEDY = "mend it, or remove it and enrol the sites again"
 MOST_EXAMPLES = 1 << 53
 # What a config takes for the name of a task.
 TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-# Of `examples`, for every task that has no number of its own.
+# Of `examples`, for every task that is not listed with a number.
 EVERY = "*"
 
 
@@ -79,12 +79,12 @@ class Enrolments(Protocol):
 
 @dataclass(frozen=True)
 class NoKeys:
-    """Sites on this machine are taken at their word; who there may be follows from the config."""
+    """Accepts sites on this machine without keys, under the names that the config has."""
 
-    held: Mapping[str, Collection[str]]
+    tasks_by_client: Mapping[str, Collection[str]]
 
     def tasks(self) -> Mapping[str, Collection[str]]:
-        return self.held
+        return self.tasks_by_client
 
     def name_of(self, key: bytes) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""What we put into a Flower message: a kind, words, and a frame of bytes in Flower's own chunks.
+"""What we put into a Flower message: a kind, words, and a frame of bytes in Flower's chunks.
 
 A frame is never inflated: it goes to its file chunk by chunk, so that a large one costs a chunk of memory. Every chunk
 begins with its number: no two of a frame are equal, so a frame has as many bytes as were sent for it.
@@ -36,7 +36,7 @@ Pull = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Envelope:
-    """What came; `frame` is the file its bytes are in. An `error` says in our own words why there is none."""
+    """What came; `frame` is the file its bytes are in. An `error` says why there is none, in words of this project."""
 
     kind: str = ""
     words: str = ""
@@ -45,7 +45,7 @@ class Envelope:
 
 
 def fill_envelope(kind: str, words: str = "", frame: bytes | Path | None = None) -> RecordDict:
-    """A message's content; a frame in a file is read once, into the place it is sent from."""
+    """Return a message's content; a frame in a file is read once, into the memory that it is sent from."""
     content = RecordDict({NOTE: ConfigRecord({"kind": kind, "words": words})})
     if frame is not None:
         array = Array("uint8", (0,), "fedmtl", b"")

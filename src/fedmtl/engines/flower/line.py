@@ -52,7 +52,7 @@ from fedmtl.engines.flower.signing import Signer
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.foreign import printable
 
-# Longer than any silence that the server's own deadline has to notice.
+# Longer than any silence that the server's deadline has to notice.
 HEARTBEAT = 1800.0
 SIGN_OF_LIFE = 2.0
 FIRST_WAIT, LONGEST_WAIT = 0.2, 2.0
@@ -106,7 +106,7 @@ class Received:
 class Line:
     """One node's calls to the server; each fails as `LineLost` or `LineRefused`.
 
-    Without keys the site signs with one of its own that lies beside its `spool`. `say` is told what its operator should
+    Without keys the site signs with a generated one that lies beside its `spool`. `say` gets what its operator should
     know: that the server's certificate ends soon.
     """
 
@@ -137,7 +137,7 @@ class Line:
         self._node = Node(node_id=answer.node_id)
 
     def receive(self) -> Received | None:
-        """The next message, all of it; None where there is none for some seconds."""
+        """Return the next whole message, or None where none comes for some seconds."""
         found = self._call(
             lambda: self._post("pull-messages", PullMessagesRequest(node=self._node), PullMessagesResponse)
         )
@@ -160,7 +160,7 @@ class Line:
             content: bytes = answer.object_content
             return content
 
-        # A name of this site's own: nothing that a server sends becomes part of a path.
+        # A name that the site generates: nothing that a server sends becomes part of a path.
         envelope = open_envelope(message_id, pull, self._spool / f"{token_hex(8)}.job", self._max_bytes)
         confirm = ConfirmMessageReceivedRequest(node=self._node, run_id=run_id, message_object_id=message_id)
         self._call(lambda: self._post("confirm-message-received", confirm, ConfirmMessageReceivedResponse))
@@ -202,7 +202,7 @@ class Line:
             thread.join()
 
     def _push(self, reply: Message) -> None:
-        # Only now: what was asked before is what the answer is about.
+        # Only now: the site may have joined again, under another node id, since the message came.
         reply.metadata.__dict__["_src_node_id"] = self._node.node_id
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -212,11 +212,11 @@ class Line:
                 messages_list=[message_to_proto(remove_content_from_message(reply))],
                 message_object_trees=[tree],
             )
-            asked = self._call(lambda: self._post("push-messages", request, PushMessagesResponse), PATIENCE)
-            wanted = set(asked.objects_to_push)
+            response = self._call(lambda: self._post("push-messages", request, PushMessagesResponse), PATIENCE)
+            wanted = set(response.objects_to_push)
             for object_id, each in objects.items():
                 if object_id in wanted:
-                    self._push_object(reply.metadata.run_id, asked.session_id, object_id, each.deflate())
+                    self._push_object(reply.metadata.run_id, response.session_id, object_id, each.deflate())
 
     def _push_object(self, run_id: int, session_id: str, object_id: str, content: bytes) -> None:
         request = PushObjectRequest(
@@ -225,11 +225,11 @@ class Line:
         self._call(lambda: self._post("push-object", request, PushObjectResponse), PATIENCE)
 
     def _post(self, route: str, request: Proto, kind: type[R]) -> R:
-        """One request, signed now, and the whole answer to it."""
+        """Send one request, signed now, and return the whole response."""
         path = f"/v1/fleet/{route}"
         body: bytes = request.SerializeToString(deterministic=True)
-        own = {"content-type": "application/x-protobuf", "accept-encoding": "identity"}
-        headers = {**own, **self._signer.headers("POST", path, body)}
+        content_headers = {"content-type": "application/x-protobuf", "accept-encoding": "identity"}
+        headers = {**content_headers, **self._signer.headers("POST", path, body)}
         content = bytearray()
         with self._client.stream("POST", self._url + path, content=body, headers=headers) as response:
             self._look_at_certificate(response)

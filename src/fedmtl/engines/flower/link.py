@@ -1,4 +1,4 @@
-"""The server's end of the line: Flower's link state, with messages and their answers under limits of our own."""
+"""The server's end of the line: Flower's link state, with our limits on messages and their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedmtl.engines.flower.object_files import ObjectFiles, Upload
 from fedmtl.engines.flower.signing import Refused
 from fedmtl.errors import WireError
 
-# The round's deadline is ours; Flower only drops what nobody asked about for days.
+# The round's deadline is ours; Flower only drops what nobody requested for days.
 TTL = 30 * 24 * 3600.0
 # Of a hello: its token rows, as text.
 MOST_WORDS = 40 << 20

@@ -74,7 +74,7 @@ class ObjectFiles(InMemoryObjectStore):
 
 
 class Upload:
-    """One answer as it comes, in a folder of its own: nothing of it is shared with what another site sends.
+    """One answer as it comes, in a separate folder: nothing of it is shared with what another site sends.
 
     It takes the objects that were announced, each once, and at most `most_bytes` of them together.
     """

@@ -1,4 +1,4 @@
-"""What Flower logs is about its own parts; what a user has to know, we say."""
+"""What Flower logs is about Flower's parts; what a user has to know, we say."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Allowance:
         self._taken: Counter[ClientId] = Counter()
 
     def takes(self, client: ClientId) -> bool:
-        """Whether one more note about a client is to be kept in this minute."""
+        """Whether one more note about a client may be recorded in this minute."""
         if self._now() >= self._since + 60:
             self._since, self._taken = self._now(), Counter()
         self._taken[client] += 1
@@ -70,7 +70,7 @@ class Allowance:
 
 
 class Roster:
-    """Welcomes nodes in a thread of its own, which nothing that one of them does can end."""
+    """Welcomes nodes in a separate thread, which nothing that one of them does can end."""
 
     def __init__(self, link: Link, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
         self._link, self._welcome, self._judge, self._enrolments = link, welcome, judge, enrolments

@@ -88,7 +88,7 @@ class _Account:
 
 
 class Guard:
-    """The server's side. `is_known` says whether a key may send to a route now; it is asked for every request."""
+    """The server's side. `is_known` says whether a key may send to a route now; it is called for every request."""
 
     def __init__(self, is_known: Callable[[bytes, str], bool], clock: Callable[[], float] = time.time) -> None:
         self._is_known, self._clock = is_known, clock

@@ -1,4 +1,4 @@
-"""Flower's own simulation: clients in Ray's actors, here or on a Ray cluster that sees the run's folder."""
+"""Flower's simulation: clients in Ray's actors, here or on a Ray cluster that sees the run's folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
 from fedmtl.engines.flower.quiet import silence_flower
-from fedmtl.engines.open_jobs import Asked, asked_for
+from fedmtl.engines.open_jobs import OpenJob
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
@@ -54,7 +54,7 @@ class SimulationEngine:
         self._grid, run = _open_grid(factory)
         self._nodes = {client: _add_node(factory) for client in clients}
         self._done = threading.Event()
-        places = {node_id: place for place, node_id in enumerate(self._nodes.values())}
+        indices = {node_id: index for index, node_id in enumerate(self._nodes.values())}
         self._thread = threading.Thread(
             target=start_vce,
             kwargs={
@@ -67,7 +67,7 @@ class SimulationEngine:
                 "metrics": VceMetrics(),
                 "client_app": make_client_app(setup),
                 "state_factory": factory,
-                "existing_nodes_mapping": places,
+                "existing_nodes_mapping": indices,
             },
             name="simulation",
             daemon=True,
@@ -79,21 +79,21 @@ class SimulationEngine:
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         end = time.monotonic() + deadline
-        open_jobs: dict[str, Asked] = {}
+        open_jobs: dict[str, OpenJob] = {}
         for job in jobs:
             encoded = encode_job(job, self._setup.max_bytes)
             content = _content(encoded.tobytes())
             message = Message(content, self._nodes[job.client], MessageType.QUERY, ttl=TTL)
             (message_id,) = self._grid.push_messages([message])
-            open_jobs[message_id] = asked_for(job, len(encoded))
+            open_jobs[message_id] = OpenJob.of(job, len(encoded))
         while open_jobs and time.monotonic() < end:
             if not self._thread.is_alive():
                 raise FedmtlError("Flower's simulation ended by itself; see Ray's logs in /tmp/ray")
             for reply in self._grid.pull_messages(set(open_jobs)):
                 yield self._decode(reply, open_jobs.pop(reply.metadata.reply_to_message_id))
             time.sleep(GLANCE)
-        for asked in open_jobs.values():
-            yield asked.failed(too_late(deadline))
+        for open_job in open_jobs.values():
+            yield open_job.failed(too_late(deadline))
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         return self._scorer.predict(state, batch_size)
@@ -103,10 +103,10 @@ class SimulationEngine:
         self._thread.join(30)
         self._scorer.close()
 
-    def _decode(self, reply: Message, asked: Asked) -> Update | Failure:
+    def _decode(self, reply: Message, open_job: OpenJob) -> Update | Failure:
         if reply.has_error():
-            return asked.failed(str(reply.error.reason))
-        return asked.take(np.frombuffer(bytearray(_frame(reply)), dtype=np.uint8), self._setup.max_bytes)
+            return open_job.failed(str(reply.error.reason))
+        return open_job.take(np.frombuffer(bytearray(_frame(reply)), dtype=np.uint8), self._setup.max_bytes)
 
 
 def make_client_app(setup: SiteSetup) -> ClientApp:

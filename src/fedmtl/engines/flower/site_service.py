@@ -86,12 +86,12 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
 
 
 class _Keeper:
-    """Takes a lost line up again: the server then welcomes the site anew, and asks again what it still wants."""
+    """Reconnects a lost line: the server then welcomes the site anew, and sends its open jobs again."""
 
     def __init__(self, line: Line, say: Say, audit: Audit | None) -> None:
         self._line, self._say, self._audit = line, say, audit
         self._is_joined = False
-        self._is_told = False
+        self._is_reported = False
         self._number = 0
 
     def next_message(self) -> Received:
@@ -101,7 +101,7 @@ class _Keeper:
                 if not self._is_joined:
                     self._line.join()
                     self._say("connected to the server")
-                    self._is_joined, self._is_told, wait = True, False, FIRST_WAIT
+                    self._is_joined, self._is_reported, wait = True, False, FIRST_WAIT
                 received = self._line.receive()
                 if received is not None:
                     self._note_arrival(received)
@@ -156,9 +156,9 @@ class _Keeper:
         return self._audit.record(way, kind, content, **facts)
 
     def _lost(self, words: str) -> None:
-        if not self._is_told:
+        if not self._is_reported:
             self._say(words)
-        self._is_joined, self._is_told = False, True
+        self._is_joined, self._is_reported = False, True
 
 
 def _settled(answer: Answer) -> str | Path | Refused:

@@ -4,10 +4,10 @@ Values have the names and the order of transformers' BertModel. The fast paths c
 the code that computes otherwise takes longer than all else that a run does before its first batch.
 
 An encoder may have fewer attention heads than its width holds. A BertConfig gives every head hidden_size /
-num_attention_heads columns. Here that goes on saying how large a head is, and one key more, KEPT, how many are there,
-the same number in every layer. Queries, keys and values are then narrower than the hidden states. transformers'
-BertModel computes such layers, since it counts heads by their size, but does not build them: plain `from_pretrained`
-stops at their shapes.
+num_attention_heads columns. Here that goes on saying how large a head is, and one key more, NUM_HEADS_KEY, how many
+are there, the same number in every layer. Queries, keys and values are then narrower than the hidden states.
+transformers' BertModel computes such layers, since it counts heads by their size, but does not build them: plain
+`from_pretrained` stops at their shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import AutoModel
 
 from fedmtl.model.tensor_files import load_safetensors
 
-KEPT = "attention_heads_kept"
+NUM_HEADS_KEY = "attention_heads_kept"
 PREFIX = "bert."
 POOLER = "pooler."
 # Imported by whoever built a BertModel; where it is not, there is none.
@@ -36,7 +36,7 @@ LAYER_PARTS = (
 
 def num_heads(config: Any) -> int:
     """How many heads every layer has."""
-    return int(getattr(config, KEPT) if has_fewer_heads(config) else config.num_attention_heads)
+    return int(getattr(config, NUM_HEADS_KEY) if has_fewer_heads(config) else config.num_attention_heads)
 
 
 def head_size(config: Any) -> int:
@@ -49,14 +49,14 @@ def attention_width(config: Any) -> int:
 
 
 def has_fewer_heads(config: Any) -> bool:
-    kept = getattr(config, KEPT, None)
-    return config.model_type == "bert" and kept is not None and 0 < kept < config.num_attention_heads
+    count = getattr(config, NUM_HEADS_KEY, None)
+    return config.model_type == "bert" and count is not None and 0 < count < config.num_attention_heads
 
 
 def keep_heads(config: Any, count: int) -> None:
     """Write into a BERT's config that every layer has so many heads."""
     if count < config.num_attention_heads:
-        setattr(config, KEPT, count)
+        setattr(config, NUM_HEADS_KEY, count)
 
 
 def build_encoder(config: Any) -> Any:
@@ -123,9 +123,13 @@ def load_bert_values(folder: Path, config: Any) -> BertValues | None:
 
 def _layer(config: Any) -> nn.Module:
     width, wide, narrow = config.hidden_size, config.intermediate_size, attention_width(config)
-    own = _group(query=nn.Linear(width, narrow), key=nn.Linear(width, narrow), value=nn.Linear(width, narrow))
+    self_attention = _group(
+        query=nn.Linear(width, narrow), key=nn.Linear(width, narrow), value=nn.Linear(width, narrow)
+    )
     return _group(
-        attention=_group(**{"self": own, "output": _group(dense=nn.Linear(narrow, width), LayerNorm=_norm(config))}),
+        attention=_group(
+            **{"self": self_attention, "output": _group(dense=nn.Linear(narrow, width), LayerNorm=_norm(config))}
+        ),
         intermediate=_group(dense=nn.Linear(width, wide)),
         output=_group(dense=nn.Linear(wide, width), LayerNorm=_norm(config)),
     )

@@ -22,8 +22,8 @@ MaskSource = Callable[[str, tuple[int, ...], float], Tensor | None]
 class Packed:
     """The real tokens of a batch that was padded on the right.
 
-    `places` says where in the padded batch, flattened, each token stands; `sources` says which token fills each
-    padded place, padding being filled with the first token of its row.
+    `slots` says which slot of the padded batch, flattened, each token stands in; `sources` says which token fills
+    each slot, padding being filled with the first token of its row.
     """
 
     ids: Tensor
@@ -31,7 +31,7 @@ class Packed:
     positions: Tensor
     mask: Tensor
     firsts: Tensor
-    places: Tensor
+    slots: Tensor
     sources: Tensor
 
     @property
@@ -52,15 +52,13 @@ def pack(ids: Tensor, mask: Tensor, segments: Tensor) -> Packed:
     rows, width = ids.shape
     columns = torch.arange(width, device=ids.device)
     if ids.device.type != "cpu":
-        places = torch.arange(rows * width, device=ids.device)
-        return Packed(
-            ids.reshape(-1), segments.reshape(-1), places % width, mask, places[::width].clone(), places, places
-        )
+        slots = torch.arange(rows * width, device=ids.device)
+        return Packed(ids.reshape(-1), segments.reshape(-1), slots % width, mask, slots[::width].clone(), slots, slots)
     lengths = mask.sum(1)
     firsts = torch.cumsum(lengths, 0) - lengths
-    places = mask.reshape(-1).nonzero().squeeze(1)
+    slots = mask.reshape(-1).nonzero().squeeze(1)
     sources = (firsts[:, None] + columns * mask).reshape(-1)
-    return Packed(ids.reshape(-1)[places], segments.reshape(-1)[places], places % width, mask, firsts, places, sources)
+    return Packed(ids.reshape(-1)[slots], segments.reshape(-1)[slots], slots % width, mask, firsts, slots, sources)
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -97,8 +95,8 @@ def _drawn_by_bytes(bits: np.random.SFC64, dtype: torch.dtype, shape: tuple[int,
     size = math.prod(shape)
     edge = int(p * 256)
     drawn = bits.random_raw(-(-size // 8)).view(np.uint8)[:size]
-    kept = drawn > edge
+    survives = drawn > edge
     undecided = np.flatnonzero(drawn == edge)
-    kept[undecided] = np.random.Generator(bits).random(len(undecided)) >= p * 256 - edge
-    scaled = np.multiply(kept, 1.0 / (1.0 - p), dtype=np.float64 if dtype == torch.float64 else np.float32)
+    survives[undecided] = np.random.Generator(bits).random(len(undecided)) >= p * 256 - edge
+    scaled = np.multiply(survives, 1.0 / (1.0 - p), dtype=np.float64 if dtype == torch.float64 else np.float32)
     return torch.from_numpy(scaled).view(shape)

@@ -26,10 +26,10 @@ POSITIONS, SEGMENTS = (f"embeddings.{kind}_embeddings.weight" for kind in ("posi
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """One batch of every client: (clients, places) of tokens, (clients, sequences) of where they are.
+    """One batch of every client: (clients, tokens) of ids, (clients, sequences) of where the sequences are.
 
-    `owners` says which sequence a place belongs to; places after the last sequence belong to one past it. No sequence
-    is longer than `width`.
+    `owners` says which sequence a token belongs to; padding after the last sequence belongs to one past it. No
+    sequence is longer than `width`.
     """
 
     ids: Tensor
@@ -41,14 +41,14 @@ class StackedBatch:
     width: int
 
     def global_starts(self) -> Tensor:
-        """Where sequences begin in all clients' places end to end."""
+        """Return where sequences begin in all clients' tokens end to end."""
         clients = torch.arange(len(self.starts), device=self.starts.device)
         return self.starts + clients[:, None] * self.ids.shape[1]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """(clients, *shape) of some values, and where their gradients are kept; None where they take none."""
+    """(clients, *shape) of some values, and the tensor for their gradients; None where they take none."""
 
     value: Tensor
     gradient: Tensor | None
@@ -59,19 +59,19 @@ Leaves = Callable[[tuple[str, ...]], Leaf]
 
 
 class Ops(Protocol):
-    """The parts of the computation; hidden states are (clients, places or sequences, width)."""
+    """The parts of the computation; hidden states are (clients, tokens or sequences, width)."""
 
     def embed(self, words: Tensor) -> Tensor:
         """Words plus positions plus segments, normalized, then some dropped."""
 
     def attend(self, layer: str, hidden: Tensor) -> Tensor:
-        """Attention within each sequence, at every place."""
+        """Attention within each sequence, at every token."""
 
     def firsts(self, hidden: Tensor) -> Tensor:
-        """The hidden states of every sequence's first place."""
+        """The hidden states of every sequence's first token."""
 
     def attend_firsts(self, layer: str, first: Tensor, hidden: Tensor) -> Tensor:
-        """Attention within each sequence, at its first place."""
+        """Attention within each sequence, at its first token."""
 
     def norm_sum(self, dense: str, norm: str, inputs: Tensor, residual: Tensor) -> Tensor:
         """A linear layer, some of it dropped, the residual added, normalized."""
@@ -84,7 +84,7 @@ class Ops(Protocol):
 
 
 def stacked_vectors(ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str, words: Tensor) -> Tensor:
-    """One vector per sequence, (clients, sequences, width); `words` are the token embeddings of every place."""
+    """One vector per sequence, (clients, sequences, width); `words` are the embeddings of every token."""
     hidden = ops.embed(words)
     num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
     for number in range(num_full):
@@ -114,7 +114,7 @@ def _means(hidden: Tensor, batch: StackedBatch) -> Tensor:
 
 
 def chosen_rows(batch: StackedBatch, num_positions: int, num_segments: int, dtype: torch.dtype) -> Tensor:
-    """(clients, places, positions + segments): ones where a place's position and segment are.
+    """(clients, tokens, positions + segments): ones where a token's position and segment are.
 
     Rows of small tables are picked by a product: its gradient is one too, with a fixed order of sums.
     """
@@ -141,7 +141,7 @@ class PlainOps:
         joined = self._linear(hidden, *(f"{layer}.{part}" for part in ("query", "key", "value")))
         query, key, value = (self._padded(part) for part in joined.chunk(3, -1))
         mixed = self._attend(query, key, value).transpose(1, 2).flatten(0, 1).flatten(1)
-        return mixed.index_select(0, self._places).view(*hidden.shape[:2], -1)
+        return mixed.index_select(0, self._padded_index).view(*hidden.shape[:2], -1)
 
     def firsts(self, hidden: Tensor) -> Tensor:
         first = self._batch.global_starts().view(-1)
@@ -181,7 +181,7 @@ class PlainOps:
         return F.scaled_dot_product_attention(query, key, value, bias, self._layout.attention_dropout)
 
     def _padded(self, tokens: Tensor) -> Tensor:
-        """(clients, places, heads * size) -> (sequences, heads, width, size)."""
+        """(clients, tokens, heads * size) -> (sequences, heads, width, size)."""
         picked = tokens.flatten(0, 1).index_select(0, self._sources)
         return picked.view(-1, self._batch.width, self._layout.num_heads, self._layout.head_size).transpose(1, 2)
 
@@ -192,13 +192,13 @@ class PlainOps:
 
     @cached_property
     def _sources(self) -> Tensor:
-        """Which place fills each of the padded ones; padding is filled with a sequence's first."""
+        """Which token fills each padded one; padding is filled with a sequence's first."""
         columns = torch.arange(self._batch.width, device=self._batch.ids.device)
         return (self._batch.global_starts()[..., None] + columns * self._real).view(-1)
 
     @cached_property
-    def _places(self) -> Tensor:
-        """Where each place went among the padded ones; those after the last sequence are given its first."""
+    def _padded_index(self) -> Tensor:
+        """Where each token went among the padded ones; those after the last sequence are given its first."""
         batch = self._batch
         count = batch.starts.shape[1]
         rows = batch.owners.clamp(max=count - 1)

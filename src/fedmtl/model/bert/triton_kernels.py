@@ -1,7 +1,7 @@
 """Triton kernels for a stacked BERT: attention within short sequences, and sums that are normalized.
 
-Masks of dropout are not stored: a kernel draws them from a seed on the device and the place of each value, and the way
-back draws them again. `p` is the share that is dropped, `grown` what the others are multiplied by.
+Masks of dropout are not stored: a kernel draws them from a seed on the device and the index of each value, and the
+backward pass draws them again. `p` is the share that is dropped, `grown` what the others are multiplied by.
 """
 
 import triton
@@ -17,8 +17,8 @@ def _mixed(bits):
 
 
 @triton.jit
-def _kept(seed, site, at, p):
-    """Which places are kept. Two keyed hashes: Philox would take longer than all else a kernel does."""
+def _keep_mask(seed, site, at, p):
+    """Which values dropout leaves. Two keyed hashes: Philox would take longer than all else a kernel does."""
     key = tl.load(seed) + site
     first = _mixed(key.to(tl.uint32))
     second = _mixed((key >> 32).to(tl.uint32) ^ first)
@@ -27,9 +27,11 @@ def _kept(seed, site, at, p):
 
 
 @triton.jit
-def _row(of, bias, place, own, mask, columns_mask):
+def _row(of, bias, offsets, features, mask, columns_mask):
     """Values with a layer's bias added."""
-    return (tl.load(of + place, mask, 0.0) + tl.load(bias + own, columns_mask, 0.0)[None, :]).to(of.dtype.element_ty)
+    return (tl.load(of + offsets, mask, 0.0) + tl.load(bias + features, columns_mask, 0.0)[None, :]).to(
+        of.dtype.element_ty
+    )
 
 
 @triton.jit
@@ -52,19 +54,19 @@ def attend_forward(
     rows, columns = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     inside, filled = rows < length, columns < size
     mask = inside[:, None] & filled[None, :]
-    own = head * size + columns
-    place = (start + rows)[:, None] * (3 * width) + own[None, :]
+    features = head * size + columns
+    offsets = (start + rows)[:, None] * (3 * width) + features[None, :]
     bias += sequence // sequences * stride
-    query = _row(joined, bias, place, own, mask, filled)
-    key = _row(joined, bias, place + width, own + width, mask, filled)
-    value = _row(joined, bias, place + 2 * width, own + 2 * width, mask, filled)
+    query = _row(joined, bias, offsets, features, mask, filled)
+    key = _row(joined, bias, offsets + width, features + width, mask, filled)
+    value = _row(joined, bias, offsets + 2 * width, features + 2 * width, mask, filled)
     shares = _shares(query, key, inside, scale)
     if DROP:
         cell = ((sequence * tl.num_programs(1) + head) * BLOCK + rows)[:, None] * BLOCK + rows[None, :]
-        shares = tl.where(_kept(seed, site, cell, p), shares * grown, 0.0)
+        shares = tl.where(_keep_mask(seed, site, cell, p), shares * grown, 0.0)
     # Rows past the sequence have the bias for a value, and a share of nothing.
     mixed = tl.dot(shares.to(value.dtype), value)
-    tl.store(out + (start + rows)[:, None] * width + own[None, :], mixed.to(out.dtype.element_ty), mask)
+    tl.store(out + (start + rows)[:, None] * width + features[None, :], mixed.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -77,28 +79,28 @@ def attend_backward(
     rows, columns = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     inside, filled = rows < length, columns < size
     mask = inside[:, None] & filled[None, :]
-    own = head * size + columns
-    place = (start + rows)[:, None] * (3 * width) + own[None, :]
+    features = head * size + columns
+    offsets = (start + rows)[:, None] * (3 * width) + features[None, :]
     bias += sequence // sequences * stride
-    query = _row(joined, bias, place, own, mask, filled)
-    key = _row(joined, bias, place + width, own + width, mask, filled)
-    value = _row(joined, bias, place + 2 * width, own + 2 * width, mask, filled)
-    given = tl.load(gradient + (start + rows)[:, None] * width + own[None, :], mask, 0.0)
+    query = _row(joined, bias, offsets, features, mask, filled)
+    key = _row(joined, bias, offsets + width, features + width, mask, filled)
+    value = _row(joined, bias, offsets + 2 * width, features + 2 * width, mask, filled)
+    given = tl.load(gradient + (start + rows)[:, None] * width + features[None, :], mask, 0.0)
     shares = _shares(query, key, inside, scale)
     by_share = tl.dot(given, tl.trans(value))
     dropped = shares
     if DROP:
         cell = ((sequence * tl.num_programs(1) + head) * BLOCK + rows)[:, None] * BLOCK + rows[None, :]
-        keep = _kept(seed, site, cell, p)
+        keep = _keep_mask(seed, site, cell, p)
         dropped = tl.where(keep, shares * grown, 0.0)
         by_share = tl.where(keep, by_share * grown, 0.0)
     kind = value.dtype
     by_value = tl.dot(tl.trans(dropped.to(kind)), given)
     by_score = (shares * (by_share - tl.sum(by_share * shares, 1)[:, None]) * scale).to(kind)
     by_query, by_key = tl.dot(by_score, key), tl.dot(tl.trans(by_score), query)
-    tl.store(back + place, by_query.to(kind), mask)
-    tl.store(back + place + width, by_key.to(kind), mask)
-    tl.store(back + place + 2 * width, by_value.to(kind), mask)
+    tl.store(back + offsets, by_query.to(kind), mask)
+    tl.store(back + offsets + width, by_key.to(kind), mask)
+    tl.store(back + offsets + 2 * width, by_value.to(kind), mask)
 
 
 @triton.jit
@@ -112,22 +114,22 @@ def firsts_forward(
     rows, columns = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     inside, filled = rows < length, columns < size
     mask = inside[:, None] & filled[None, :]
-    own = head * size + columns
+    features = head * size + columns
     client = sequence // sequences
-    place = (start + rows)[:, None] * (2 * width) + own[None, :]
+    offsets = (start + rows)[:, None] * (2 * width) + features[None, :]
     bias += client * stride
-    key = _row(joined, bias, place, own, mask, filled).to(tl.float32)
-    value = _row(joined, bias, place + width, own + width, mask, filled).to(tl.float32)
-    query = tl.load(asking + sequence * width + own, filled, 0.0).to(tl.float32)
-    query += tl.load(asking_bias + client * asking_stride + own, filled, 0.0).to(tl.float32)
+    key = _row(joined, bias, offsets, features, mask, filled).to(tl.float32)
+    value = _row(joined, bias, offsets + width, features + width, mask, filled).to(tl.float32)
+    query = tl.load(asking + sequence * width + features, filled, 0.0).to(tl.float32)
+    query += tl.load(asking_bias + client * asking_stride + features, filled, 0.0).to(tl.float32)
     scores = tl.where(inside, tl.sum(key * query[None, :], 1) * scale, float("-inf"))
     raised = tl.exp(scores - tl.max(scores, 0))
     shares = raised / tl.sum(raised, 0)
     if DROP:
         cell = (sequence * tl.num_programs(1) + head) * BLOCK + rows
-        shares = tl.where(_kept(seed, site, cell, p), shares * grown, 0.0)
+        shares = tl.where(_keep_mask(seed, site, cell, p), shares * grown, 0.0)
     mixed = tl.sum(shares[:, None] * value, 0)
-    tl.store(out + sequence * width + own, mixed.to(out.dtype.element_ty), filled)
+    tl.store(out + sequence * width + features, mixed.to(out.dtype.element_ty), filled)
 
 
 @triton.jit
@@ -140,15 +142,15 @@ def firsts_backward(
     rows, columns = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     inside, filled = rows < length, columns < size
     mask = inside[:, None] & filled[None, :]
-    own = head * size + columns
+    features = head * size + columns
     client = sequence // sequences
-    place = (start + rows)[:, None] * (2 * width) + own[None, :]
+    offsets = (start + rows)[:, None] * (2 * width) + features[None, :]
     bias += client * stride
-    key = _row(joined, bias, place, own, mask, filled).to(tl.float32)
-    value = _row(joined, bias, place + width, own + width, mask, filled).to(tl.float32)
-    query = tl.load(asking + sequence * width + own, filled, 0.0).to(tl.float32)
-    query += tl.load(asking_bias + client * asking_stride + own, filled, 0.0).to(tl.float32)
-    given = tl.load(gradient + sequence * width + own, filled, 0.0).to(tl.float32)
+    key = _row(joined, bias, offsets, features, mask, filled).to(tl.float32)
+    value = _row(joined, bias, offsets + width, features + width, mask, filled).to(tl.float32)
+    query = tl.load(asking + sequence * width + features, filled, 0.0).to(tl.float32)
+    query += tl.load(asking_bias + client * asking_stride + features, filled, 0.0).to(tl.float32)
+    given = tl.load(gradient + sequence * width + features, filled, 0.0).to(tl.float32)
     scores = tl.where(inside, tl.sum(key * query[None, :], 1) * scale, float("-inf"))
     raised = tl.exp(scores - tl.max(scores, 0))
     shares = raised / tl.sum(raised, 0)
@@ -156,19 +158,19 @@ def firsts_backward(
     dropped = shares
     if DROP:
         cell = (sequence * tl.num_programs(1) + head) * BLOCK + rows
-        keep = _kept(seed, site, cell, p)
+        keep = _keep_mask(seed, site, cell, p)
         dropped = tl.where(keep, shares * grown, 0.0)
         by_share = tl.where(keep, by_share * grown, 0.0)
     by_score = shares * (by_share - tl.sum(by_share * shares, 0)) * scale
     kind = back.dtype.element_ty
-    tl.store(back_asking + sequence * width + own, tl.sum(by_score[:, None] * key, 0).to(kind), filled)
-    tl.store(back + place, (by_score[:, None] * query[None, :]).to(kind), mask)
-    tl.store(back + place + width, (dropped[:, None] * given[None, :]).to(kind), mask)
+    tl.store(back_asking + sequence * width + features, tl.sum(by_score[:, None] * key, 0).to(kind), filled)
+    tl.store(back + offsets, (by_score[:, None] * query[None, :]).to(kind), mask)
+    tl.store(back + offsets + width, (dropped[:, None] * given[None, :]).to(kind), mask)
 
 
 @triton.jit
 def norm_forward(
-    inputs, added, residual, out, summed, means, scales, weight, bias, stride, seed, site, p, grown, epsilon, places,
+    inputs, added, residual, out, summed, means, scales, weight, bias, stride, seed, site, p, grown, epsilon, num_rows,
     width, HAS_SUM: tl.constexpr, DROP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some rows of one client.
@@ -185,13 +187,13 @@ def norm_forward(
         shift = tl.load(added + client * stride + columns, filled, 0.0).to(tl.float32)
     for first in range(0, CHUNK, ROWS):
         row = tl.program_id(0) * CHUNK + first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & filled[None, :]
-        at = (client * places + row)[:, None] * width + columns[None, :]
+        mask = (row < num_rows)[:, None] & filled[None, :]
+        at = (client * num_rows + row)[:, None] * width + columns[None, :]
         value = tl.load(inputs + at, mask, 0.0).to(tl.float32)
         if HAS_SUM:
             value += shift[None, :]
             if DROP:
-                value = tl.where(_kept(seed, site, at, p), value * grown, 0.0)
+                value = tl.where(_keep_mask(seed, site, at, p), value * grown, 0.0)
             value += tl.load(residual + at, mask, 0.0).to(tl.float32)
             tl.store(summed + at, value.to(summed.dtype.element_ty), mask)
             value = value.to(summed.dtype.element_ty).to(tl.float32)
@@ -200,19 +202,19 @@ def norm_forward(
         scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + epsilon)
         found = centred * scale[:, None] * gamma[None, :] + beta[None, :]
         if DROP and not HAS_SUM:
-            found = tl.where(_kept(seed, site, at, p), found * grown, 0.0)
+            found = tl.where(_keep_mask(seed, site, at, p), found * grown, 0.0)
         tl.store(out + at, found.to(out.dtype.element_ty), mask)
-        tl.store(means + client * places + row, mean, row < places)
-        tl.store(scales + client * places + row, scale, row < places)
+        tl.store(means + client * num_rows + row, mean, row < num_rows)
+        tl.store(scales + client * num_rows + row, scale, row < num_rows)
 
 
 @triton.jit
 def norm_backward(
     gradient, summed, means, scales, weight, stride, back_inputs, back_residual, by_weight, by_bias, by_added, seed,
-    site, p, grown, places, width,
+    site, p, grown, num_rows, width,
     HAS_SUM: tl.constexpr, DROP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same rows; each program's share of the gradients of weight and biases goes to a place of its own."""
+    """The same rows; each program writes its share of the gradients of weight and biases to a separate row."""
     client = tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     filled = columns < width
@@ -222,13 +224,13 @@ def norm_backward(
     added_total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, CHUNK, ROWS):
         row = tl.program_id(0) * CHUNK + first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & filled[None, :]
-        at = (client * places + row)[:, None] * width + columns[None, :]
+        mask = (row < num_rows)[:, None] & filled[None, :]
+        at = (client * num_rows + row)[:, None] * width + columns[None, :]
         given = tl.load(gradient + at, mask, 0.0).to(tl.float32)
         if DROP and not HAS_SUM:
-            given = tl.where(_kept(seed, site, at, p), given * grown, 0.0)
-        mean = tl.load(means + client * places + row, row < places, 0.0)
-        scale = tl.load(scales + client * places + row, row < places, 0.0)
+            given = tl.where(_keep_mask(seed, site, at, p), given * grown, 0.0)
+        mean = tl.load(means + client * num_rows + row, row < num_rows, 0.0)
+        scale = tl.load(scales + client * num_rows + row, row < num_rows, 0.0)
         value = tl.load(summed + at, mask, 0.0).to(tl.float32)
         normal = tl.where(mask, (value - mean[:, None]) * scale[:, None], 0.0)
         weight_total += tl.sum(given * normal, 0)
@@ -241,19 +243,19 @@ def norm_backward(
         if HAS_SUM:
             tl.store(back_residual + at, moved.to(kind), mask)
             if DROP:
-                moved = tl.where(_kept(seed, site, at, p), moved * grown, 0.0)
+                moved = tl.where(_keep_mask(seed, site, at, p), moved * grown, 0.0)
             added_total += tl.sum(tl.where(mask, moved, 0.0), 0)
         tl.store(back_inputs + at, moved.to(kind), mask)
-    own = (client * tl.num_programs(0) + tl.program_id(0)) * width + columns
-    tl.store(by_weight + own, weight_total, filled)
-    tl.store(by_bias + own, bias_total, filled)
+    share = (client * tl.num_programs(0) + tl.program_id(0)) * width + columns
+    tl.store(by_weight + share, weight_total, filled)
+    tl.store(by_bias + share, bias_total, filled)
     if HAS_SUM:
-        tl.store(by_added + own, added_total, filled)
+        tl.store(by_added + share, added_total, filled)
 
 
 @triton.jit
 def gelu_forward(
-    inputs, bias, stride, out, places, width, CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    inputs, bias, stride, out, num_rows, width, CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """GELU of some rows and columns of one client, a bias added first."""
     client = tl.program_id(1)
@@ -262,8 +264,8 @@ def gelu_forward(
     shift = tl.load(bias + client * stride + columns, filled, 0.0).to(tl.float32)
     for first in range(0, CHUNK, ROWS):
         row = tl.program_id(0) * CHUNK + first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & filled[None, :]
-        at = (client * places + row)[:, None] * width + columns[None, :]
+        mask = (row < num_rows)[:, None] & filled[None, :]
+        at = (client * num_rows + row)[:, None] * width + columns[None, :]
         value = tl.load(inputs + at, mask, 0.0).to(tl.float32) + shift[None, :]
         found = value * 0.5 * (1 + tl.erf(value * 0.7071067811865476))
         tl.store(out + at, found.to(out.dtype.element_ty), mask)
@@ -271,7 +273,7 @@ def gelu_forward(
 
 @triton.jit
 def gelu_backward(
-    inputs, bias, stride, gradient, back, by_bias, places, width,
+    inputs, bias, stride, gradient, back, by_bias, num_rows, width,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1)
@@ -281,8 +283,8 @@ def gelu_backward(
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, CHUNK, ROWS):
         row = tl.program_id(0) * CHUNK + first + tl.arange(0, ROWS)
-        mask = (row < places)[:, None] & filled[None, :]
-        at = (client * places + row)[:, None] * width + columns[None, :]
+        mask = (row < num_rows)[:, None] & filled[None, :]
+        at = (client * num_rows + row)[:, None] * width + columns[None, :]
         value = tl.load(inputs + at, mask, 0.0).to(tl.float32) + shift[None, :]
         slope = 0.5 * (1 + tl.erf(value * 0.7071067811865476))
         slope += value * tl.exp(-0.5 * value * value) * 0.3989422804014327

@@ -1,4 +1,4 @@
-"""The parts of a stacked BERT as few large kernels; gradients of values go straight to where they are kept."""
+"""The parts of a stacked BERT as few large kernels, which write gradients of values straight into their tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmtl.model.bert import triton_kernels as kernels
 from fedmtl.model.bert.layout import BertLayout
 from fedmtl.model.bert.stacked import POSITIONS, SEGMENTS, Leaf, Leaves, StackedBatch, chosen_rows
 
-# Longer sequences do not fit into a program of their own.
+# Longer sequences do not fit into one program.
 LONGEST = 128
 CHUNK = 64
 
@@ -143,12 +143,12 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         inputs, bias = ctx.saved_tensors
-        clients, places, width = inputs.shape
-        grid, shape = _programs(clients, places, width, split=True, summing=True)
+        clients, num_rows, width = inputs.shape
+        grid, shape = _programs(clients, num_rows, width, split=True, summing=True)
         back = torch.empty_like(inputs)
         total = inputs.new_empty(clients, grid[0], width, dtype=torch.float32)
         kernels.gelu_backward[grid](
-            inputs, bias, bias.stride(0), gradient.contiguous(), back, total, places, width, **shape
+            inputs, bias, bias.stride(0), gradient.contiguous(), back, total, num_rows, width, **shape
         )
         _put(ctx.leaf, total)
         return back, None, None
@@ -159,17 +159,17 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, added: Tensor, *rest: Any
     ) -> Tensor:
-        clients, places, width = inputs.shape
+        clients, num_rows, width = inputs.shape
         leaves, (seed, *drawn, epsilon) = rest
         assert weight.stride(0) == bias.stride(0) == added.stride(0), "they are rows of one buffer"
         out = torch.empty_like(inputs)
         summed = inputs if residual is None else torch.empty_like(inputs)
-        means, scales = inputs.new_empty(2, clients, places, dtype=torch.float32)
-        grid, shape = _programs(clients, places, width)
+        means, scales = inputs.new_empty(2, clients, num_rows, dtype=torch.float32)
+        grid, shape = _programs(clients, num_rows, width)
         shape |= {"HAS_SUM": residual is not None, "DROP": drawn[1] > 0}
         kernels.norm_forward[grid](
             inputs, added, inputs if residual is None else residual, out, summed, means, scales, weight, bias,
-            weight.stride(0), seed, *drawn, epsilon, places, width, **shape,
+            weight.stride(0), seed, *drawn, epsilon, num_rows, width, **shape,
         )  # fmt: skip
         ctx.save_for_backward(summed, means, scales, weight, seed)
         ctx.leaves, ctx.drawn = leaves, drawn
@@ -179,8 +179,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         summed, means, scales, weight, seed = ctx.saved_tensors
-        clients, places, width = summed.shape
-        grid, shape = _programs(clients, places, width, summing=True)
+        clients, num_rows, width = summed.shape
+        grid, shape = _programs(clients, num_rows, width, summing=True)
         has_sum = ctx.has_sum
         shape |= {"HAS_SUM": has_sum, "DROP": ctx.drawn[1] > 0}
         back = torch.empty_like(summed)
@@ -188,7 +188,7 @@ class _Norm(torch.autograd.Function):
         totals = means.new_empty(3, clients, grid[0], width)
         kernels.norm_backward[grid](
             gradient.contiguous(), summed, means, scales, weight, weight.stride(0), back, to_residual, *totals, seed,
-            *ctx.drawn, places, width, **shape,
+            *ctx.drawn, num_rows, width, **shape,
         )  # fmt: skip
         for leaf, total in zip(ctx.leaves, totals, strict=True):
             _put(leaf, total)
@@ -202,7 +202,7 @@ def _put(leaf: Leaf | None, total: Tensor) -> None:
 
 
 def _programs(
-    clients: int, places: int, width: int, *, split: bool = False, summing: bool = False
+    clients: int, num_rows: int, width: int, *, split: bool = False, summing: bool = False
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Programs by client, and by columns where those may be `split`; the rows and columns each takes at a time.
 
@@ -211,18 +211,18 @@ def _programs(
     block = triton.next_power_of_2(width)
     block = min(block, 256) if split else block
     rows = max(1, min(16, 4096 // block))
-    chunk = max(rows, min(CHUNK, triton.next_power_of_2(clients * places // 2048 + 1))) if summing else rows
-    grid = (triton.cdiv(places, chunk), clients, triton.cdiv(width, block))
+    chunk = max(rows, min(CHUNK, triton.next_power_of_2(clients * num_rows // 2048 + 1))) if summing else rows
+    grid = (triton.cdiv(num_rows, chunk), clients, triton.cdiv(width, block))
     return grid, {"CHUNK": chunk, "ROWS": rows, "BLOCK": block, "num_warps": 4}
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joined: Tensor, bias: Tensor, leaf: Leaf, ops: FusedOps) -> Tensor:
-        clients, places, width = joined.shape
+        clients, num_tokens, width = joined.shape
         given, shape, grid = ops.attention(width // 3)
-        # Places after the last sequence stay zero, so that they are numbers.
-        out = joined.new_zeros(clients, places, width // 3)
+        # Tokens after the last sequence stay zero, so that they are numbers.
+        out = joined.new_zeros(clients, num_tokens, width // 3)
         kernels.attend_forward[grid](joined, bias, bias.stride(0), out, *given, **shape)
         ctx.save_for_backward(joined, bias)
         ctx.leaf, ctx.launch = leaf, (given, shape, grid)

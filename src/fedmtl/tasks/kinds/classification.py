@@ -117,7 +117,7 @@ class LabelledKind(TaskKind):
             more = ", ..." if len(task.labels) > MOST_LABELS_SHOWN else ""
             indices = f" (or 0 to {len(task.labels) - 1})" if by_index else ""
             raise DataError(
-                f"{table.place(row)}: label {values[row]!r} in column {task.label} is not one of"
+                f"{table.location(row)}: label {values[row]!r} in column {task.label} is not one of"
                 f" {', '.join(task.labels[:MOST_LABELS_SHOWN])}{more}{indices}"
                 f"; mend the row, or list every label under tasks.{task.name}.labels"
             ).coded("label_unknown", task.name, table.number(row))
@@ -133,7 +133,7 @@ class LabelledKind(TaskKind):
         return [int(count) for count in np.bincount(labels, minlength=len(task.labels))]
 
     def class_weights(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
-        """Loss weight of each label: given, or n / (classes * count) by these labels' own counts."""
+        """Return the loss weight of each label: as configured, or n / (classes * count) with these labels' counts."""
         if task.class_weights == "none":
             return None
         if task.class_weights != "balanced":
@@ -262,8 +262,8 @@ class Classification(LabelledKind):
 
         if task.outputs == 1:
             teacher, student = (torch.cat([torch.zeros_like(part), part], -1) for part in (teacher, student))
-        target, own = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
-        return temperature**2 * F.kl_div(own, target, reduction="batchmean", log_target=True)
+        target, log_shares = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
+        return temperature**2 * F.kl_div(log_shares, target, reduction="batchmean", log_target=True)
 
     def in_form_of(self, student: Task, teacher: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """One logit is the difference of two."""

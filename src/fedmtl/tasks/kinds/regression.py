@@ -187,7 +187,7 @@ class Regression(TaskKind):
             row = int(np.argmin(fits))
             what = "is not a number" if np.isnan(scores[row]) else f"lies outside {low:g} to {high:g}"
             raise DataError(
-                f"{table.place(row)}: score {values[row]!r} in column {task.label} {what}; "
+                f"{table.location(row)}: score {values[row]!r} in column {task.label} {what}; "
                 f"mend the row, or write another range under tasks.{task.name}.score_range"
             ).coded("score_invalid", task.name, table.number(row))
         return ((scores - low) / (high - low)).astype(np.float32)
@@ -418,6 +418,6 @@ def _spearman(sums: RegressionSums) -> Value:
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Ranks from 1, equal values at the mean of theirs; with a value that is not a number there are none."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return np.full_like(ranks, np.nan) if np.isnan(values).any() else ranks

@@ -28,7 +28,7 @@ class Block:
     """
 
     clients: slice
-    places: Mapping[str, tuple[slice, tuple[int, ...]]]
+    spans: Mapping[str, tuple[slice, tuple[int, ...]]]
     values: Tensor
     before: Tensor
     computed: Tensor
@@ -43,21 +43,21 @@ class Block:
 
     def joined(self, of: Tensor, names: Sequence[str]) -> Tensor:
         """Parameters that are neighbours, in one of the block's buffers: (clients, all their rows, ...)."""
-        places = [self.places[name] for name in names]
-        assert all(first.stop == second.start for (first, _), (second, _) in pairwise(places))
-        shape = (sum(shape[0] for _, shape in places), *places[0][1][1:])
-        return of[:, places[0][0].start : places[-1][0].stop].view(len(of), *shape)
+        spans = [self.spans[name] for name in names]
+        assert all(first.stop == second.start for (first, _), (second, _) in pairwise(spans))
+        shape = (sum(shape[0] for _, shape in spans), *spans[0][1][1:])
+        return of[:, spans[0][0].start : spans[-1][0].stop].view(len(of), *shape)
 
     def load(self, buffer: Tensor, row: int, name: str, value: Tensor) -> None:
         """Put a client's value into one of the buffers; one that is smaller (a table of fewer rows) fills the front."""
-        place, _ = self.places[name]
-        own = buffer[row, place]
-        own[: value.numel()].copy_(value.reshape(-1), non_blocking=True)
-        own[value.numel() :].zero_()
+        span, _ = self.spans[name]
+        row_values = buffer[row, span]
+        row_values[: value.numel()].copy_(value.reshape(-1), non_blocking=True)
+        row_values[value.numel() :].zero_()
 
     def part(self, buffer: Tensor, row: int, name: str, like: Tensor) -> Tensor:
         """A client's value in one of the buffers, of the shape that was put in."""
-        start = self.places[name][0].start
+        start = self.spans[name][0].start
         return buffer[row, start : start + like.numel()].view(like.shape)
 
     def begin(self) -> None:
@@ -80,10 +80,10 @@ def make_block(
     master: torch.dtype,
     taken: torch.dtype,
 ) -> Block:
-    places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+    spans: dict[str, tuple[slice, tuple[int, ...]]] = {}
     total = 0
     for name, shape in shapes.items():
-        places[name] = (slice(total, total + prod(shape)), shape)
+        spans[name] = (slice(total, total + prod(shape)), shape)
         total += prod(shape)
     rows = clients.stop - clients.start
     # Rows begin where memory is read in whole pieces.
@@ -94,11 +94,11 @@ def make_block(
 
     values = buffer()
     decay = torch.zeros(total, dtype=master, device=device)
-    for name, (place, _) in places.items():
-        decay[place] = decays[name]
+    for name, (span, _) in spans.items():
+        decay[span] = decays[name]
     return Block(
         clients,
-        places,
+        spans,
         values,
         buffer(),
         values if dtype == master else buffer(dtype),
@@ -110,7 +110,7 @@ def make_block(
 
 
 def squares(blocks: Sequence[Block], num_clients: int) -> Tensor:
-    """The squared length of every client's gradient."""
+    """Return the squared norm of every client's gradient."""
     total = torch.zeros(num_clients, dtype=blocks[0].values.dtype, device=blocks[0].values.device)
     for block in blocks:
         total[block.clients] += torch.linalg.vector_norm(block.gradients, dim=1, dtype=total.dtype).square()

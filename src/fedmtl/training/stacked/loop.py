@@ -20,7 +20,7 @@ from fedmtl.sharing.vocabulary import compact_ids
 from fedmtl.training.local import num_steps
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.stacked.outcomes import Outcome, Told, make_outcomes
+from fedmtl.training.stacked.outcomes import Outcome, StepRecords, make_outcomes
 from fedmtl.training.stacked.plan import Member, StackPlan, folders, num_parts, plan_steps
 from fedmtl.training.stacked.shape import StackShape, reached, round_rows
 from fedmtl.training.stacked.stack import Stack
@@ -30,12 +30,12 @@ from fedmtl.training.stacked.store import TokenStore, open_store
 WARM_STEPS = 2
 
 StepFunction = Callable[[int, int, str | None], None]
-# Recording the steps of a stack takes seconds; tasks that cannot share one take turns every round.
-KEPT = 4
+# Recording the steps of a stack takes seconds; tasks that cannot share one alternate every round.
+MOST_STACKS = 4
 
 
 def step_function(stack: Stack, store: TokenStore, device: torch.device) -> StepFunction:
-    """A function of the number of places, the width and the task that makes a step from the stack's inputs."""
+    """Return a function of the number of tokens, the width and the task that makes a step from the stack's inputs."""
     if device.type != "cuda":
         return partial(stack.step, store)
     return _Replay(stack, store, device)
@@ -48,14 +48,14 @@ class _Replay:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, num_places: int, width: int, task: str | None) -> None:
-        shape = (num_places, width, task)
+    def __call__(self, num_tokens: int, width: int, task: str | None) -> None:
+        shape = (num_tokens, width, task)
         if shape not in self._graphs:
             self._graphs[shape] = self._record(*shape)
         self._graphs[shape].replay()
 
-    def _record(self, num_places: int, width: int, task: str | None) -> torch.cuda.CUDAGraph:
-        """Recording needs steps that were made before; those must not count, so that no client has a rate."""
+    def _record(self, num_tokens: int, width: int, task: str | None) -> torch.cuda.CUDAGraph:
+        """Record a step. That needs warm-up steps, which must not count: meanwhile no client has a learning rate."""
         stack = self._stack
         factors = stack.inputs.factors.clone()
         now = None if stack.lazy is None else stack.lazy.now.clone()
@@ -64,11 +64,11 @@ class _Replay:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_STEPS):
-                stack.step(self._store, num_places, width, task)
+                stack.step(self._store, num_tokens, width, task)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            stack.step(self._store, num_places, width, task)
+            stack.step(self._store, num_tokens, width, task)
         stack.inputs.factors.copy_(factors)
         if now is not None:
             stack.lazy.now.copy_(now)
@@ -77,7 +77,7 @@ class _Replay:
 
 @dataclass
 class Stacks:
-    """What is kept between rounds: the tokens on the device, and the last stacks with their recorded steps."""
+    """What is saved between rounds: the tokens on the device, and the last stacks with their recorded steps."""
 
     model: MultiTaskModel
     device: torch.device
@@ -89,25 +89,25 @@ class Stacks:
 def train_stack(
     stacks: Stacks,
     members: Sequence[Member],
-    values: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[Mapping[str, Tensor]],
     settings: LocalSettings,
     *,
     round_number: int,
 ) -> list[Outcome]:
-    """Train clients that have a shape in common; `values` are theirs by canonical name, in the members' order."""
+    """Train clients that have a shape in common; `weights` are theirs by canonical name, in the members' order."""
     order = sorted(range(len(members)), key=lambda i: (members[i].tasks[0].name, i))
     ordered = [members[i] for i in order]
-    own = [values[i] for i in order]
+    ordered_weights = [weights[i] for i in order]
     store = _store(stacks, ordered)
-    stack, step = _stack(stacks, store, _shape(stacks.model, ordered, own, settings), settings)
-    _load(stack, ordered, own)
+    stack, step = _stack(stacks, store, _shape(stacks.model, ordered, ordered_weights, settings), settings)
+    _load(stack, ordered, ordered_weights)
     for method in stack.methods:
         method.load(stack, ordered)
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
-    told = _run(stack, step, plan_steps(ordered, store, settings, round_number))
-    found = make_outcomes(stack, ordered, told, own)
+    records = _run(stack, step, plan_steps(ordered, store, settings, round_number))
+    found = make_outcomes(stack, ordered, records, ordered_weights)
     outcomes = dict(zip(order, found, strict=True))
     return [outcomes[i] for i in range(len(members))]
 
@@ -122,7 +122,7 @@ def _store(stacks: Stacks, members: Sequence[Member]) -> TokenStore:
 
 
 def _shape(
-    model: MultiTaskModel, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]], settings: LocalSettings
+    model: MultiTaskModel, members: Sequence[Member], weights: Sequence[Mapping[str, Tensor]], settings: LocalSettings
 ) -> StackShape:
     holders: dict[str, list[int]] = {}
     trained: dict[str, None] = {}
@@ -130,12 +130,12 @@ def _shape(
         for task in member.tasks:
             holders.setdefault(task.name, []).append(k)
             trained |= dict.fromkeys(reached(model, task.name, member.keys))
-    rows = max(len(value[model.table]) for value in values)
+    rows = max(len(client_weights[model.table]) for client_weights in weights)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
         model.pools[members[0].tasks[0].name],
-        tuple((task, own[0], own[-1] + 1) for task, own in holders.items()),
+        tuple((task, rows_of_task[0], rows_of_task[-1] + 1) for task, rows_of_task in holders.items()),
         tuple(trained),
         settings.largest_batch * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
@@ -143,11 +143,11 @@ def _shape(
 
 
 def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
-    """The stack of this shape; the one that was not used for longest gives its memory back when there are many."""
+    """Return the stack of this shape; where there are many, the least recently used one is freed."""
     # A loss's weight is an input of a step, and may change every round.
     key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
     if key not in stacks.made:
-        while len(stacks.made) >= KEPT:
+        while len(stacks.made) >= MOST_STACKS:
             stacks.made.pop(next(iter(stacks.made)))
         stack = Stack(shape, stacks.model, settings, stacks.dtype, stacks.device)
         stacks.made[key] = (stack, step_function(stack, store, stacks.device))
@@ -155,13 +155,13 @@ def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: Local
     return stacks.made[key]
 
 
-def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str, Tensor]]) -> None:
+def _load(stack: Stack, members: Sequence[Member], weights: Sequence[Mapping[str, Tensor]]) -> None:
     model = stack.model
     index = torch.empty(stack.index.shape, dtype=torch.int64)
-    for k, (member, own) in enumerate(zip(members, values, strict=True)):
+    for k, (member, client_weights) in enumerate(zip(members, weights, strict=True)):
         for _, block, row in stack.blocks_of(k):
-            for name in block.places:
-                block.load(block.values, row, name, own[name])
+            for name in block.spans:
+                block.load(block.values, row, name, client_weights[name])
         every = np.arange(model.vocabulary_size)
         mapped = every if member.rows is None else compact_ids(member.rows, model.vocabulary_size)
         # What a client's texts do not use points past its rows; it must not point into another client's.
@@ -170,20 +170,20 @@ def _load(stack: Stack, members: Sequence[Member], values: Sequence[Mapping[str,
     for block in stack.blocks:
         block.begin()
     for k, member in enumerate(members):
-        _load_kept(stack, k, member)
+        _load_slots(stack, k, member)
     if stack.lazy is not None:
         stack.lazy.begin()
 
 
-def _load_kept(stack: Stack, k: int, member: Member) -> None:
+def _load_slots(stack: Stack, k: int, member: Member) -> None:
     for _, block, row in stack.blocks_of(k):
         for slot, buffer in zip(SLOTS[stack.settings.optimizer], block.slots, strict=False):
-            kept = member.kept.slots.get(slot, {})
-            for name in kept.keys() & block.places.keys():
-                block.load(buffer, row, name, kept[name])
+            saved = member.optimizer.slots.get(slot, {})
+            for name in saved.keys() & block.spans.keys():
+                block.load(buffer, row, name, saved[name])
 
 
-def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> Told:
+def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> StepRecords:
     inputs = stack.inputs
     buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
@@ -194,20 +194,20 @@ def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> Told:
         arrays = [
             _upload(array, stack.index.device) for array in (plan.sequences, plan.labels, plan.weights, plan.factors)
         ]
-        told = inputs.losses.new_zeros(len(plan.counts), len(stack.index))
+        step_losses = inputs.losses.new_zeros(len(plan.counts), len(stack.index))
         if stack.lazy is not None:
-            stack.lazy.history[done : done + len(told)].copy_(arrays[3][:, :3])
-            done += len(told)
-        shapes = zip(plan.num_places.tolist(), plan.widths.tolist(), plan.tasks, strict=True)
+            stack.lazy.history[done : done + len(step_losses)].copy_(arrays[3][:, :3])
+            done += len(step_losses)
+        shapes = zip(plan.num_tokens.tolist(), plan.widths.tolist(), plan.tasks, strict=True)
         for number, shape in enumerate(shapes):
             for buffer, array in zip(buffers, arrays, strict=True):
                 buffer.copy_(array[number])
             step(*shape)
-            told[number].copy_(inputs.losses)
-        losses.append(told)
+            step_losses[number].copy_(inputs.losses)
+        losses.append(step_losses)
         counts.append(plan.counts)
         tasks += plan.tasks
-    return Told(torch.cat(losses).cpu().numpy(), np.concatenate(counts), tasks)
+    return StepRecords(torch.cat(losses).cpu().numpy(), np.concatenate(counts), tasks)
 
 
 def _upload(array: np.ndarray, device: torch.device) -> Tensor:

@@ -39,8 +39,8 @@ class StackedMethod:
         """Fill the buffers for the clients of a round, in the order of the stack."""
 
     def adjust(self, task: str, outputs: Tensor) -> Tensor:
-        """The outputs (clients, examples, outputs) of a task as its own loss sees them."""
+        """Return the outputs (clients, examples, outputs) of a task as its loss sees them."""
         return outputs
 
     def gradient(self, blocks: Sequence[Block]) -> None:
-        """In place, before gradients are clipped and the optimizer moves the values."""
+        """Change gradients before they are clipped and the optimizer moves the values."""

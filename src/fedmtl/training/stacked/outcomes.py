@@ -14,13 +14,13 @@ from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps, returned_tasks
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.settings import LocalSettings
-from fedmtl.training.stacked.plan import Member, Named, close_kept
+from fedmtl.training.stacked.plan import Member, Named, advance_state
 from fedmtl.training.stacked.stack import Stack
 
 
 @dataclass(frozen=True)
-class Told:
-    """Of every step: the losses as (steps, clients), how many examples each was of, and the task where that differs."""
+class StepRecords:
+    """The losses of all steps as (steps, clients), their numbers of examples, and the tasks where those differ."""
 
     losses: np.ndarray
     counts: np.ndarray
@@ -40,9 +40,9 @@ class Outcome:
 
 
 def make_outcomes(
-    stack: Stack, members: Sequence[Member], told: Told, values: Sequence[Mapping[str, Tensor]]
+    stack: Stack, members: Sequence[Member], records: StepRecords, weights: Sequence[Mapping[str, Tensor]]
 ) -> list[Outcome]:
-    """In the members' order; `values` are those that they started from."""
+    """Return the clients' outcomes in the members' order; `weights` are those that they started from."""
     moved = stack.moved()
     slots = stack.slots() if stack.settings.keep_optimizer else []
     outcomes = []
@@ -50,49 +50,49 @@ def make_outcomes(
         delta: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {}
         for number, block, row in stack.blocks_of(k):
-            for name in block.places:
-                like = values[k][name]
+            for name in block.spans:
+                like = weights[k][name]
                 delta[name] = block.part(moved[number], row, name, like)
                 if is_personal(member.keys[name]):
                     after[name] = block.part(block.values, row, name, like).cpu().clone()
-        tasks = _tasks(member, told, stack.settings)
-        trained = _trained(k, told, tasks, list(member.shards), stack.settings)
+        tasks = _tasks(member, records, stack.settings)
+        trained = _trained(k, records, tasks, list(member.shards), stack.settings)
         if slots and isinstance(trained, Trained):
-            named = _named(stack, slots, k, values[k])
-            kept = close_kept(member.kept, named, member.keys, Counter(tasks), stack.settings.optimizer)
-            trained = replace(trained, optimizer=kept)
+            named = _named(stack, slots, k, weights[k])
+            state = advance_state(member.optimizer, named, member.keys, Counter(tasks), stack.settings.optimizer)
+            trained = replace(trained, optimizer=state)
         outcomes.append(Outcome(trained, delta, after))
     return outcomes
 
 
-def _tasks(member: Member, told: Told, settings: LocalSettings) -> list[str]:
-    """The task of each of a client's steps."""
-    return [task or member.tasks[0].name for task in told.tasks[: num_steps(member.shards, settings)]]
+def _tasks(member: Member, records: StepRecords, settings: LocalSettings) -> list[str]:
+    """Return the task of each of a client's steps."""
+    return [task or member.tasks[0].name for task in records.tasks[: num_steps(member.shards, settings)]]
 
 
 def _trained(
-    k: int, told: Told, tasks: Sequence[str], held: Sequence[str], settings: LocalSettings
+    k: int, records: StepRecords, tasks: Sequence[str], all_tasks: Sequence[str], settings: LocalSettings
 ) -> Trained | TrainingFailed:
-    """What came of a client's steps, which were of `tasks`; it has those that are `held`."""
+    """Sum up a client's steps, whose tasks are `tasks`; `all_tasks` are all that the client has."""
     steps = len(tasks)
-    losses, counts = told.losses[:steps, k], told.counts[:steps, k]
+    losses, counts = records.losses[:steps, k], records.counts[:steps, k]
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         return divergence(tasks[bad[0]], float(losses[bad[0]]), int(bad[0]), settings)
     seen: dict[str, int] = {}
     means: dict[str, float] = {}
     for task in dict.fromkeys(tasks):
-        own = np.asarray([name == task for name in tasks])
-        seen[task] = int(counts[own].sum())
-        means[task] = math.fsum(losses[own] * counts[own]) / seen[task]
-    return Trained(means, steps, {}, seen, returned_tasks(held, settings, seen))
+        is_of_task = np.asarray([name == task for name in tasks])
+        seen[task] = int(counts[is_of_task].sum())
+        means[task] = math.fsum(losses[is_of_task] * counts[is_of_task]) / seen[task]
+    return Trained(means, steps, {}, seen, returned_tasks(all_tasks, settings, seen))
 
 
-def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, values: Mapping[str, Tensor]) -> Named:
-    """What the optimizer knows of a client's values, by slot and canonical name."""
+def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, weights: Mapping[str, Tensor]) -> Named:
+    """Return the optimizer's state of a client's values, by slot and canonical name."""
     named: Named = {}
     for number, block, row in stack.blocks_of(k):
         for slot, buffer in zip(SLOTS[stack.settings.optimizer], slots[number], strict=False):
-            for name in block.places.keys() & stack.trained:
-                named.setdefault(slot, {})[name] = block.part(buffer, row, name, values[name]).clone()
+            for name in block.spans.keys() & stack.trained:
+                named.setdefault(slot, {})[name] = block.part(buffer, row, name, weights[name]).clone()
     return named

@@ -26,8 +26,8 @@ from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.store import NOTHING, TokenStore
 
 Named = dict[str, dict[str, Tensor]]
-# Places of a client are rounded up to this many, so that few shapes occur.
-PLACES = 64
+# The tokens of a client are padded to a multiple of this, so that few shapes occur.
+TOKEN_MULTIPLE = 64
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
 # How many there are for each client and step; see StackPlan.
@@ -35,43 +35,48 @@ FACTORS = 6
 
 
 @dataclass(frozen=True)
-class Kept:
-    """By slot and canonical name; `age` is how many steps the encoder has made, `head_ages` each task's head."""
+class OptimizerState:
+    """An optimizer's state by slot and canonical name.
+
+    `age` is how many steps the encoder has made, `head_ages` how many each task's head.
+    """
 
     slots: Named
     age: int
     head_ages: Mapping[str, int]
 
 
-NOTHING_KEPT = Kept({}, 0, {})
+FRESH_STATE = OptimizerState({}, 0, {})
 
 
-def open_kept(slots: Slots, keys: Mapping[str, Key], trained: Iterable[str]) -> Kept | None:
-    """What `FlatOptimizer.state` gave; None where the encoder's values made different numbers of steps."""
+def named_state(slots: Slots, keys: Mapping[str, Key], trained: Iterable[str]) -> OptimizerState | None:
+    """Name the state that `FlatOptimizer.state` gave; None where the encoder's values made unequal numbers of steps."""
     steps = slots.get(STEP, {})
     ages = {name: int(steps[keys[name]]) if keys[name] in steps else 0 for name in trained}
     of_encoder = {age for name, age in ages.items() if owner_task(name) is None}
     if len(of_encoder) > 1:
         return None
     heads = {task: age for name, age in ages.items() if (task := owner_task(name)) is not None}
-    named = {slot: {name: own[key] for name, key in keys.items() if key in own} for slot, own in slots.items()}
-    return Kept(named, max(of_encoder, default=0), heads)
+    named = {slot: {name: by_key[key] for name, key in keys.items() if key in by_key} for slot, by_key in slots.items()}
+    return OptimizerState(named, max(of_encoder, default=0), heads)
 
 
-def close_kept(kept: Kept, slots: Named, keys: Mapping[str, Key], steps: Mapping[str, int], optimizer: str) -> Slots:
-    """What `FlatOptimizer.state` would give after so many more steps of each task."""
-    ages: dict[str | None, int] = {None: kept.age + sum(steps.values())}
-    ages |= {task: kept.head_ages.get(task, 0) + more for task, more in steps.items()}
+def advance_state(
+    state: OptimizerState, slots: Named, keys: Mapping[str, Key], steps: Mapping[str, int], optimizer: str
+) -> Slots:
+    """Return what `FlatOptimizer.state` would give after so many more steps of each task."""
+    ages: dict[str | None, int] = {None: state.age + sum(steps.values())}
+    ages |= {task: state.head_ages.get(task, 0) + more for task, more in steps.items()}
     moved = {name: age for name in next(iter(slots.values()), {}) if (age := ages.get(owner_task(name), 0))}
-    found: Slots = {slot: {keys[name]: own[name] for name in moved} for slot, own in slots.items()}
+    found: Slots = {slot: {keys[name]: by_name[name] for name in moved} for slot, by_name in slots.items()}
     if optimizer == "adamw":
         found[STEP] = {keys[name]: torch.tensor(float(age)) for name, age in moved.items()}
-    return {slot: own for slot, own in found.items() if own}
+    return {slot: by_name for slot, by_name in found.items() if by_name}
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a stack: its tasks with their examples, the keys of its values by canonical name, what it kept.
+    """A client of a stack: its tasks with their examples, the keys of its values by canonical name, its optimizer.
 
     `received` is what capabilities sent it, by name.
 
@@ -84,7 +89,7 @@ class Member:
     seed: int
     keys: dict[str, Key]
     rows: Rows | None
-    kept: Kept = NOTHING_KEPT
+    optimizer: OptimizerState = FRESH_STATE
     received: Mapping[str, Extra] = field(default_factory=dict)
 
 
@@ -101,7 +106,7 @@ class StackPlan:
     labels: np.ndarray
     weights: np.ndarray
     factors: np.ndarray
-    num_places: np.ndarray
+    num_tokens: np.ndarray
     widths: np.ndarray
     counts: np.ndarray
     tasks: list[str | None]
@@ -110,14 +115,14 @@ class StackPlan:
 def plan_steps(
     members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int
 ) -> Iterator[StackPlan]:
-    """What every client does in each step, some steps at a time; those with fewer steps rest at the end."""
-    own = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
+    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end."""
+    planned = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
     counts = [num_steps(member.shards, settings) for member in members]
     rates = {count: _rates(count, settings, round_number) for count in set(counts)}
-    ages = [_Ages(member.kept.age, dict(member.kept.head_ages)) for member in members]
+    ages = [_Ages(member.optimizer.age, dict(member.optimizer.head_ages)) for member in members]
     first, size = 0, FIRST_STEPS
     while first < max(counts):
-        steps = [list(islice(each, size)) for each in own]
+        steps = [list(islice(each, size)) for each in planned]
         yield _plan(members, steps, [rates[count][first : first + size] for count in counts], ages, store, settings)
         first, size = first + size, STEPS
 
@@ -167,23 +172,30 @@ def _plan(
             examples = np.concatenate(batches)
             row = np.repeat(at, sizes)
             column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            own_labels = shard.labels[examples]
+            batch_labels = shard.labels[examples]
             found = store.sequences(shard.tokens, examples)
             sequences[row, k, : found.shape[1], column] = found
-            labels[row, k, column] = own_labels
-            weights[row, k, column] = 1.0 if balance is None else balance[own_labels]
+            labels[row, k, column] = batch_labels
+            weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
             factors[at, 0, k] = rates[k][at] * settings.learning_rates[task.name]
             factors[at, 3, k] = settings.loss_weights[task.name]
-        for place, number in zip((1, 4), ages[k].after(tasks), strict=True):
-            factors[: len(steps), place, k] = 1.0 - settings.betas[0] ** number
-            factors[: len(steps), place + 1, k] = np.sqrt(1.0 - settings.betas[1] ** number)
+        for factor, number in zip((1, 4), ages[k].after(tasks), strict=True):
+            factors[: len(steps), factor, k] = 1.0 - settings.betas[0] ** number
+            factors[: len(steps), factor + 1, k] = np.sqrt(1.0 - settings.betas[1] ** number)
     flat = sequences.reshape(longest, len(members), parts * size)
     lengths = store.host_lengths[flat]
-    places = lengths.sum(-1).max(-1)
+    num_tokens = lengths.sum(-1).max(-1)
     counts = (weights > 0).sum(-1)
-    told: list[str | None] = [task if len(members[0].tasks) > 1 else None for task, _ in max(planned, key=len)]
+    step_tasks: list[str | None] = [task if len(members[0].tasks) > 1 else None for task, _ in max(planned, key=len)]
     return StackPlan(
-        flat, labels, weights, factors, -(-places // PLACES) * PLACES, _widths(lengths.max((1, 2))), counts, told
+        flat,
+        labels,
+        weights,
+        factors,
+        -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
+        _widths(lengths.max((1, 2))),
+        counts,
+        step_tasks,
     )
 
 

@@ -55,13 +55,15 @@ def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, 
 
 
 def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key]) -> list[str]:
-    """The names of the values that this task's loss moves."""
+    """Return the names of the values that this task's loss moves."""
     unused = () if model.pools[task] == "pooler" else ("pooler.",)
-    own = (f"{HEADS}{task}.",)
+    head = (f"{HEADS}{task}.",)
     return [
         name
         for name, key in view.items()
-        if key.scope != "fixed" and not name.startswith(unused) and (not name.startswith(HEADS) or name.startswith(own))
+        if key.scope != "fixed"
+        and not name.startswith(unused)
+        and (not name.startswith(HEADS) or name.startswith(head))
     ]
 
 
@@ -79,11 +81,11 @@ def clients_at_once(
 
 
 def client_bytes(model: MultiTaskModel, batch_size: int, max_length: int, dtype: torch.dtype) -> int:
-    """About what one client of a stack takes: values, where they began, gradients, AdamW's two means, activations."""
+    """Estimate one client's bytes: values, their initial copy, gradients, AdamW's two means, activations."""
     assert model.layout is not None
     parameters: int = sum(getattr(module, leaf).numel() for module, leaf in model.canonical().values())
     computed = 0 if dtype == torch.float32 else dtype.itemsize
     width = int(model.token_table().weight.shape[1])
-    # About 34 activations of the hidden width per token and layer are kept for the way back (Korthikanti et al. 2022).
+    # The backward pass needs about 34 activations of the hidden width per token and layer (Korthikanti et al. 2022).
     activations = 34 * width * model.layout.num_layers * batch_size * max_length
     return parameters * (5 * 4 + computed) + activations * dtype.itemsize // 2

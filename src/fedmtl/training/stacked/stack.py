@@ -54,12 +54,12 @@ class Stack:
         self.shape, self.model, self.settings, self.layout = shape, model, settings, model.layout
         self.tasks = {task: model.tasks[task] for task, _ in shape.head_rows}
         plain = undecayed(model)
-        places = model.canonical()
+        canonical = model.canonical()
 
         def block(
             names: Sequence[str], clients: slice, factor: float, kind: torch.dtype, taken: torch.dtype = master
         ) -> Block:
-            shapes = {name: tuple(getattr(*places[name]).shape) for name in names}
+            shapes = {name: tuple(getattr(*canonical[name]).shape) for name in names}
             if model.table in shapes:
                 shapes[model.table] = (shape.num_rows, *shapes[model.table][1:])
             decays = {
@@ -70,7 +70,7 @@ class Stack:
 
         every = slice(0, shape.num_clients)
         unused = (HEADS,) if shape.pool == "pooler" else (HEADS, "pooler.")
-        names = [name for name in places if name != model.table and not name.startswith(unused)]
+        names = [name for name in canonical if name != model.table and not name.startswith(unused)]
         # Apart, so that the weights of a layer's queries, keys and values are neighbours, and their biases too.
         matrices = [name for name in names if name not in plain]
         vectors = sorted((name for name in names if name in plain), key=lambda name: name.endswith(".bias"))
@@ -91,7 +91,7 @@ class Stack:
         self._fixed_neighbours = [name for name in names if ".attention.self." in name and name not in self.trained]
         self._leaves: dict[tuple[str, ...], Leaf] = {}
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        # Memory that the device writes to without waiting; getting it is slow, so that it is kept.
+        # Memory that the device writes to without waiting; getting it is slow, so that it is used again.
         self._host: dict[int, Tensor] = {}
         rows, size = shape.num_clients, settings.largest_batch
         self.inputs = Inputs(
@@ -106,13 +106,13 @@ class Stack:
         for method in self.methods:
             method.allocate(self)
 
-    def step(self, store: TokenStore, num_places: int, width: int, task: str | None = None) -> None:
-        """One step of every client from what is in the inputs; the losses go there too.
+    def step(self, store: TokenStore, num_tokens: int, width: int, task: str | None = None) -> None:
+        """Make one step of every client from `inputs`, and write the losses there.
 
         Where a client has several tasks, the step is of one of them.
         """
         heads = [(name, rows) for name, rows in self.shape.head_rows if task in (None, name)]
-        losses, ids = self._losses(store, num_places, width, heads)
+        losses, ids = self._losses(store, num_tokens, width, heads)
         self.inputs.losses.copy_(losses.detach())
         total = (losses * self.inputs.factors[3]).sum()
         wanted = [leaf for leaf in self._leaves.values() if leaf.value.requires_grad]
@@ -149,7 +149,7 @@ class Stack:
         return found
 
     def slots(self) -> list[list[Tensor]]:
-        """What the optimizer of every block knows, on the host; asked for after `moved`."""
+        """Return what the optimizer of every block knows, on the host; call it after `moved`."""
         return [[slot.cpu() for slot in block.slots] for block in self.blocks]
 
     def blocks_of(self, client: int) -> Iterator[tuple[int, Block, int]]:
@@ -159,9 +159,9 @@ class Stack:
                 yield number, block, client - block.clients.start
 
     def _losses(
-        self, store: TokenStore, num_places: int, width: int, heads: Sequence[tuple[str, slice]]
+        self, store: TokenStore, num_tokens: int, width: int, heads: Sequence[tuple[str, slice]]
     ) -> tuple[Tensor, Tensor]:
-        batch = stacked_batch(store, self.index, self.shape.num_rows, self.inputs.sequences, num_places, width)
+        batch = stacked_batch(store, self.index, self.shape.num_rows, self.inputs.sequences, num_tokens, width)
         clients = torch.arange(len(batch.ids), device=batch.ids.device)
         ids = (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
         words = self._words(ids).view(*batch.ids.shape, -1)
@@ -182,12 +182,12 @@ class Stack:
         return found
 
     def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
-        """(clients, examples) of one task."""
+        """Return the losses of one task as (clients, examples)."""
         task = self.tasks[name]
         weight, bias = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in ("weight", "bias"))
         features = vectors.to(weight.dtype)
         size = self.inputs.labels.shape[1]
-        # Beside tasks of two texts, one of a single text leaves the places of the second empty.
+        # Beside tasks of two texts, one of a single text leaves the sequences of the second empty.
         features = pair_features(*features.chunk(2, 1)) if task.is_dual else features[:, :size]
         if task.dropout:
             features = F.dropout(features, task.dropout)
@@ -216,7 +216,7 @@ class Stack:
             self.lazy.step(rates)
 
     def _moves(self, block: Block) -> bool:
-        return any(name in self.trained for name in block.places)
+        return any(name in self.trained for name in block.spans)
 
     def _lazy_rows(self) -> Any:
         """The table's rows where a step may touch few of them: by the kernels, for an optimizer that they know."""
@@ -226,8 +226,8 @@ class Stack:
         return None if kernels is None else kernels(self.table, self.shape.num_rows, self.shape.num_steps, settings)
 
     def _rows_of(self, buffer: Tensor) -> Tensor:
-        """The clients' token tables end to end."""
-        _, shape = self.table.places[self.model.table]
+        """Return the clients' token tables end to end."""
+        _, shape = self.table.spans[self.model.table]
         return buffer.view(-1, shape[1])
 
     def leaf(self, names: tuple[str, ...]) -> Leaf:
@@ -241,7 +241,7 @@ class Stack:
         return self._leaves[names]
 
     def _block_of(self, name: str) -> Block:
-        return next(block for block in self.blocks if name in block.places)
+        return next(block for block in self.blocks if name in block.spans)
 
     def _ops(self, batch: StackedBatch, words: Tensor) -> Ops:
         fused = fused_ops() if words.is_cuda and words.dtype == torch.bfloat16 else None

@@ -19,7 +19,7 @@ NOTHING = 0
 
 @dataclass(frozen=True)
 class TokenStore:
-    """`begins` says at which sequence each part of a folder starts; an example is that plus its place in the folder."""
+    """`begins` says at which sequence each part of a folder starts; an example is that plus its index in the folder."""
 
     ids: Tensor
     segments: Tensor
@@ -38,14 +38,14 @@ def open_store(folders: Iterable[Path], pad_id: int, device: torch.device) -> To
     begins: dict[Path, tuple[int, ...]] = {}
     total = 1
     for folder in folders:
-        own: list[int] = []
+        firsts: list[int] = []
         for part in open_tokens(folder).parts:
-            own.append(total)
+            firsts.append(total)
             ids.append(part.ids)
             segments.append(part.segments)
             lengths.append(part.lengths())
             total += len(lengths[-1])
-        begins[folder] = tuple(own)
+        begins[folder] = tuple(firsts)
     every = np.concatenate(lengths)
     starts = np.cumsum(every) - every
     arrays = (np.concatenate(ids), np.concatenate(segments), starts, every)
@@ -54,21 +54,21 @@ def open_store(folders: Iterable[Path], pad_id: int, device: torch.device) -> To
 
 
 def stacked_batch(
-    store: TokenStore, index: Tensor, num_rows: int, sequences: Tensor, num_places: int, width: int
+    store: TokenStore, index: Tensor, num_rows: int, sequences: Tensor, num_tokens: int, width: int
 ) -> StackedBatch:
-    """The batch of these sequences (clients, sequences) in `num_places` places each.
+    """Return the batch of these sequences (clients, sequences), padded to `num_tokens` for each client.
 
     `index` (clients, vocabulary) maps token ids into each client's compacted table of `num_rows`.
     """
     lengths = store.lengths[sequences]
     ends = lengths.cumsum(1)
     starts = ends - lengths
-    places = torch.arange(num_places, device=sequences.device).expand(len(sequences), -1)
-    owners = torch.searchsorted(ends, places.contiguous(), right=True)
+    columns = torch.arange(num_tokens, device=sequences.device).expand(len(sequences), -1)
+    owners = torch.searchsorted(ends, columns.contiguous(), right=True)
     is_real = owners < sequences.shape[1]
     owner = owners.clamp(max=sequences.shape[1] - 1)
-    positions = (places - starts.gather(1, owner)) * is_real
+    positions = (columns - starts.gather(1, owner)) * is_real
     at = store.starts[sequences].gather(1, owner) + positions
-    # Places that hold nothing are spread over the rows: adding many zeros to one of them would take long.
-    ids = torch.where(is_real, index.gather(1, store.ids[at].long()), places % num_rows)
+    # Padding is spread over the rows: adding many zeros to one of them would take long.
+    ids = torch.where(is_real, index.gather(1, store.ids[at].long()), columns % num_rows)
     return StackedBatch(ids, positions, store.segments[at] * is_real, owners, starts, lengths, width)

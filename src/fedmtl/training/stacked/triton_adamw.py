@@ -30,21 +30,21 @@ def _adamw(
     HAS_COPY: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(1)
-    own_rate = tl.load(rate + client)
-    if own_rate >= 0:
+    client_rate = tl.load(rate + client)
+    if client_rate >= 0:
         column = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
         inside = column < n
         at = client.to(tl.int64) * n + column
         value = tl.load(values + at, mask=inside)
         gradient = tl.load(gradients + at, mask=inside).to(tl.float32)
         gradient *= tl.load(clip + client)
-        own_rate *= factor
+        client_rate *= factor
         m = tl.load(mean + at, mask=inside)
         v = tl.load(square + at, mask=inside)
         m += (1 - beta1) * (gradient - m)
         v = beta2 * v + (1 - beta2) * gradient * gradient
-        value *= 1 - own_rate * tl.load(decay + column, mask=inside)
-        value -= own_rate / tl.load(first + client) * m / (tl.sqrt(v) / tl.load(second + client) + epsilon)
+        value *= 1 - client_rate * tl.load(decay + column, mask=inside)
+        value -= client_rate / tl.load(first + client) * m / (tl.sqrt(v) / tl.load(second + client) + epsilon)
         tl.store(values + at, value, mask=inside)
         tl.store(mean + at, m, mask=inside)
         tl.store(square + at, v, mask=inside)
@@ -69,14 +69,14 @@ def _catch_up(
     beta1, beta2, log_beta2, epsilon,
     ALL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_COPY: tl.constexpr,
 ):  # fmt: skip
-    """The steps that a row has missed; `rows` are sorted, and the first of equal ones does the work."""
-    place = tl.program_id(0)
+    """Make the steps that a row has missed; `rows` are sorted, and the first of equal ones does the work."""
+    index = tl.program_id(0)
     if ALL:
-        row = place.to(tl.int64)
+        row = index.to(tl.int64)
         is_first = True
     else:
-        row = tl.load(rows + place).to(tl.int64)
-        is_first = row != tl.load(rows + place - 1, mask=place > 0, other=-1)
+        row = tl.load(rows + index).to(tl.int64)
+        is_first = row != tl.load(rows + index - 1, mask=index > 0, other=-1)
     if is_first:
         begin, end = tl.load(last + row), tl.load(now)
         if begin < end:
@@ -87,14 +87,14 @@ def _catch_up(
             v = tl.load(square + at, mask=inside, other=0.0)
             if tl.max(tl.abs(m), 0) > 0:
                 value = tl.load(values + at, mask=inside, other=0.0)
-                own = history + row // num_rows
+                client_history = history + row // num_rows
                 stop = tl.minimum(end, begin + limit)
                 step = begin
                 while step < stop:
-                    rate = tl.load(own + 3 * step * num_clients)
+                    rate = tl.load(client_history + 3 * step * num_clients)
                     if rate >= 0:
-                        first = tl.load(own + (3 * step + 1) * num_clients)
-                        second = tl.load(own + (3 * step + 2) * num_clients)
+                        first = tl.load(client_history + (3 * step + 1) * num_clients)
+                        second = tl.load(client_history + (3 * step + 2) * num_clients)
                         m *= beta1
                         v *= beta2
                         value -= rate / first * m / (tl.sqrt(v) / second + epsilon)
@@ -111,23 +111,23 @@ def _catch_up(
 
 
 @triton.jit
-def _sum_rows(rows, order, gradients, sums, squares, num_places, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of every row that is used, where the first of its places is; and its square."""
-    place = tl.program_id(0)
-    row = tl.load(rows + place)
+def _sum_rows(rows, order, gradients, sums, squares, num_tokens, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of every row that is used, at the first token that uses it; and its square."""
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
     total = 0.0
-    if row != tl.load(rows + place - 1, mask=place > 0, other=-1):
+    if row != tl.load(rows + index - 1, mask=index > 0, other=-1):
         column = tl.arange(0, BLOCK)
         inside = column < WIDTH
         added = tl.zeros((BLOCK,), tl.float32)
-        other = place
-        while tl.load(rows + other, mask=other < num_places, other=-1) == row:
+        other = index
+        while tl.load(rows + other, mask=other < num_tokens, other=-1) == row:
             at = tl.load(order + other) * WIDTH + column
             added += tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
             other += 1
-        tl.store(sums + place.to(tl.int64) * WIDTH + column, added, mask=inside)
+        tl.store(sums + index.to(tl.int64) * WIDTH + column, added, mask=inside)
         total = tl.sum(added * added, 0)
-    tl.store(squares + place, total)
+    tl.store(squares + index, total)
 
 
 @triton.jit
@@ -135,22 +135,22 @@ def _step_rows(
     rows, last, values, computed, mean, square, sums, rate, first, second, clip, now,
     num_rows, factor, beta1, beta2, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_COPY: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    row = tl.load(rows + place)
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
     client = row // num_rows
-    own_rate = tl.load(rate + client) * factor
-    if own_rate >= 0 and row != tl.load(rows + place - 1, mask=place > 0, other=-1):
+    client_rate = tl.load(rate + client) * factor
+    if client_rate >= 0 and row != tl.load(rows + index - 1, mask=index > 0, other=-1):
         column = tl.arange(0, BLOCK)
         inside = column < WIDTH
         at = row.to(tl.int64) * WIDTH + column
-        gradient = tl.load(sums + place.to(tl.int64) * WIDTH + column, mask=inside, other=0.0)
+        gradient = tl.load(sums + index.to(tl.int64) * WIDTH + column, mask=inside, other=0.0)
         gradient *= tl.load(clip + client)
         m = tl.load(mean + at, mask=inside, other=0.0)
         v = tl.load(square + at, mask=inside, other=0.0)
         value = tl.load(values + at, mask=inside, other=0.0)
         m += (1 - beta1) * (gradient - m)
         v = beta2 * v + (1 - beta2) * gradient * gradient
-        value -= own_rate / tl.load(first + client) * m / (tl.sqrt(v) / tl.load(second + client) + epsilon)
+        value -= client_rate / tl.load(first + client) * m / (tl.sqrt(v) / tl.load(second + client) + epsilon)
         tl.store(values + at, value, mask=inside)
         tl.store(mean + at, m, mask=inside)
         tl.store(square + at, v, mask=inside)
@@ -194,7 +194,7 @@ class LazyRows:
         self._make_up(self._rows, len(ids))
 
     def take(self, gradients: Tensor) -> None:
-        """Add up the gradients of the places that were given to `open`."""
+        """Add up the gradients of the tokens that were given to `open`."""
         self._sums = torch.empty(gradients.shape, dtype=torch.float32, device=gradients.device)
         self._squares = torch.empty(len(gradients), dtype=torch.float32, device=gradients.device)
         _sum_rows[(len(gradients),)](
@@ -203,7 +203,7 @@ class LazyRows:
         )  # fmt: skip
 
     def squares(self) -> Tensor:
-        """The squared length of every client's gradient."""
+        """Return the squared norm of every client's gradient."""
         return self._squares.view(self._block.num_clients, -1).sum(1)
 
     def step(self, rates: Any) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmtl.model.bert.cpu.layer import attend, attend_backward, attention_places, padded_width
+from fedmtl.model.bert.cpu.layer import attend, attend_backward, attention_slots, padded_width
 from fedmtl.model.bert.packing import pack
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
@@ -16,7 +16,7 @@ def test_widths_are_filled_up_where_little_is_missing(width, padded):
 def test_values_and_gradients_are_those_of_padded_attention(is_dropped):
     torch.manual_seed(0)
     batch = pack(MASK, MASK, MASK)
-    at = attention_places(batch, 2, torch.float64)
+    at = attention_slots(batch, 2, torch.float64)
     joint = torch.randn(9, 18, dtype=torch.float64, requires_grad=True)
     dropped = torch.randint(0, 2, (6, 16, 16)).double() * 2 if is_dropped else None
 
@@ -28,7 +28,7 @@ def test_values_and_gradients_are_those_of_padded_attention(is_dropped):
     q, k, v = (batch.pad(part).view(3, 4, 2, 3).transpose(1, 2) for part in joint.chunk(3, 1))
     scores = (q @ k.transpose(2, 3) / 3**0.5).masked_fill(MASK[:, None, None] == 0, -torch.inf)
     shares = scores.softmax(-1) * (1 if dropped is None else dropped.view(3, 2, 16, 16)[..., :4, :4])
-    plain = (shares @ v).transpose(1, 2).reshape(12, 6)[batch.places]
+    plain = (shares @ v).transpose(1, 2).reshape(12, 6)[batch.slots]
     torch.testing.assert_close(ours, plain, atol=1e-14, rtol=0)
 
     weights = torch.randn_like(ours)

@@ -36,7 +36,7 @@ def test_memory_is_used_again_once_a_pass_was_followed_back():
         model("single", inputs).detach()
         with torch.inference_mode():
             model("single", inputs)
-    assert len(model.room.spaces) == 1
+    assert len(model.memory.spaces) == 1
 
 
 @pytest.mark.parametrize("pool", ["pooler", "cls", "mean"])
@@ -63,7 +63,7 @@ def test_kept_gradients_are_overwritten_and_not_added_to():
     expected = gradients(model, model("single", inputs))
     kept = {name: torch.full_like(p, 7.0) for name, p in model.encoder.named_parameters() if p.requires_grad}
     model.zero_grad()
-    model.room.gradients = kept
+    model.memory.gradients = kept
     model("single", inputs).sin().sum().backward()
     reached = [name for name in kept if f"encoder.{name}" in expected]
     assert 0 < len(reached) < len(kept)

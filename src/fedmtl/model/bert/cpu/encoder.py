@@ -55,13 +55,13 @@ def embed_backward(run: Pass, of: Embedded, gradient: Tensor) -> None:
 
 
 def _gather(run: Pass, kind: str, index: Tensor, buffer: str) -> Tensor:
-    table = run.values[TABLE.format(kind)]
+    table = run.weights[TABLE.format(kind)]
     return torch.index_select(table, 0, index, out=run.take(buffer, len(index), table.shape[1]))
 
 
 @dataclass
-class Room:
-    """What outlives a pass: memory to compute in, and the tensors that gradients are kept in, by canonical name.
+class PassMemory:
+    """What outlives a pass: memory to compute in, and the tensors that store gradients, by canonical name.
 
     Gradients with such a tensor are written into it, over what was there; the others are added to the parameters'
     as autograd does.
@@ -72,32 +72,32 @@ class Room:
 
 
 def pooled_vectors(
-    values: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     layout: BertLayout,
     batch: Packed,
     pool: str,
     masks: MaskSource,
     padding: int | None,
-    room: Room,
+    memory: PassMemory,
 ) -> Tensor:
-    """One vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
-    reached = {name: value for name, value in values.items() if value.requires_grad and _is_reached(name, pool)}
+    """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
+    reached = {name: value for name, value in weights.items() if value.requires_grad and _is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
-    space = room.spaces.pop() if room.spaces else Workspace()
-    gradients = Gradients(reached, room.gradients)
-    is_kept = bool(reached) and torch.is_grad_enabled()
-    compiled = kernels(values["embeddings.LayerNorm.weight"].dtype)
-    run = Pass(values, layout, batch, masks, padding, space, gradients, is_kept, compiled)
-    if is_kept:
+    space = memory.spaces.pop() if memory.spaces else Workspace()
+    gradients = Gradients(reached, memory.gradients)
+    needs_backward = bool(reached) and torch.is_grad_enabled()
+    compiled = kernels(weights["embeddings.LayerNorm.weight"].dtype)
+    run = Pass(weights, layout, batch, masks, padding, space, gradients, needs_backward, compiled)
+    if needs_backward:
         # Autograd need only know of values whose gradients it is given, and of one in any case.
-        given = [value for name, value in reached.items() if name not in room.gradients]
+        given = [value for name, value in reached.items() if name not in memory.gradients]
         given = given or list(reached.values())[:1]
-        vectors: Tensor = _Encoded.apply(run, pool, room, *given)  # type: ignore[no-untyped-call]
+        vectors: Tensor = _Encoded.apply(run, pool, memory, *given)  # type: ignore[no-untyped-call]
         return vectors
     with torch.no_grad():
         # A copy: the next pass computes in the same memory.
         vectors = _forward(run, pool).vectors.clone()
-    room.spaces.append(space)
+    memory.spaces.append(space)
     return vectors
 
 
@@ -121,14 +121,14 @@ def _forward(run: Pass, pool: str) -> _Trace:
     for number in range(run.layout.num_layers - (pool != "mean")):
         layer = layer_forward(run, attention, number, hidden)
         hidden = layer.out
-        if run.is_kept:
+        if run.needs_backward:
             layers.append(layer)
     if pool == "mean":
         return _Trace(embedded, attention, layers, None, _mean(run, hidden))
     first = first_forward(run, run.layout.num_layers - 1, hidden)
     if pool == "cls":
         return _Trace(embedded, attention, layers, first, first.out)
-    pooled = torch.addmm(run.values["pooler.dense.bias"], first.out, run.values["pooler.dense.weight"].t())
+    pooled = torch.addmm(run.weights["pooler.dense.bias"], first.out, run.weights["pooler.dense.weight"].t())
     return _Trace(embedded, attention, layers, first, pooled.tanh_())
 
 
@@ -143,7 +143,7 @@ def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:
         assert trace.first is not None
         gradient = torch.ops.aten.tanh_backward(gradient, trace.vectors)
         run.linear_gradients("pooler.dense", trace.first.out, gradient)
-        gradient = gradient @ run.values["pooler.dense.weight"]
+        gradient = gradient @ run.weights["pooler.dense.weight"]
     lowest = _lowest(run)
     if trace.first is None:
         gradient = _mean_backward(run, gradient)
@@ -174,7 +174,7 @@ def _mean_backward(run: Pass, gradient: Tensor) -> Tensor:
 
 
 def _rows(run: Pass) -> Tensor:
-    return run.batch.places // run.batch.width
+    return run.batch.slots // run.batch.width
 
 
 def _counts(run: Pass, dtype: torch.dtype) -> Tensor:
@@ -183,8 +183,8 @@ def _counts(run: Pass, dtype: torch.dtype) -> Tensor:
 
 class _Encoded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Pass, pool: str, room: Room, *values: Tensor) -> Tensor:
-        ctx.run, ctx.pool, ctx.room, ctx.num_given = run, pool, room, len(values)
+    def forward(ctx: Any, run: Pass, pool: str, memory: PassMemory, *values: Tensor) -> Tensor:
+        ctx.run, ctx.pool, ctx.memory, ctx.num_given = run, pool, memory, len(values)
         ctx.trace = _forward(run, pool)
         # A copy: it outlives the trace, and what is done with it must not reach that.
         vectors: Tensor = ctx.trace.vectors.clone()
@@ -197,6 +197,6 @@ class _Encoded(torch.autograd.Function):
         assert trace is not None, "a pass is followed back once"
         ctx.trace = None
         _backward(run, ctx.pool, trace, gradient.contiguous())
-        ctx.room.spaces.append(run.space)
+        ctx.memory.spaces.append(run.space)
         fresh = [*run.gradients.fresh_in_order(), *[None] * ctx.num_given]
         return None, None, None, *fresh[: ctx.num_given]

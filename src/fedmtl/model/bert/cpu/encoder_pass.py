@@ -19,15 +19,15 @@ from fedmtl.model.bert.packing import MaskSource, Packed
 
 
 class Gradients:
-    """A tensor to write each wanted gradient into: the one it is kept in, where there is one, or a fresh one."""
+    """Gives a tensor to write each wanted gradient into: its entry of `targets` where there is one, or a fresh one."""
 
-    def __init__(self, wanted: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-        self._wanted, self._kept = wanted, kept
+    def __init__(self, wanted: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        self._wanted, self._targets = wanted, targets
         self.fresh: dict[str, Tensor] = {}
 
     def fresh_in_order(self) -> list[Tensor | None]:
-        """The gradients that were wanted and not kept, None where nothing wrote one."""
-        return [self.fresh.get(name) for name in self._wanted if name not in self._kept]
+        """Return the wanted gradients that have no target, None where nothing wrote one."""
+        return [self.fresh.get(name) for name in self._wanted if name not in self._targets]
 
     def wants(self, name: str) -> bool:
         return name in self._wanted
@@ -36,9 +36,9 @@ class Gradients:
         return any(name.startswith(prefix) for name in self._wanted)
 
     def into(self, name: str) -> Tensor:
-        """What is in it is overwritten, not added to."""
-        if name in self._kept:
-            return self._kept[name]
+        """Return the tensor for a value's gradient, which is to be overwritten, not added to."""
+        if name in self._targets:
+            return self._targets[name]
         self.fresh[name] = torch.empty_like(self._wanted[name], requires_grad=False)
         return self.fresh[name]
 
@@ -51,18 +51,18 @@ class Workspace:
     """Named buffers that only grow; what is in one is valid until its name is taken again."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """A tensor of that shape, with anything in it."""
+        """Return a tensor of that shape with arbitrary content."""
         size = math.prod(shape)
-        known = self._kept.get(name)
+        known = self._buffers.get(name)
         if known is None or known.numel() < size or known.dtype != dtype:
-            # Batches differ a little in size: some room spares the next one a new buffer. What is made while scoring
-            # must serve training too, which an inference tensor may not.
+            # Batches differ a little in size: some spare memory saves the next one a new buffer. What is made while
+            # scoring must serve training too, which an inference tensor may not.
             with torch.inference_mode(False):
-                self._kept[name] = known = torch.empty(size + size // 8, dtype=dtype)
-        strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+                self._buffers[name] = known = torch.empty(size + size // 8, dtype=dtype)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return known.as_strided(shape, strides)
 
 
@@ -79,28 +79,28 @@ class Normed:
 
 @dataclass(frozen=True)
 class Pass:
-    """Values by canonical name, a batch and where to compute it; `is_kept` where a backward pass follows."""
+    """Weights by canonical name, a batch and where to compute it; `needs_backward`: a backward pass follows."""
 
-    values: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
     layout: BertLayout
     batch: Packed
     masks: MaskSource
     padding: int | None
     space: Workspace
     gradients: Gradients
-    is_kept: bool
+    needs_backward: bool
     kernels: Kernels | None
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.values["embeddings.LayerNorm.weight"].dtype
+        return self.weights["embeddings.LayerNorm.weight"].dtype
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self.space.take(name, self.dtype, *shape)
 
-    def kept(self, layer: int | str, name: str, *shape: int) -> Tensor:
-        """A buffer of this layer's own where a backward pass will read it; otherwise one that all layers share."""
-        return self.take(f"{layer}.{name}" if self.is_kept else name, *shape)
+    def take_saved(self, layer: int | str, name: str, *shape: int) -> Tensor:
+        """Return a buffer for this layer alone if a backward pass will read it, otherwise one that all layers share."""
+        return self.take(f"{layer}.{name}" if self.needs_backward else name, *shape)
 
     def linear(self, weight: Tensor, bias: Tensor, inputs: Tensor, out: Tensor) -> Tensor:
         if self.kernels and self.kernels.fits(*weight.shape):
@@ -110,7 +110,7 @@ class Pass:
         return torch.addmm(bias, inputs, weight.t(), out=out)
 
     def linear_by_name(self, name: str, inputs: Tensor, out: Tensor) -> Tensor:
-        return self.linear(self.values[f"{name}.weight"], self.values[f"{name}.bias"], inputs, out)
+        return self.linear(self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], inputs, out)
 
     def by_inputs(self, weight: Tensor, gradient: Tensor, out: Tensor, *, adds: bool = False) -> Tensor:
         """The gradient of a linear map's inputs, or that added to what is there."""
@@ -137,9 +137,12 @@ class Pass:
     ) -> Normed:
         """The norm of `hidden` and of `added` under the mask; `added` becomes their sum."""
         rows, width = added.shape
-        weight, bias = self.values[f"{name}.weight"], self.values[f"{name}.bias"]
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
         if self.kernels:
-            out, moments = self.kept(layer, f"{name}.out", rows, width), self.kept(layer, f"{name}.moments", rows, 2)
+            out, moments = (
+                self.take_saved(layer, f"{name}.out", rows, width),
+                self.take_saved(layer, f"{name}.moments", rows, 2),
+            )
             self.kernels.call(
                 "add_norm", rows, width, added, hidden, mask, weight, bias, self.layout.epsilon, out, moments
             )
@@ -158,13 +161,13 @@ class Pass:
             by_sum = self.take(buffer, rows, width)
             by_values = self.take("by_norm", 2, width)
             self.kernels.call(
-                "norm_backward", rows, width, gradient, normed.inputs, *normed.moments, self.values[names[0]],
+                "norm_backward", rows, width, gradient, normed.inputs, *normed.moments, self.weights[names[0]],
                 normed.mask, by_sum, masked, by_values[0], by_values[1],
             )  # fmt: skip
             parts: tuple[Tensor | None, ...] = (by_values[0], by_values[1])
         else:
             by_sum, *parts = torch.ops.aten.native_layer_norm_backward(
-                gradient, normed.inputs, (width,), *normed.moments, *(self.values[name] for name in names),
+                gradient, normed.inputs, (width,), *normed.moments, *(self.weights[name] for name in names),
                 [True, *(self.gradients.wants(name) for name in names)],
             )  # fmt: skip
             if masked is not None and normed.mask is not None:
@@ -188,32 +191,32 @@ class Fed:
 def feed_forward(run: Pass, number: int, hidden: Tensor, mixed: Tensor) -> Fed:
     """`last.out` is the layer's outcome for the positions whose states and mixed values are given."""
     name, p, shape = f"encoder.layer.{number}", run.layout.hidden_dropout, tuple(hidden.shape)
-    added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.kept(number, "added", *shape))
+    added = run.linear_by_name(f"{name}.attention.output.dense", mixed, run.take_saved(number, "added", *shape))
     mask = run.masks(f"{number}.attention.output", shape, p)
     middle = run.add_norm(number, f"{name}.attention.output.LayerNorm", added, hidden, mask)
-    wide = len(hidden), len(run.values[f"{name}.intermediate.dense.bias"])
-    before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.kept(number, "before", *wide))
-    inner = torch.ops.aten.gelu.out(before, out=run.kept(number, "inner", *wide))
-    outer = run.linear_by_name(f"{name}.output.dense", inner, run.kept(number, "outer", *shape))
+    wide = len(hidden), len(run.weights[f"{name}.intermediate.dense.bias"])
+    before = run.linear_by_name(f"{name}.intermediate.dense", middle.out, run.take_saved(number, "before", *wide))
+    inner = torch.ops.aten.gelu.out(before, out=run.take_saved(number, "inner", *wide))
+    outer = run.linear_by_name(f"{name}.output.dense", inner, run.take_saved(number, "outer", *shape))
     mask = run.masks(f"{number}.output", shape, p)
     last = run.add_norm(number, f"{name}.output.LayerNorm", outer, middle.out, mask)
     return Fed(mixed, middle, before, inner, last)
 
 
 def feed_forward_backward(run: Pass, number: int, fed: Fed, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
+    """Return the gradients of `hidden` and of `mixed`; the latter has one row more, which is zero."""
     name = f"encoder.layer.{number}"
     rows = len(gradient)
     by_sum, by_outer = run.norm_backward(fed.last, gradient, "by_last")
     run.linear_gradients(f"{name}.output.dense", fed.inner, by_outer)
     by_inner = run.take("by_inner", *fed.inner.shape)
-    run.by_inputs(run.values[f"{name}.output.dense.weight"], by_outer, by_inner)
+    run.by_inputs(run.weights[f"{name}.output.dense.weight"], by_outer, by_inner)
     torch.ops.aten.gelu_backward.grad_input(by_inner, fed.before, grad_input=by_inner)
     run.linear_gradients(f"{name}.intermediate.dense", fed.middle.out, by_inner)
-    run.by_inputs(run.values[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
+    run.by_inputs(run.weights[f"{name}.intermediate.dense.weight"], by_inner, by_sum, adds=True)
     by_sum, by_added = run.norm_backward(fed.middle, by_sum, "by_middle")
     run.linear_gradients(f"{name}.attention.output.dense", fed.mixed, by_added)
     by_mixed = run.take("by_mixed", rows + 1, run.layout.attention_width)
-    run.by_inputs(run.values[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
+    run.by_inputs(run.weights[f"{name}.attention.output.dense.weight"], by_added, by_mixed[:rows])
     by_mixed[rows:].zero_()
     return by_sum, by_mixed

@@ -29,13 +29,13 @@ class Seen:
 
 
 def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Seen]:
-    """The mixed values of the rows."""
+    """Return the mixed values of the rows, and what the backward pass needs."""
     rows, heads, size, width = run.batch.num_rows, run.layout.num_heads, run.layout.head_size, hidden.shape[1]
     by_head = query.view(rows, heads, size)
     seen = torch.bmm(by_head.transpose(0, 1), _cut(run, f"{name}.key.weight")).transpose(0, 1).contiguous()
-    # The same for all positions, so softmax drops it; kept so that the bias has the module's gradient.
-    constant = (by_head * run.values[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
-    padded = run.kept(name, "padded", rows * run.batch.width, width)
+    # The same for all positions, so softmax drops it; it is here so that the bias has the module's gradient.
+    constant = (by_head * run.weights[f"{name}.key.bias"].view(heads, size)).sum(-1, keepdim=True)
+    padded = run.take_saved(name, "padded", rows * run.batch.width, width)
     torch.index_select(hidden, 0, run.batch.sources, out=padded)
     padded = padded.view(rows, -1, width)
     scores = torch.bmm(seen, padded.transpose(1, 2)).add_(constant).mul_(size**-0.5)
@@ -44,7 +44,7 @@ def attend_by_torch(run: Pass, name: str, hidden: Tensor, query: Tensor, mask: T
     used = shares if mask is None else shares * mask
     means = torch.bmm(used, padded)
     mixed = torch.bmm(means.transpose(0, 1), _cut(run, f"{name}.value.weight").transpose(1, 2))
-    mixed = mixed.transpose(0, 1) + used.sum(-1, keepdim=True) * run.values[f"{name}.value.bias"].view(heads, size)
+    mixed = mixed.transpose(0, 1) + used.sum(-1, keepdim=True) * run.weights[f"{name}.value.bias"].view(heads, size)
     return mixed.reshape(rows, -1), Seen(seen, padded, shares, used, means)
 
 
@@ -63,7 +63,7 @@ def backward_by_torch(
     by_position = torch.cat([by_score, of.used], 1).transpose(1, 2)
     by_padded = torch.bmm(by_position, torch.cat([of.seen, by_means], 1), out=run.take("by_padded", *of.padded.shape))
     by_hidden = run.take("by_hidden", *hidden.shape)
-    torch.index_select(by_padded.view(-1, width), 0, run.batch.places, out=by_hidden)
+    torch.index_select(by_padded.view(-1, width), 0, run.batch.slots, out=by_hidden)
     return by_hidden, by_query
 
 
@@ -73,7 +73,7 @@ def _value_backward(run: Pass, name: str, of: Seen, gradient: Tensor) -> tuple[T
     run.gradients.put(f"{name}.weight", torch.bmm(by_head.transpose(1, 2), of.means.transpose(0, 1)))
     run.gradients.put(f"{name}.bias", (gradient * of.used.sum(-1, keepdim=True)).sum(0))
     by_means = torch.bmm(by_head, _cut(run, f"{name}.weight")).transpose(0, 1)
-    by_total = (gradient * run.values[f"{name}.bias"].view(gradient.shape[1:])).sum(-1, keepdim=True)
+    by_total = (gradient * run.weights[f"{name}.bias"].view(gradient.shape[1:])).sum(-1, keepdim=True)
     return by_means.contiguous(), by_total
 
 
@@ -84,12 +84,12 @@ def _key_backward(run: Pass, name: str, of: Seen, query: Tensor, gradient: Tenso
     run.gradients.put(f"{name}.weight", torch.bmm(query.permute(1, 2, 0), by_seen))
     run.gradients.put(f"{name}.bias", (query * by_constant).sum(0))
     by_query = torch.bmm(by_seen, _cut(run, f"{name}.weight").transpose(1, 2)).transpose(0, 1)
-    return (by_query + by_constant * run.values[f"{name}.bias"].view(query.shape[1:])).reshape(len(query), -1)
+    return (by_query + by_constant * run.weights[f"{name}.bias"].view(query.shape[1:])).reshape(len(query), -1)
 
 
 def _cut(run: Pass, name: str) -> Tensor:
-    """A weight by heads."""
-    weight = run.values[name]
+    """Return a weight as (heads, size, width)."""
+    weight = run.weights[name]
     return weight.view(run.layout.num_heads, -1, weight.shape[1])
 
 
@@ -100,13 +100,13 @@ def attend_by_kernels(
     rows, heads, width = run.batch.num_rows, run.layout.num_heads, hidden.shape[1]
     shape = (rows, heads, width // heads, run.batch.width)
     lengths = run.batch.mask.sum(1)
-    seen, means = (run.kept(name, part, rows * heads, width) for part in ("seen", "means"))
-    shares = run.kept(name, "first_shares", rows * heads, run.batch.width)
-    totals = run.kept(name, "totals", rows * heads)
-    mixed = run.kept(name, "mixed", rows, width)
+    seen, means = (run.take_saved(name, part, rows * heads, width) for part in ("seen", "means"))
+    shares = run.take_saved(name, "first_shares", rows * heads, run.batch.width)
+    totals = run.take_saved(name, "totals", rows * heads)
+    mixed = run.take_saved(name, "mixed", rows, width)
     run.kernels.call(
         "first_attend", *shape, lengths, hidden, query, *_values(run, name), mask, seen, shares, means, totals, mixed,
-        run.take("first_room", width * width // heads + run.batch.width),
+        run.take("first_scratch", width * width // heads + run.batch.width),
     )  # fmt: skip
     return mixed, (lengths, seen, shares, means, totals)
 
@@ -120,20 +120,20 @@ def backward_by_kernels(
     by_hidden, by_query = run.take("by_hidden", *hidden.shape), run.take("by_query", rows, width)
     names = [f"{name}.{part}" for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
     results = [
-        run.gradients.into(part) if run.gradients.wants(part) else run.take(f"by_{part}", *run.values[part].shape)
+        run.gradients.into(part) if run.gradients.wants(part) else run.take(f"by_{part}", *run.weights[part].shape)
         for part in names
     ]
     run.kernels.call(
         "first_attend_backward", rows, heads, width // heads, run.batch.width, lengths, hidden, query,
         *_values(run, name), mask, *saved, gradient, by_hidden, by_query, *results,
         run.take("by_means", rows * heads, width), run.take("by_seen", rows * heads, width),
-        run.take("first_room", width * width // heads + run.batch.width),
+        run.take("first_scratch", width * width // heads + run.batch.width),
     )  # fmt: skip
     return by_hidden, by_query
 
 
 def _values(run: Pass, name: str) -> list[Tensor]:
-    return [run.values[f"{name}.{part}"] for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
+    return [run.weights[f"{name}.{part}"] for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
 
 
 @dataclass(frozen=True)
@@ -154,11 +154,13 @@ class First:
 
 
 def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
-    """Tokens in, rows out."""
+    """Compute the layer at the first position of every row: tokens to rows."""
     name = f"encoder.layer.{number}.attention.self"
     rows, heads = run.batch.num_rows, run.layout.num_heads
     first = hidden.index_select(0, run.batch.firsts)
-    query = run.linear_by_name(f"{name}.query", first, run.kept(number, "query", rows, run.layout.attention_width))
+    query = run.linear_by_name(
+        f"{name}.query", first, run.take_saved(number, "query", rows, run.layout.attention_width)
+    )
     mask = run.masks(f"{number}.attention", (rows, heads, run.batch.width), run.layout.attention_dropout)
     attend = attend_by_kernels if _has_kernels(run, hidden) else attend_by_torch
     mixed, attended = attend(run, name, hidden, query, mask)
@@ -166,13 +168,13 @@ def first_forward(run: Pass, number: int, hidden: Tensor) -> First:
 
 
 def first_backward(run: Pass, of: First, gradient: Tensor) -> Tensor:
-    """Rows in, tokens out."""
+    """Return the gradient of the tokens from that of the rows, and write those of the weights."""
     name = f"encoder.layer.{of.number}.attention.self"
     by_first, by_mixed = feed_forward_backward(run, of.number, of.fed, gradient)
     backward = backward_by_kernels if _has_kernels(run, of.hidden) else backward_by_torch
     by_hidden, by_query = backward(run, name, of.hidden, of.query, of.mask, of.attended, by_mixed[: len(of.first)])
     run.linear_gradients(f"{name}.query", of.first, by_query)
-    run.by_inputs(run.values[f"{name}.query.weight"], by_query, by_first, adds=True)
+    run.by_inputs(run.weights[f"{name}.query.weight"], by_query, by_first, adds=True)
     return by_hidden.index_add_(0, run.batch.firsts, by_first)
 
 

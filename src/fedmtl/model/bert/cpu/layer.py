@@ -19,7 +19,7 @@ PARTS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Attended:
-    """What the backward pass needs: queries, keys and values, as tokens or in their places, and the probabilities."""
+    """What the backward pass needs: queries, keys and values, as tokens or in their slots, and the probabilities."""
 
     parts: Tensor
     shares: Tensor
@@ -39,42 +39,44 @@ class Attention:
             self.width = -(-batch.width // 16) * 16
             self._lengths = batch.mask.sum(1)
         else:
-            self._places = attention_places(batch, num_heads, dtype)
-            self.width = self._places.width
+            self._slots = attention_slots(batch, num_heads, dtype)
+            self.width = self._slots.width
 
-    def forward(self, joint: Tensor, mask: Tensor | None, take: Take, kept: Take) -> tuple[Tensor, Attended]:
+    def forward(self, joint: Tensor, mask: Tensor | None, take: Take, take_saved: Take) -> tuple[Tensor, Attended]:
         """softmax(q k / sqrt(d)) v within each row, of (tokens, 3 * features) with q, k and v side by side.
 
-        Tokens come out, `mask` multiplies the probabilities; `kept` gives the memory that `backward` reads, of which
-        `joint` must be too.
+        Tokens come out, `mask` multiplies the probabilities; `take_saved` gives the memory that `backward` reads,
+        `joint` included.
         """
         if not self._kernels:
-            return attend(joint, self._places, mask, take, kept)
+            return attend(joint, self._slots, mask, take, take_saved)
         size = joint.shape[1] // (3 * self.num_heads)
-        shares = kept("shares", self.num_rows * self.num_heads, self.width, self.width)
-        mixed = kept("mixed", len(joint), self.num_heads * size)
-        room = take("heads_room", (size + self.width) * self.width)
+        shares = take_saved("shares", self.num_rows * self.num_heads, self.width, self.width)
+        mixed = take_saved("mixed", len(joint), self.num_heads * size)
+        scratch = take("heads_scratch", (size + self.width) * self.width)
         shape = (self.num_rows, self.num_heads, size, self.width)
-        self._kernels.call("attend", *shape, self._lengths, joint, mask, shares, mixed, room)
+        self._kernels.call("attend", *shape, self._lengths, joint, mask, shares, mixed, scratch)
         return mixed, Attended(joint, shares, mask)
 
     def backward(self, of: Attended, gradient: Tensor, take: Take) -> Tensor:
         """The gradient of `joint`; that of the outcome has one row more than there are tokens, which is zero."""
         if not self._kernels:
-            return attend_backward(of, gradient, self._places, take)
+            return attend_backward(of, gradient, self._slots, take)
         size = of.parts.shape[1] // (3 * self.num_heads)
         out = take("by_joint", *of.parts.shape)
-        room = take("heads_room", (size + 2 * self.width) * self.width)
+        scratch = take("heads_scratch", (size + 2 * self.width) * self.width)
         shape = (self.num_rows, self.num_heads, size, self.width)
-        self._kernels.call("attend_backward", *shape, self._lengths, of.parts, of.mask, of.shares, gradient, out, room)
+        self._kernels.call(
+            "attend_backward", *shape, self._lengths, of.parts, of.mask, of.shares, gradient, out, scratch
+        )
         return out
 
 
 @dataclass(frozen=True)
-class Places:
+class AttentionSlots:
     """Where queries, keys and values of tokens go when they are cut into heads and padded: (3, rows, heads, width).
 
-    `sources` says which head of which token fills each place, padding being filled with the first token of its row;
+    `sources` says which head of which token fills each slot, padding being filled with the first token of its row;
     `spread` says the same for the queries alone, padding being filled with what follows the last token; `homes` says
     where each head of each token went. `bias` is 0 for a key that is there and minus infinity for padding.
     """
@@ -87,21 +89,21 @@ class Places:
     bias: Tensor
 
 
-def attention_places(batch: Packed, num_heads: int, dtype: torch.dtype) -> Places:
-    rows, own, width = batch.num_rows, batch.width, padded_width(batch.width)
+def attention_slots(batch: Packed, num_heads: int, dtype: torch.dtype) -> AttentionSlots:
+    rows, batch_width, width = batch.num_rows, batch.width, padded_width(batch.width)
     heads = torch.arange(num_heads)
     thirds = torch.arange(3)
     tokens = batch.firsts[:, None].repeat(1, width)
-    tokens[:, :own] = batch.sources.view(rows, own)
+    tokens[:, :batch_width] = batch.sources.view(rows, batch_width)
     sources = tokens[:, None, :] * (3 * num_heads) + heads[:, None]
     real = torch.zeros((rows, width), dtype=torch.bool)
-    real[:, :own] = batch.mask != 0
+    real[:, :batch_width] = batch.mask != 0
     ends = torch.where(real, tokens, len(batch.ids))
     spread = ends[:, None, :] * num_heads + heads[:, None]
-    first = batch.places // own * (num_heads * width) + batch.places % own
+    first = batch.slots // batch_width * (num_heads * width) + batch.slots % batch_width
     homes = first[:, None, None] + thirds[:, None] * (rows * num_heads * width) + heads * width
     bias = torch.zeros((rows, width), dtype=dtype).masked_fill_(~real, -torch.inf)
-    return Places(
+    return AttentionSlots(
         num_heads,
         width,
         (sources + thirds[:, None, None, None] * num_heads).view(-1),
@@ -117,24 +119,26 @@ def padded_width(width: int) -> int:
     return width + short if width < 16 or short < 4 else width
 
 
-def attend(joint: Tensor, at: Places, mask: Tensor | None, take: Take, kept: Take) -> tuple[Tensor, Attended]:
+def attend(
+    joint: Tensor, at: AttentionSlots, mask: Tensor | None, take: Take, take_saved: Take
+) -> tuple[Tensor, Attended]:
     """By torch's operations."""
     size = joint.shape[1] // (3 * at.num_heads)
-    heads = kept("heads", len(at.sources), size)
+    heads = take_saved("heads", len(at.sources), size)
     torch.index_select(joint.view(-1, size), 0, at.sources, out=heads)
     q, k, v = heads = heads.view(3, -1, at.width, size)
     scores = take("scores", len(q), at.width, at.width)
     torch.baddbmm(at.bias, q, k.transpose(1, 2), alpha=size**-0.5, out=scores)
-    shares = torch._softmax(scores, -1, False, out=kept("shares", *scores.shape))
+    shares = torch._softmax(scores, -1, False, out=take_saved("shares", *scores.shape))
     used = shares if mask is None else torch.mul(shares, mask, out=scores)
     mixed = torch.bmm(used, v, out=take("mixed_heads", *v.shape))
     homes = at.homes.view(-1, 3, at.num_heads)[:, 0].reshape(-1)
-    out = kept("mixed", len(homes), size)
+    out = take_saved("mixed", len(homes), size)
     torch.index_select(mixed.view(-1, size), 0, homes, out=out)
     return out.view(len(joint), -1), Attended(heads, shares, mask)
 
 
-def attend_backward(of: Attended, gradient: Tensor, at: Places, take: Take) -> Tensor:
+def attend_backward(of: Attended, gradient: Tensor, at: AttentionSlots, take: Take) -> Tensor:
     """By torch's operations."""
     (q, k, v), shares, size = of.parts, of.shares, of.parts.shape[-1]
     spread = torch.index_select(gradient.view(-1, size), 0, at.spread, out=take("mixed_heads", len(at.spread), size))
@@ -170,16 +174,16 @@ class Layer:
 
 
 def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) -> Layer:
-    """Tokens in, tokens out."""
+    """Compute one layer at every position: tokens to tokens."""
     width, narrow = hidden.shape[1], run.layout.attention_width
     names = [f"encoder.layer.{number}.attention.self.{part}" for part in PARTS]
-    weight = run.kept(number, "joint_weight", 3 * narrow, width)
-    torch.cat([run.values[f"{name}.weight"] for name in names], out=weight)
-    bias = torch.cat([run.values[f"{name}.bias"] for name in names])
-    joint = run.linear(weight, bias, hidden, run.kept(number, "joint", len(hidden), 3 * narrow))
+    weight = run.take_saved(number, "joint_weight", 3 * narrow, width)
+    torch.cat([run.weights[f"{name}.weight"] for name in names], out=weight)
+    bias = torch.cat([run.weights[f"{name}.bias"] for name in names])
+    joint = run.linear(weight, bias, hidden, run.take_saved(number, "joint", len(hidden), 3 * narrow))
     shape = (run.batch.num_rows * attention.num_heads, attention.width, attention.width)
     mask = run.masks(f"{number}.attention", shape, run.layout.attention_dropout)
-    mixed, attended = attention.forward(joint, mask, run.take, partial(run.kept, number))
+    mixed, attended = attention.forward(joint, mask, run.take, partial(run.take_saved, number))
     return Layer(number, hidden, weight, attended, feed_forward(run, number, hidden, mixed))
 
 

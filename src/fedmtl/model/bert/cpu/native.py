@@ -68,5 +68,5 @@ def _kernels(dtype: torch.dtype) -> Kernels | None:
 
 
 def kernels(dtype: torch.dtype) -> Kernels | None:
-    """Kernels of one thread, where torch may use no more either: with several, its own operations are faster."""
+    """Kernels of one thread, where torch may use no more either: with several, torch's operations are faster."""
     return _kernels(dtype) if dtype in SUFFIXES and torch.get_num_threads() == 1 else None
