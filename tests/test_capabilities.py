@@ -1,24 +1,34 @@
+import importlib.metadata
 import subprocess
 import sys
 
 import pytest
+from pydantic import BaseModel
 
+from fedmtl import capabilities
 from fedmtl.capabilities import (
+    _LOADED,
     _REGISTERED,
     BUILT_IN,
     Capability,
+    aggregator,
+    check_methods,
     constraints,
     find,
     is_stackable,
     local_methods,
     names,
+    plugin_modules,
     register,
+    switched_on,
     update_filters,
 )
 from fedmtl.errors import ConfigError
+from fedmtl.experiment.run import start_run
 from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.training.local_method import LocalMethod
 from fedmtl.training.stacked.method import StackedMethod
+from raw_events import raw_events
 
 
 @pytest.fixture
@@ -91,6 +101,69 @@ def test_a_capability_of_an_entry_point_is_loaded_when_it_is_looked_up(added, mo
         assert Point.loads == 1
     finally:
         _REGISTERED.pop("test_point", None)
+        _LOADED.discard("test_point")
+
+
+class NoOptions(BaseModel):
+    pass
+
+
+class Point:
+    """An entry point of an installed package."""
+
+    def __init__(self, capability):
+        self.name, self._capability = capability.name, capability
+
+    def load(self):
+        return self._capability
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The groups of entry points that fedmtl searched for, where packages with two capabilities are installed."""
+    found = []
+    halves = {"options": NoOptions, "server": lambda setup: None}
+    points = [Point(Capability("test_far", **halves)), Point(Capability("test_rule", aggregator=lambda *given: None))]
+
+    def entry_points(**given):
+        if given["group"].startswith("fedmtl"):  # torch searches for its own
+            found.append(given["group"])
+        return points if given["group"] == capabilities.GROUP else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(capabilities, "_REGISTERED", {})
+    monkeypatch.setattr(capabilities, "_LOADED", set())
+    capabilities._entry_points.cache_clear()
+    yield found
+    capabilities._entry_points.cache_clear()
+
+
+def test_a_plain_run_searches_no_installed_package(make_config, searches):
+    run = start_run(make_config(), "plain")
+    assert raw_events(run)[-1]["status"] == "done"
+    assert searches == []
+
+
+def test_what_is_registered_is_found_without_a_search(make_config, searches):
+    register(Capability("test_near", options=NoOptions, server=lambda setup: None))
+    config = make_config("methods={test_near: {}}")
+    check_methods(config)
+    assert switched_on(config) == [*(name for name in BUILT_IN if find(name).options is None), "test_near"]
+    assert plugin_modules() == [__name__]
+    assert searches == []
+
+
+def test_packages_are_searched_once_for_names_that_are_not_known_otherwise(make_config, searches):
+    register(Capability("test_near", options=NoOptions))
+    config = make_config("methods={test_far: {}, test_near: {}}", "federation.aggregation=test_rule")
+    # What is registered comes first, as in `names`.
+    assert switched_on(config)[-2:] == ["test_near", "test_far"]
+    check_methods(config)
+    assert aggregator(config) is find("test_rule").aggregator
+    assert plugin_modules() == []  # workers find entry points themselves
+    with pytest.raises(ConfigError, match=r"methods\.test_fra: no capability is called so; did you mean `test_far`"):
+        check_methods(make_config("methods={test_fra: {}}"))
+    assert searches == ["fedmtl"]
 
 
 def test_importing_the_table_loads_no_numeric_library_and_no_method():

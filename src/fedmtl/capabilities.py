@@ -2,7 +2,8 @@
 
 A capability is one file in `methods/`, `federation/aggregators/`, `federation/filters/` or `tasks/kinds/`, or comes
 from another package: `register` adds it, or an entry point of the group `fedmtl`. Nothing is imported before it is
-needed: this module loads no numeric library, and a worker loads only the capabilities that its jobs name.
+needed: this module loads no numeric library, and a worker loads only the capabilities that its jobs name. Installed
+packages are searched for entry points only for a name that is neither in the package nor registered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,8 @@ class Capability:
 
 
 _REGISTERED: dict[str, Capability] = {}
+# Those of the registered names whose entry point was loaded here.
+_LOADED: set[str] = set()
 _KINDS: dict[str, TaskKind] = {}
 
 
@@ -123,6 +125,11 @@ def names() -> list[str]:
     return list(dict.fromkeys([*BUILT_IN, *_REGISTERED, *_entry_points()]))
 
 
+def is_known(name: str) -> bool:
+    """Whether `find` finds a capability of that name; nothing is imported for the answer."""
+    return name in BUILT_IN or name in _REGISTERED or name in _entry_points()
+
+
 def find(name: str) -> Capability:
     """The capability of that name, which is imported now; a ConfigError with the known ones where there is none."""
     if name in BUILT_IN:
@@ -130,6 +137,7 @@ def find(name: str) -> Capability:
         return found
     if name not in _REGISTERED and name in _entry_points():
         register(_entry_points()[name].load())
+        _LOADED.add(name)
     if name not in _REGISTERED:
         raise ConfigError(f"no capability is called {name}; there are {', '.join(names())}")
     return _REGISTERED[name]
@@ -138,7 +146,7 @@ def find(name: str) -> Capability:
 def check_methods(config: Config) -> None:
     """Raise a ConfigError for a capability that is not there, has no options or others, or is no aggregation rule."""
     for name in config.methods:
-        if name not in names():
+        if not is_known(name):
             raise ConfigError(f"methods.{name}: no capability is called so; {did_you_mean(name, names())}")
         if find(name).options is None:
             raise ConfigError(f"methods.{name}: is switched on by a key of its own; docs/config.md has it")
@@ -165,7 +173,10 @@ def options_of(config: Config, name: str) -> Any:
 
 def switched_on(config: Config) -> list[str]:
     """The names of capabilities that a config may switch on: all in the package, and what stands under `methods`."""
-    return [name for name in names() if name in config.methods or (name in BUILT_IN and find(name).options is None)]
+    built_in = [name for name in BUILT_IN if name in config.methods or find(name).options is None]
+    others = [name for name in config.methods if name not in BUILT_IN and is_known(name)]
+    order = {name: number for number, name in enumerate(_REGISTERED)}
+    return [*built_in, *sorted(others, key=lambda name: order.get(name, len(order)))]
 
 
 def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -207,9 +218,9 @@ def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Ex
         module, leaf = AGGREGATORS[name]
         built_in: Callable[[Weights, Extra], Aggregator] = getattr(import_module(module), leaf)
         return built_in
-    others = [other for other in names() if other not in BUILT_IN and find(other).aggregator is not None]
-    rule = find(name).aggregator if name in others else None
+    rule = find(name).aggregator if name not in BUILT_IN and is_known(name) else None
     if rule is None:
+        others = [other for other in names() if other not in BUILT_IN and find(other).aggregator is not None]
         known = did_you_mean(name, [*AGGREGATORS, *others])
         raise ConfigError(f"federation.aggregation: found {shown(name)}, no rule is called so; {known}")
     return partial(rule, options=options_of(config, name)) if find(name).options is not None else rule
@@ -217,7 +228,7 @@ def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Ex
 
 def is_task_kind(name: str) -> bool:
     """Whether there is a kind of task of that name; of other packages only the one of that name is imported."""
-    return name in TASK_KINDS or (name in names() and name not in BUILT_IN and find(name).task_kind is not None)
+    return name in TASK_KINDS or (name not in BUILT_IN and is_known(name) and find(name).task_kind is not None)
 
 
 def task_kinds() -> list[str]:
@@ -256,7 +267,7 @@ def plugin_modules() -> list[str]:
     halves = [
         half
         for name, one in _REGISTERED.items()
-        if name not in _entry_points()
+        if name not in _LOADED
         for half in (one.local, one.server, one.aggregator, one.task_kind, one.update_filter)
         if half is not None
     ]
@@ -314,4 +325,6 @@ def _rank(name: str) -> tuple[int, str]:
 
 @cache
 def _entry_points() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -193,6 +193,9 @@ def test_labels_are_the_servers_or_the_site_does_not_join(meeting):
     # A server that has examples of its own finds labels that its config does not name.
     found = changed(meeting, config__tasks__notes__labels=None)
     assert taken(meeting, found).tasks["notes"].labels == ["keep", "drop"]
+    twice = changed(meeting, config__tasks__notes__labels=None, terms__labels={"notes": ["keep", "keep"]})
+    with pytest.raises(ConfigError, match=r"tasks\.notes\.labels: 'keep' stands there twice"):
+        taken(meeting, twice)
 
 
 def test_a_hello_has_counts_in_the_order_of_the_servers_list_and_no_label(meeting):

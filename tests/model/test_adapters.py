@@ -202,11 +202,6 @@ def test_an_encoder_of_another_layout_is_refused(folders):
         extended(folders["distilbert"])
 
 
-def test_heads_that_do_not_divide_the_size_are_refused(folders):
-    with pytest.raises(ConfigError, match=r"model.adapters.heads: found 5, which does not divide the size, 204"):
-        load(folders["bert"], TASKS, adapters={"heads": 5})
-
-
 def test_copies_compute_with_their_own_adapters(folders):
     encoder, model = extended(folders["bert"])
     randomize(model)

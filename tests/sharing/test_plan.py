@@ -91,12 +91,6 @@ def test_a_head_belongs_to_its_task(level):
         check_plan(plan_of(("*", level), groups=TREE), ["heads.qqp.bias"])
 
 
-def test_a_depth_that_the_groups_do_not_have_is_an_error():
-    check_plan(plan_of(("*", "group.2"), groups=TREE), ["w"])
-    with pytest.raises(ConfigError, match=r"level group.3 for `w`, but sharing.groups has 2 depths"):
-        check_plan(plan_of(("*", "group.3"), groups=TREE), ["w"])
-
-
 def test_examples_count_for_the_scopes_their_task_is_in():
     plan = plan_of(("*", "all"), groups=TREE)
     expected = {

@@ -197,8 +197,6 @@ def test_partition_column_travels_with_train(tmp_path):
     data = load_one("mine", own(train, train_samples=6), partition=column)
     assert data.train.column == [f"site{int(text[1:]) % 3}" for text in data.train.texts[0]]
     assert data.validation.column is None
-    with pytest.raises(ConfigError, match=r"partition\.column: found nothing"):
-        load_one("mine", own(train), partition={"kind": "column"})
 
 
 def test_config_errors_come_before_files_are_read(tmp_path):

@@ -117,7 +117,7 @@ def test_dropout_is_on_while_training_and_off_after(tmp_path):
 
 def test_the_reported_loss_is_the_mean_over_examples(tmp_path):
     # At rate zero nothing moves, so the mean over uneven batches is the loss of the whole shard.
-    settings = make_settings(SINGLE, DUAL, warmup_rounds=1e9, loss_weights={"dual": 7.0})
+    settings = make_settings(SINGLE, DUAL, num_rounds=10**9, warmup_rounds=1e9, loss_weights={"dual": 7.0})
     shards = {task.name: make_shard(task, tmp_path) for task in (SINGLE, DUAL)}
     bound = bind(small_model(SINGLE, DUAL))
     trained = train(bound, shards, settings, round_number=1, seed=0, device=CPU)

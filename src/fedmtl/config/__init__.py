@@ -1,9 +1,8 @@
-"""Every setting of a run: its shape and default (schema), its file, and what may not stand together."""
+"""Every setting of a run: its shape, its default and the rules it obeys (schema), and its file."""
 
 from fedmtl.config.kinds import Section
 from fedmtl.config.methods import (
     AdaptersConfig,
-    AdaptiveSharingConfig,
     DistillationConfig,
     LoraConfig,
     PruningConfig,
@@ -13,25 +12,19 @@ from fedmtl.config.methods import (
 from fedmtl.config.schema import (
     Average,
     CheckpointConfig,
-    ClientConfig,
     ComputeConfig,
     Config,
-    DataConfig,
     EvaluationConfig,
     FederationConfig,
     Level,
     Mode,
     ModelConfig,
-    Pair,
-    PartitionConfig,
-    Pool,
     ServerOptimizerConfig,
-    SharingConfig,
-    SourceConfig,
-    TaskConfig,
     TrainingConfig,
     WireConfig,
 )
+from fedmtl.config.sharing import AdaptiveSharingConfig, SharingConfig
+from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, SourceConfig, TaskConfig
 
 __all__ = [
     "AdaptersConfig",

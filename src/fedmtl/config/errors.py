@@ -1,4 +1,7 @@
-"""What is wrong with a config, as one line: the key's full path, what was found and what would be right."""
+"""What is wrong with a config, as one line: the key's full path, what was found and what would be right.
+
+A rule over several keys is a validator of the section that has them all, and raises a `WrongKey`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedmtl.config.kinds import Section
-from fedmtl.config.schema import Config
 from fedmtl.errors import ConfigError
 
 _KINDS = {
@@ -31,10 +32,24 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+# In the words of a WrongKey, what stands for the path of its section and the dot behind it.
+HERE = "{here}."
 
 
-def to_config_error(error: ValidationError, raw: Mapping[str, Any]) -> ConfigError:
-    """The first mistake in `raw`, with how many more there are."""
+class WrongKey(ValueError):
+    """A key breaks a rule that a validator of its section, or of its field, knows.
+
+    `key` is the path from there on, empty for the section or the field itself; `words` say what was found and what
+    would be right. A section does not know its path in the config: `HERE` in front of a name in `words` stands for it.
+    """
+
+    def __init__(self, key: str, words: str) -> None:
+        super().__init__((f"{key}: {words}" if key else words).replace(HERE, ""))
+        self.key, self.words = key, words
+
+
+def to_config_error(error: ValidationError, raw: Mapping[str, Any], section: type[BaseModel]) -> ConfigError:
+    """The first mistake in `raw`, which `section` refused, with how many more there are."""
     mistakes: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         mistakes.setdefault(_path(details, raw), []).append(details)
@@ -43,7 +58,7 @@ def to_config_error(error: ValidationError, raw: Mapping[str, Any]) -> ConfigErr
     # A mistyped key is why another one is missing.
     paths.sort(key=lambda p: mistakes[p][0]["type"] != "extra_forbidden")
     more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
-    return ConfigError(f"{dotted(paths[0])}: {_explain(paths[0], mistakes[paths[0]])}{more}")
+    return ConfigError(f"{dotted(paths[0])}: {_explain(paths[0], mistakes[paths[0]], section)}{more}")
 
 
 def dotted(path: Sequence[Any]) -> str:
@@ -83,19 +98,28 @@ def _path(details: ErrorDetails, raw: Any) -> tuple[Any, ...]:
         elif not is_missing_key:
             continue
         path.append(part)
-    return tuple(path)
+    wrong = _wrong_key(details)
+    return (*path, wrong.key) if wrong and wrong.key else tuple(path)
+
+
+def _wrong_key(details: ErrorDetails) -> WrongKey | None:
+    error = details.get("ctx", {}).get("error")
+    return error if isinstance(error, WrongKey) else None
 
 
 def _same_text(part: Any, mapping: Mapping[Any, Any]) -> Any:
     return next((key for key in mapping if str(key) == str(part)), None)
 
 
-def _explain(path: tuple[Any, ...], mistakes: Sequence[ErrorDetails]) -> str:
+def _explain(path: tuple[Any, ...], mistakes: Sequence[ErrorDetails], section: type[BaseModel]) -> str:
     kind, found = mistakes[0]["type"], mistakes[0]["input"]
+    if wrong := _wrong_key(mistakes[0]):
+        here = path[:-1] if wrong.key else path
+        return wrong.words.replace(HERE, f"{dotted(here)}." if here else "")
     if kind == "extra_forbidden":
-        return f"unknown key; {_near_key(path)}"
+        return f"unknown key; {_near_key(path, section)}"
     if kind == "missing" or (path == ("tasks",) and not found):
-        return _missing(path)
+        return _missing(path, section)
     if kind == "value_error" and isinstance(found, Mapping):
         return str(mistakes[0]["ctx"]["error"])
     wanted = ", or ".join(dict.fromkeys(map(_wanted, mistakes)))
@@ -123,34 +147,34 @@ def _quoted(words: str) -> list[str]:
     return words.split("'")[1::2]
 
 
-def _missing(path: tuple[Any, ...]) -> str:
+def _missing(path: tuple[Any, ...], section: type[BaseModel]) -> str:
     if path == ("tasks",):
         return "missing; name at least one task, such as `tasks: {sst2: {}}`"
     if isinstance(path[-1], int):
         return "missing; write two values, such as [0, 5]"
-    section = _annotation(path[:-1])
-    words = section.model_fields[path[-1]].description if _is_section(section) else None
+    around = _annotation(path[:-1], section)
+    words = around.model_fields[path[-1]].description if _is_section(around) else None
     return f"missing; {words}" if words else "missing"
 
 
-def _near_key(path: tuple[Any, ...]) -> str:
-    section = _annotation(path[:-1])
-    known = list(section.model_fields) if _is_section(section) else []
+def _near_key(path: tuple[Any, ...], section: type[BaseModel]) -> str:
+    around = _annotation(path[:-1], section)
+    known = list(around.model_fields) if _is_section(around) else []
     if not difflib.get_close_matches(str(path[-1]), known, n=1):
-        elsewhere = [f"{name}.{path[-1]}" for name in _sections_with(path[-1])]
+        elsewhere = [f"{name}.{path[-1]}" for name in _sections_with(path[-1], section)]
         if elsewhere:
             return f"did you mean `{elsewhere[0]}`?"
     return did_you_mean(path[-1], known)
 
 
-def _sections_with(key: Any) -> list[str]:
-    fields = {name: _annotation((name,)) for name in Config.model_fields}
+def _sections_with(key: Any, section: type[BaseModel]) -> list[str]:
+    fields = {name: _annotation((name,), section) for name in section.model_fields}
     return [name for name, kind in fields.items() if _is_section(kind) and key in kind.model_fields]
 
 
-def _annotation(path: Sequence[Any]) -> Any:
-    """The type the config declares at a path, or None."""
-    here: Any = Config
+def _annotation(path: Sequence[Any], section: type[BaseModel]) -> Any:
+    """The type that a section declares at a path, or None."""
+    here: Any = section
     for part in path:
         if _is_section(here):
             field = here.model_fields.get(part)
@@ -172,4 +196,4 @@ def _of_union(kind: Any) -> Any:
 
 
 def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

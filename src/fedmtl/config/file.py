@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedmtl.config import Config
-from fedmtl.config.checks import check_config
 from fedmtl.config.errors import dotted, shown, to_config_error
 from fedmtl.config.yaml_text import DEEPEST, LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
@@ -130,11 +129,9 @@ def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 def config_from(raw: dict[str, Any]) -> Config:
     """The checked config of a mapping as YAML gives it; its paths are absolute already."""
     try:
-        config = Config.model_validate(raw)
+        return Config.model_validate(raw)
     except ValidationError as error:
-        raise to_config_error(error, raw) from error
-    check_config(config)
-    return config
+        raise to_config_error(error, raw, Config) from error
 
 
 def dump_config(config: Config) -> str:

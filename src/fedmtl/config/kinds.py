@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fedmtl.config.errors import WrongKey, shown
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def _number(value: Any) -> Any:
@@ -65,3 +71,24 @@ class Section(BaseModel):
     @classmethod
     def _all_defaults(cls, value: Any) -> Any:
         return _section(value)
+
+
+def check_names(names: Iterable[str], key: str = "") -> None:
+    """Raise a WrongKey for a name that would break a scope, a parameter's name, a file's name or a `--set` path."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise WrongKey(
+                key,
+                f"found the name {shown(name)}; use letters from a to z, digits, `_` and `-`,"
+                " 64 at most, and begin with a letter or a digit",
+            )
+
+
+def first_repeated(words: Iterable[str]) -> str | None:
+    """The first word that stands there a second time."""
+    seen: set[str] = set()
+    for word in words:
+        if word in seen:
+            return word
+        seen.add(word)
+    return None

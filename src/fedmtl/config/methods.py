@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedmtl.config.errors import WrongKey
 from fedmtl.config.kinds import (
-    Cosine,
     Count,
     Decay,
     Fraction,
@@ -59,30 +59,19 @@ class AdaptersConfig(Section):
     )
     tasks: list[Name] | None = Field(None, description="The tasks that have them; empty is all.", min_length=1)
 
+    def size_of(self, kind: str) -> int:
+        """The width between the projections of a layer of that kind."""
+        return self.size or (100 if kind == "low_rank" else 204)
 
-class AdaptiveSharingConfig(Section):
-    """Layers that split where tasks pull apart, and merge where they agree."""
-
-    layers: Annotated[list[str] | None, OneOrSeveral] = Field(
-        None,
-        description="Patterns of the layers that may move, such as [encoder.layer.*, pooler]; empty is the encoder's"
-        " numbered layers.",
-        min_length=1,
-    )
-    levels: list[str] | None = Field(
-        None,
-        description="Levels a layer may take, of all, group, group.N and task; empty is all of them.",
-        min_length=2,
-    )
-    split_below: Cosine = Field(
-        -0.1, description="Two tasks disagree in a layer where the smoothed cosine of their updates is below this."
-    )
-    merge_above: Cosine = Field(0.1, description="Two tasks agree where it is above this; more than split_below.")
-    patience: Count = Field(3, description="Rounds in a row that call for a move before the layer moves.")
-    warmup_rounds: Whole = Field(1, description="First rounds, in which agreement is measured and no layer moves.")
-    smoothing: Decay = Field(
-        0.5, description="How much of the agreement of earlier rounds stays in its moving mean; 0 is the last round's."
-    )
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.kind == "mixed" and self.share != "none":
+            raise WrongKey("share", f"found {self.share}, but `mixed` says itself what is shared; leave it out")
+        if self.kind == "low_rank" and self.share == "all":
+            raise WrongKey("share", "found all, but `low_rank` has no attention; write `projections`")
+        if self.kind != "low_rank" and self.size_of("pals") % self.heads:
+            raise WrongKey("heads", f"found {self.heads}, which does not divide the size, {self.size_of('pals')}")
+        return self
 
 
 class SmartConfig(Section):
@@ -144,6 +133,14 @@ class DistillationConfig(Section):
     learning_rate: Positive | None = Field(
         None, description="With `server`: step size of those batches; empty is each task's own."
     )
+
+    @model_validator(mode="after")
+    def _texts_are_for_the_server(self) -> Self:
+        if self.where == "clients" and self.texts:
+            raise WrongKey("texts", "clients learn from their own examples; write `where: server`, or leave it out")
+        if self.where == "server" and not self.texts:
+            raise WrongKey("texts", "missing; `where: server` needs files of texts without labels")
+        return self
 
 
 class PruningConfig(Section):

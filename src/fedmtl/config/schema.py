@@ -1,44 +1,42 @@
 """Every setting, with its default and one sentence on what it does. Nothing else defines a default.
 
-Only shapes and types live here, and checks that need no file. `file` reads and writes YAML;
-a task's defaults come from the table of built-in tasks.
+A rule that needs nothing but settings is a validator of the section that has them all, so a config meets every rule
+however it is made. `file` reads and writes YAML; a task's defaults come from the table of built-in tasks.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fedmtl.config.errors import HERE, WrongKey, did_you_mean, shown
 from fedmtl.config.kinds import (
-    AsNumber,
     Count,
     Decay,
     Empty,
     Fraction,
     Name,
     NonNegative,
-    Number,
-    OneOrSeveral,
     Positive,
     Section,
     Share,
     Whole,
+    check_names,
 )
 from fedmtl.config.methods import (
     AdaptersConfig,
-    AdaptiveSharingConfig,
     DistillationConfig,
     LoraConfig,
     PruningConfig,
     SmartConfig,
     TaskWeightingConfig,
 )
+from fedmtl.config.sharing import SharingConfig, group_members
+from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, TaskConfig
 
 Mode = Literal["federated", "federated_single_task", "centralized", "centralized_single_task", "local"]
 Level = Literal["all", "group", "task", "client", "fixed"]
-Pool = Literal["auto", "pooler", "cls", "mean"]
-Pair = Literal["cross", "dual"]
 TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
 
 
@@ -82,128 +80,16 @@ class ModelConfig(Section):
         " encoder must have the shape of server_model. Empty starts with server_model and fresh heads.",
     )
 
-
-class SourceConfig(Section):
-    train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
-    validation: str | None = Field(None, description="File that scores every round; without it one is cut from train.")
-    hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
-    subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
-    train_split: str = Field("train", description="Name of the hub's training split.")
-    validation_split: str | None = Field(None, description="Name of the hub's validation split; never a test split.")
-
     @model_validator(mode="after")
-    def _one_kind(self) -> SourceConfig:
-        if self.hub is None and self.train is None:
-            raise ValueError("names neither a file nor a hub dataset; write `train: FILE` or `hub: owner/name`")
-        if self.hub is not None and self.train is not None:
-            raise ValueError("names both a file and a hub dataset; keep `train` or `hub`")
+    def _has_one_encoder(self) -> Self:
+        client, server = self.client_model, self.server_model
+        if client is not None and client != server:
+            raise WrongKey(
+                "client_model",
+                f"found {shown(client)}, {HERE}server_model is {shown(server)};"
+                " encoders that are averaged must be equal, so give both the same value or leave client_model out",
+            )
         return self
-
-
-class TaskConfig(Section):
-    """One task. Built-in names need none of this; keys given here replace the built-in ones."""
-
-    kind: str | None = Field(
-        None,
-        description="What the head predicts: classification, regression, or a kind of another package by its name.",
-    )
-    source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
-    text: Annotated[list[str] | None, OneOrSeveral] = Field(
-        None, description="One or two text columns.", min_length=1, max_length=2
-    )
-    label: str | None = Field(None, description="The column with the label or the score.")
-    labels: list[Name] | None = Field(
-        None,
-        description="The label values in order; without it, those found in the training data, sorted.",
-        min_length=2,
-    )
-    score_range: tuple[Number, Number] | None = Field(None, description="Lowest and highest score of a regression.")
-    metric: str | None = Field(
-        None,
-        description="The task's main metric, which early stopping and averages use: accuracy, f1 or matthews of a"
-        " classification, pearson or spearman of a regression.",
-    )
-    pair: Pair | None = Field(None, description="As model.pair, for this task.")
-    pool: Pool | None = Field(None, description="As model.pool, for this task.")
-    outputs: Literal[1, 2] | None = Field(
-        None, description="Two classes as two outputs with cross-entropy (2) or one output with BCE (1)."
-    )
-    class_weights: Literal["none", "balanced"] | list[Positive] = Field(
-        "none",
-        description="Loss weights against imbalance: balanced by each client's own counts, or one per label.",
-    )
-    train_samples: Count | None = Field(
-        None, description="Use this many training examples, drawn by seed, then partition."
-    )
-    val_samples: Count | None = Field(None, description="Use this many validation examples, drawn by seed.")
-    weight: Positive = Field(1.0, description="How much the task counts; training.task_weight_in says where.")
-    learning_rate: Positive | None = Field(None, description="As training.learning_rate, for steps on this task.")
-    batch_size: Count | None = Field(
-        None, description="As training.batch_size, for steps on this task; a small task wants more and smaller ones."
-    )
-    dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
-    patience: Count | None = Field(
-        None,
-        description="Evaluations without a better score before the task's head is fixed at its best round.",
-    )
-    auxiliary: bool = Field(False, description="Trains the encoder but does not count in the overall score.")
-    from_round: Count = Field(1, description="First round in which the task is trained.")
-    until_round: Count | None = Field(None, description="Last round in which the task is trained.")
-
-
-class ClientConfig(Section):
-    tasks: list[Name] = Field(description="The tasks this client has examples of.", min_length=1)
-    source: Annotated[dict[Name, SourceConfig | str], Empty] = Field(
-        default_factory=dict,
-        description="The client's own files per task; tasks without one are partitioned.",
-    )
-    from_round: Count = Field(1, description="First round the client takes part in.")
-    until_round: Count | None = Field(None, description="Last round the client takes part in.")
-    tasks_from_round: Annotated[dict[Count, list[Name]], Empty] = Field(
-        default_factory=dict, description="Which tasks it trains from a given round on, such as {5: [qqp]}."
-    )
-
-
-class DataConfig(Section):
-    root: str | None = Field(
-        None, description="Folder with <task>/train.tsv.gz and <task>/dev.tsv.gz for the built-in tasks."
-    )
-    source: Literal["auto", "hub", "files", "embedded"] = Field(
-        "auto", description="Where built-in tasks come from; auto is data.root if given, else the hub."
-    )
-    cache: str | None = Field(None, description="Folder for tokenized texts; empty is the user's cache folder.")
-    validation_fraction: Annotated[float, Field(gt=0, lt=1), AsNumber] = Field(
-        0.1, description="Share of train that becomes validation for a task without a validation file."
-    )
-
-
-class PartitionConfig(Section):
-    kind: Literal["iid", "dirichlet", "quantity", "column"] = Field(
-        "iid", description="How a task's examples are dealt to its clients."
-    )
-    alpha: Positive = Field(
-        0.5,
-        description="Dirichlet concentration, of labels (dirichlet) or of sizes (quantity); small is skewed.",
-    )
-    column: str | None = Field(None, description="With `column`: each value of this column goes to one client.")
-    min_examples: Count = Field(1, description="Fewer examples than this at a client is an error.")
-
-
-class SharingConfig(Section):
-    rules: list[dict[str, str]] = Field(
-        default_factory=lambda: [{"heads.*": "task"}, {"*": "all"}],
-        description="Ordered `pattern: level` rules over parameter names; levels: all, group, group.N, task,"
-        " client, fixed.",
-    )
-    groups: Annotated[dict[Name, Any], Empty] = Field(
-        default_factory=dict,
-        description="Groups of tasks, as a tree: {pair: [qqp, stsb]} or"
-        " {nlu: {pair: [qqp, stsb], single: [sst2]}}; level `group` is the outermost depth,"
-        " `group.2` the next.",
-    )
-    adaptive: AdaptiveSharingConfig | None = Field(
-        None, description="Let layers change their level while the federation runs; empty is a plan that stays."
-    )
 
 
 class TrainingConfig(Section):
@@ -273,6 +159,37 @@ class TrainingConfig(Section):
         None, description="Prune the smallest weights while training; `{}` turns it on with its defaults, empty is off."
     )
 
+    @model_validator(mode="after")
+    def _warms_up_within_its_rounds(self) -> Self:
+        if self.warmup_rounds > self.num_rounds:
+            raise WrongKey(
+                "warmup_rounds",
+                f"found {self.warmup_rounds:g}, it must be at most {HERE}num_rounds, which is {self.num_rounds}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prunes_within_its_rounds(self) -> Self:
+        if self.pruning is not None:
+            rounds, first = self.pruning.rounds, self.pruning.start_round
+            if first + rounds - 1 > self.num_rounds:
+                raise WrongKey(
+                    "pruning.rounds",
+                    f"found {rounds} from start_round {first}, that is up to round {first + rounds - 1};"
+                    f" {HERE}num_rounds is {self.num_rounds}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _compares_tasks_of_one_step(self) -> Self:
+        if self.gradients == "pcgrad" and self.task_schedule != "joint":
+            raise WrongKey(
+                "gradients",
+                f"pcgrad compares the tasks of one step, {HERE}task_schedule is {self.task_schedule};"
+                " write `task_schedule: joint`",
+            )
+        return self
+
 
 class ServerOptimizerConfig(Section):
     kind: Literal["none", "fedavgm", "fedadam", "fedyogi"] = Field(
@@ -319,6 +236,15 @@ class FederationConfig(Section):
     )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
     task_weighting: TaskWeightingConfig = Field(default_factory=TaskWeightingConfig)
+
+    @model_validator(mode="after")
+    def _samples_enough_clients(self) -> Self:
+        if self.clients_per_round is not None and self.clients_per_round < self.min_clients:
+            raise WrongKey(
+                "clients_per_round",
+                f"found {self.clients_per_round}, it must be at least {HERE}min_clients, which is {self.min_clients}",
+            )
+        return self
 
 
 class WireConfig(Section):
@@ -403,6 +329,99 @@ class Config(Section):
         " options.",
     )
     output: str = Field("runs", description="Folder that holds the run folders.")
+
+    @field_validator("tasks", "clients")
+    @classmethod
+    def _have_plain_names(cls, named: dict[str, Any]) -> dict[str, Any]:
+        check_names(named)
+        return named
+
+    @model_validator(mode="after")
+    def _names_its_own_tasks(self) -> Self:
+        adapters, distillation = self.model.adapters, self.training.distillation
+        lists = {f"sharing.groups.{path}": members for path, members in group_members(self.sharing.groups)}
+        lists["model.adapters.tasks"] = (adapters and adapters.tasks) or []
+        lists["training.distillation.tasks"] = (distillation and distillation.tasks) or []
+        for key, tasks in lists.items():
+            for task in tasks:
+                if task not in self.tasks:
+                    raise WrongKey(key, f"unknown task {shown(task)}; {did_you_mean(task, list(self.tasks))}")
+        return self
+
+    @model_validator(mode="after")
+    def _gives_clients_its_own_tasks(self) -> Self:
+        for name, client in self.clients.items():
+            later = {f"tasks_from_round.{start}": tasks for start, tasks in client.tasks_from_round.items()}
+            for key, tasks in {"tasks": client.tasks, **later}.items():
+                for task in tasks:
+                    if task not in self.tasks:
+                        known = ", ".join(self.tasks)
+                        raise WrongKey(
+                            f"clients.{name}.{key}", f"found {task!r}, which is no task here; write one of {known}"
+                        )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_labels_once(self) -> Self:
+        for name, task in self.tasks.items():
+            if self.training.logit_adjustment and task.class_weights == "balanced":
+                raise WrongKey(
+                    f"tasks.{name}.class_weights",
+                    "found balanced with training.logit_adjustment; both make up for a client's shares of labels,"
+                    " so keep one",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _takes_joint_steps_at_one_rate(self) -> Self:
+        rates = {name: task.learning_rate or self.training.learning_rate for name, task in self.tasks.items()}
+        if self.training.task_schedule == "joint" and len(set(rates.values())) > 1:
+            found = ", ".join(f"{rate:g} for {name}" for name, rate in rates.items())
+            raise WrongKey(
+                "training.task_schedule",
+                f"a joint step has one learning rate, found {found}; write one learning rate, training.learning_rate",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_losses_once(self) -> Self:
+        training = self.training
+        weighted = [name for name, task in self.tasks.items() if task.weight != 1.0]
+        if training.loss_weighting == "uncertainty" and training.task_weight_in == "loss" and weighted:
+            raise WrongKey(
+                "training.loss_weighting",
+                f"uncertainty learns what tasks.{weighted[0]}.weight is to say of the loss;"
+                " write `task_weight_in: averaging` or leave the weight out",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prunes_what_the_server_has(self) -> Self:
+        if self.training.pruning is None:
+            return self
+        if self.model.lora is not None:
+            found = "model.lora, whose encoder does not train; leave one of them out"
+        elif self.mode == "local":
+            found = "mode local, where no weight is the server's to prune; take another mode"
+        elif self.sharing.adaptive is not None:
+            found = "sharing.adaptive, where merging would revive weights; leave one out"
+        else:
+            return self
+        raise WrongKey("training.pruning", f"found with {found}")
+
+    @model_validator(mode="after")
+    def _adapts_between_tasks(self) -> Self:
+        if self.sharing.adaptive is None:
+            return self
+        if self.mode != "federated":
+            raise WrongKey(
+                "sharing.adaptive",
+                f"found with mode {self.mode}, whose plan is what it is compared by;"
+                " write `mode: federated`, or `adaptive: null`",
+            )
+        if len(self.tasks) < 2:
+            raise WrongKey("sharing.adaptive", "found with one task; layers split between tasks, so name two or more")
+        return self
 
     def batch_size_of(self, task: str) -> int:
         """Examples per step on a task."""

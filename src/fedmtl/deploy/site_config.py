@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
 from fedmtl.config import ClientConfig, Config
-from fedmtl.config.checks import check_config
-from fedmtl.config.errors import to_config_error
+from fedmtl.config.file import config_from
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.tasks import check_deployable, configured_tasks, known_task
 from fedmtl.errors import ConfigError, PolicyError
@@ -54,21 +51,17 @@ MOST_PULL = 0.1
 
 def welcomed_config(welcome: Welcome) -> Config:
     """The config of a welcome, checked as any other, with every task's labels as the server names them."""
-    try:
-        config = Config.model_validate(welcome.config)
-    except ValidationError as error:
-        raise to_config_error(error, dict(welcome.config)) from error
-    check_config(config)
+    config = config_from(dict(welcome.config))
     check_deployable(config)
-    tasks = {}
+    named = config.model_dump()
     for name, task in config.tasks.items():
         labels = welcome.terms.labels.get(name)
         if labels and task.labels is not None and task.labels != labels:
             raise ConfigError(f"tasks.{name}.labels: the server names other labels beside its config").coded(
                 "config_unusable", name
             )
-        tasks[name] = task.model_copy(update={"labels": labels}) if labels else task
-    return config.model_copy(update={"tasks": tasks})
+        named["tasks"][name]["labels"] = labels or task.labels
+    return config_from(named)
 
 
 def site_config(config: Config, settings: SiteSettings) -> Config:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import AdaptiveSharingConfig, Average, Config
+from fedmtl.config.sharing import group_depth
 from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
@@ -38,7 +39,7 @@ from fedmtl.model.binding import BoundModel
 from fedmtl.runs.events import LayerMove, SharingEvent
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights, layer_of, owner_task
-from fedmtl.sharing.plan import SharingPlan, group_depth, move
+from fedmtl.sharing.plan import SharingPlan, move
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod
 from fedmtl.training.stacked.method import StackedMethod
 

@@ -27,7 +27,6 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.encoder import Encoder
 from fedmtl.seeds import derive_seed
 
-SIZES = {"low_rank": 100, "pals": 204}
 NORMS = {"parallel": "output.LayerNorm", "alternative": "attention.output.LayerNorm"}
 
 
@@ -36,8 +35,6 @@ class SmallAttention(nn.Module):
 
     def __init__(self, size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        if size % num_heads:
-            raise ConfigError(f"model.adapters.heads: found {num_heads}, which does not divide the size, {size}")
         self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
         self.num_heads, self.dropout = num_heads, dropout
 
@@ -60,7 +57,7 @@ class TaskAdapters(nn.Module):
         self.kinds = layer_kinds(config, num_layers)
         self.shared, self.layer = nn.ModuleDict(), nn.ModuleList()
         for kind in self.kinds:
-            size = config.size or SIZES[kind]
+            size = config.size_of(kind)
             parts = nn.ModuleDict()
             for name in ("encoder", "attention", "decoder") if kind == "pals" else ("encoder", "decoder"):
                 owner = self.shared if is_shared(config, kind, name) else parts

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedmtl.config import Config, SharingConfig
+from fedmtl.config.sharing import group_depth
 from fedmtl.errors import ConfigError
 from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 
@@ -107,11 +108,6 @@ def _first_match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
     return next((level for pattern, level in rules if fnmatchcase(name, pattern)), None)
 
 
-def group_depth(level: str) -> int:
-    """1 for `group`, N for `group.N`."""
-    return int(level.partition(".")[2] or 1)
-
-
 def scope_tasks(plan: SharingPlan, scope: str, tasks: Sequence[str]) -> list[str]:
     """The tasks, of those given, whose examples count for a value of that scope."""
     kind, _, rest = scope.partition(":")
@@ -176,10 +172,6 @@ def check_plan(plan: SharingPlan, names: Sequence[str]) -> None:
             raise ConfigError(
                 f"sharing.rules: `{name}` is at level {level}, but {what} belongs to its task; "
                 f'put `- "{prefix}*": task` (or client, or fixed) before that rule'
-            )
-        if level.startswith("group") and group_depth(level) > len(plan.groups):
-            raise ConfigError(
-                f"sharing.rules: level {level} for `{name}`, but sharing.groups has {len(plan.groups)} depths"
             )
     for (pattern, _), count in zip(plan.rules, won, strict=True):
         if count == 0:

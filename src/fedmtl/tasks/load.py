@@ -15,7 +15,7 @@ from urllib.request import getproxies
 import numpy as np
 
 from fedmtl.config import Config, SourceConfig
-from fedmtl.errors import ConfigError, DataError
+from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import HubTable
 from fedmtl.tasks.embedded import embedded_columns
@@ -135,8 +135,6 @@ def load_tasks(config: Config) -> dict[str, TaskData]:
     Mistakes in the config are reported before the first file is read. A `test` file or split is never read.
     """
     holders = task_clients(config)
-    if config.partition.kind == "column" and config.partition.column is None:
-        raise ConfigError("partition.column: found nothing with `kind: column`, write `column: NAME`")
     tasks = {name: resolve_task(config, name) for name in config.tasks}
     return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
 

@@ -8,15 +8,10 @@ from fedmtl.errors import ConfigError
 
 def task_clients(config: Config) -> dict[str, list[str]]:
     """For each task, in config order, the clients that hold it in any round; each task has at least one."""
-    for name, task in config.tasks.items():
-        _check_rounds(f"tasks.{name}", task)
     if not config.clients:
         return {name: _made_clients(name, config.federation.clients_per_task) for name in config.tasks}
-    for name, client in config.clients.items():
-        _check_client(config, name, client)
-    holders = {
-        task: [name for name, client in config.clients.items() if task in _held(client)] for task in config.tasks
-    }
+    trained = {name: client.tasks_of_all_rounds for name, client in config.clients.items()}
+    holders = {task: [name for name, tasks in trained.items() if task in tasks] for task in config.tasks}
     for name, clients in holders.items():
         if not clients:
             raise ConfigError(
@@ -55,10 +50,6 @@ def _made_clients(task: str, num_clients: int) -> list[str]:
     return [f"{task}_client_{number:0{width}}" for number in range(1, num_clients + 1)]
 
 
-def _held(client: ClientConfig) -> set[str]:
-    return set(client.tasks).union(*client.tasks_from_round.values())
-
-
 def _trained(client: ClientConfig, round: int) -> set[str]:
     if not _covers(client, round):
         return set()
@@ -68,31 +59,3 @@ def _trained(client: ClientConfig, round: int) -> set[str]:
 
 def _covers(span: TaskConfig | ClientConfig, round: int) -> bool:
     return span.from_round <= round and (span.until_round is None or round <= span.until_round)
-
-
-def _check_rounds(where: str, span: TaskConfig | ClientConfig) -> None:
-    if span.until_round is not None and span.from_round > span.until_round:
-        raise ConfigError(
-            f"{where}.until_round: found {span.until_round}, before from_round {span.from_round}; "
-            f"write {span.from_round} or more, or remove it"
-        )
-
-
-def _check_client(config: Config, name: str, client: ClientConfig) -> None:
-    where = f"clients.{name}"
-    _check_rounds(where, client)
-    _check_known(config, f"{where}.tasks", client.tasks)
-    for start, tasks in client.tasks_from_round.items():
-        _check_known(config, f"{where}.tasks_from_round.{start}", tasks)
-    for task in client.source:
-        if task not in _held(client):
-            raise ConfigError(
-                f"{where}.source.{task}: found a source for a task the client does not hold; "
-                f"add `{task}` to {where}.tasks or remove the source"
-            )
-
-
-def _check_known(config: Config, where: str, tasks: list[str]) -> None:
-    for task in tasks:
-        if task not in config.tasks:
-            raise ConfigError(f"{where}: found {task!r}, which is no task here; write one of {', '.join(config.tasks)}")

@@ -22,7 +22,6 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     are known its `labels` are empty. `outputs` is the width of the head.
     """
     given = config.tasks[name]
-    _check_splits(config, name)
     kind, defaults = _defaults(config, name, given)
     text = _text(name, given, defaults)
     labels = kind.labels(name, given, defaults, found)
@@ -97,23 +96,6 @@ def _check_source(config: Config, name: str, given: TaskConfig) -> None:
         f"tasks.{name}.source: found nothing, and {without[0]} has no file of its own; "
         "write `source: {train: FILE}` or `source: {hub: OWNER/NAME}`"
     )
-
-
-def _check_splits(config: Config, name: str) -> None:
-    """No run may train on a test split or choose its best round by one."""
-    sources = {f"clients.{client}.source.{name}": source for client, source in own_sources(config, name).items()}
-    if given := config.tasks[name].source:
-        sources[f"tasks.{name}.source"] = given
-    for where, source in sources.items():
-        for key, split in (
-            ("train_split", source.train_split),
-            ("validation_split", source.validation_split),
-        ):
-            if split and split.startswith("test"):
-                raise ConfigError(
-                    f"{where}.{key}: found {split}, and test splits are not for training and tuning; "
-                    "write another split, or remove it (validation is then cut from train)"
-                )
 
 
 def _required(name: str, key: str, value: str, remedy: str) -> str:

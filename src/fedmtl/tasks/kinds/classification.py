@@ -80,11 +80,7 @@ class LabelledKind(TaskKind):
         raise NotImplementedError
 
     def labels(self, name: str, given: TaskConfig, defaults: BuiltinTask, found: Sequence[str] = ()) -> tuple[str, ...]:
-        labels = tuple(given.labels or defaults.labels or found)
-        twice = [label for label in labels if labels.count(label) > 1]
-        if twice:
-            raise ConfigError(f"tasks.{name}.labels: found {twice[0]!r} twice, write each label once")
-        return labels
+        return tuple(given.labels or defaults.labels or found)
 
     def checked_class_weights(
         self, name: str, given: TaskConfig, labels: Sequence[str]
