@@ -111,7 +111,8 @@ def test_a_signal_ends_every_cell_after_its_last_whole_round(folder):
     with pytest.raises(GridInterrupted, match="the same command goes on") as ended:
         run_grid(folder, [Cell("long", settings(5000))], 1, stop)
     assert ended.value.exit_code == 128 + signal.SIGTERM
-    assert summary(folder, "long").status == "interrupted"
+    end = raw_events(folder.cell("long"))[-1]
+    assert (end["event"], end["status"]) == ("end", "interrupted"), end
 
 
 def test_cells_of_one_client_fill_the_cores(monkeypatch, tmp_path):
