@@ -111,6 +111,9 @@ def test_too_small_a_client_is_an_error_that_names_what_to_change():
     # 10 examples for 3 clients: 4, 3, 3
     with pytest.raises(DataError, match=r"c1: gets 3 of 10 examples of sst2, fewer than partition.min_examples 4;"):
         deal(np.zeros(10, np.int64), 3, min_examples=4)
+    # There is no lower number than 1 to set.
+    with pytest.raises(DataError, match=r"partition.min_examples 1; use fewer clients than 3, or more examples$"):
+        deal(np.zeros(2, np.int64), 3)
     with pytest.raises(DataError, match=r"c\d+: .* of sst2, .* at partition.alpha 0.01; raise partition.alpha"):
         deal(np.zeros(50, np.int64), 20, kind="dirichlet", alpha=0.01)
 

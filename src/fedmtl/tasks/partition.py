@@ -91,5 +91,6 @@ def _check_sizes(dealt: dict[str, Indices], settings: PartitionConfig, task: str
         f"{short[0]}: gets {len(dealt[short[0]])} of {sum(map(len, dealt.values()))} examples of {task}, "
         f"fewer than partition.min_examples {settings.min_examples}"
         + (f", at partition.alpha {settings.alpha:g}; raise partition.alpha," if skewed else ";")
-        + f" use fewer clients than {len(dealt)}, more examples, or a lower partition.min_examples"
+        + f" use fewer clients than {len(dealt)}, "
+        + ("more examples, or a lower partition.min_examples" if settings.min_examples > 1 else "or more examples")
     )
