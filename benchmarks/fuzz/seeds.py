@@ -231,7 +231,7 @@ def _hello(tasks: tuple[str, ...], client: str = "clinic") -> bytes:
     terms: dict[str, Any] = {"version": "@version@", "tokenizer": "ab" * 8, "encoder": "cd" * 8}
     counts = {"examples": 40, "validation": 10, "tokens": 400, "truncated": 0}
     labelled: dict[str, dict[str, Any]]
-    if "label_list" in handshake.Held.model_fields:
+    if "label_list" in handshake.TaskCounts.model_fields:
         labelled = {task: {"labels": [20] * len(labels[task]), "label_list": _digest(labels[task])} for task in tasks}
     else:
         labelled = {task: {"labels": dict.fromkeys(labels[task], 20)} for task in tasks}

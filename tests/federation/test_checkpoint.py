@@ -118,7 +118,7 @@ def test_where_every_checkpoint_is_broken_nothing_begins_anew_in_silence(tmp_pat
 def test_no_checkpoint_is_none_and_a_named_one_that_is_missing_an_error(tmp_path):
     assert load_checkpoint(tmp_path) is None
     save_checkpoint(tmp_path, state(4))
-    with pytest.raises(FedmtlError, match="no checkpoint of round 3; kept: 4"):
+    with pytest.raises(FedmtlError, match="no checkpoint of round 3; saved: 4"):
         load_checkpoint(tmp_path, 3)
 
 

@@ -305,7 +305,7 @@ def test_a_fixed_value_that_a_model_starts_with_does_not_travel(given):
 
 def test_a_site_that_starts_with_another_model_says_so_and_is_sent_the_fixed_values(given):
     site, job = given(FIXED, site_seed=1)
-    missing = r"fixed value embeddings\..* was neither sent nor kept here, and this model starts with another"
+    missing = r"fixed value embeddings\..* was neither sent nor stored here, and this model starts with another"
     with pytest.raises(FedmtlError, match=missing):
         run_job(job(), site)
     again = job(failed=True)

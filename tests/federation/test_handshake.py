@@ -9,9 +9,9 @@ import pytest
 from fedmtl import __version__
 from fedmtl.errors import WireError
 from fedmtl.federation.handshake import (
-    Held,
     Hello,
     SiteTerms,
+    TaskCounts,
     Terms,
     Welcome,
     labels_digest,
@@ -22,12 +22,13 @@ from fedmtl.federation.handshake import (
 
 OURS = Terms(version=__version__, tokenizer="a1", encoder="e1", labels={"sst2": ["no", "yes"], "stsb": []})
 THEIRS = SiteTerms(version=__version__, tokenizer="a1", encoder="e1")
-HELD = Held(examples=3, validation=2, tokens=9, truncated=0, labels=[1, 2], label_list=labels_digest(["no", "yes"]))
+LIST = labels_digest(["no", "yes"])
+COUNTS = TaskCounts(examples=3, validation=2, tokens=9, truncated=0, labels=[1, 2], label_list=LIST)
 ENROLLED = {"a": ["sst2"], "b": ["sst2", "stsb"]}
 
 
 def hello(client: str = "a", terms: SiteTerms = THEIRS, **changes) -> Hello:
-    return Hello(**{"client": client, "terms": terms, "tasks": {"sst2": HELD}, "rows": [0, 1, 5], **changes})
+    return Hello(**{"client": client, "terms": terms, "tasks": {"sst2": COUNTS}, "rows": [0, 1, 5], **changes})
 
 
 def why(said: Hello, shown: str | None = None) -> str | None:
@@ -52,19 +53,20 @@ def test_a_difference_is_refused_with_both_values(name, value, words):
 
 
 def test_labels_are_compared_by_a_digest_of_their_list_and_counted_in_its_order():
-    other = HELD.model_copy(update={"label_list": labels_digest(["yes", "no"])})
+    other = COUNTS.model_copy(update={"label_list": labels_digest(["yes", "no"])})
     assert "labels of sst2 differ: the server's list is" in (why(hello(tasks={"sst2": other})) or "")
-    longer = HELD.model_copy(update={"labels": [1, 2, 3]})
+    longer = COUNTS.model_copy(update={"labels": [1, 2, 3]})
     assert why(hello(tasks={"sst2": longer})) == "counts 3 labels of sst2; it has 2"
     # A site's policy may keep them.
-    assert why(hello(tasks={"sst2": HELD.model_copy(update={"labels": []})})) is None
-    scores = HELD.model_copy(update={"labels": [1, 0, 0, 0, 2], "label_list": labels_digest([])})
+    assert why(hello(tasks={"sst2": COUNTS.model_copy(update={"labels": []})})) is None
+    scores = COUNTS.model_copy(update={"labels": [1, 0, 0, 0, 2], "label_list": labels_digest([])})
     assert why(hello("b", tasks={"stsb": scores})) is None
 
 
 def test_a_task_that_is_enrolled_and_not_in_the_run_is_refused():
     enrolled = {"a": ["sst2", "gone"]}
-    assert refusal(hello(tasks={"gone": HELD}), OURS, 6, enrolled, None) == "brings gone, which this run does not have"
+    reason = refusal(hello(tasks={"gone": COUNTS}), OURS, 6, enrolled, None)
+    assert reason == "brings gone, which this run does not have"
 
 
 def test_a_hello_holds_no_label_value():
@@ -82,7 +84,7 @@ def test_a_run_is_named_by_hex_digits_only(run):
 def test_only_enrolled_names_with_their_own_key_and_tasks():
     assert why(hello("c")) == "c is not enrolled; known are a, b"
     assert why(hello("b"), shown="a") == "says it is b, its key is a's"
-    assert why(hello(tasks={"stsb": HELD})) == "brings stsb; it is enrolled for sst2"
+    assert why(hello(tasks={"stsb": COUNTS})) == "brings stsb; it is enrolled for sst2"
     # A key that was struck off is nobody's.
     assert why(hello(), shown="") == "says it is a, its key is 's"
 
@@ -95,7 +97,7 @@ def test_rows_are_rising_and_in_the_table(rows):
 
 def test_a_site_without_examples_is_refused():
     assert why(hello(tasks={})) == "brings no examples"
-    assert why(hello(tasks={"sst2": HELD.model_copy(update={"examples": 0})})) == "brings no examples"
+    assert why(hello(tasks={"sst2": COUNTS.model_copy(update={"examples": 0})})) == "brings no examples"
 
 
 def test_a_site_of_another_version_says_only_that():
@@ -109,8 +111,8 @@ def test_a_site_of_another_version_says_only_that():
         {"rows": [-1]},
         {"client": 7},
         {"tasks": {"sst2": {"examples": -1, "tokens": 0, "truncated": 0, "labels": []}}},
-        {"tasks": {"sst2": {**json.loads(HELD.model_dump_json()), "labels": {"a whole sentence": 1}}}},
-        {"tasks": {"a/b": json.loads(HELD.model_dump_json())}},
+        {"tasks": {"sst2": {**json.loads(COUNTS.model_dump_json()), "labels": {"a whole sentence": 1}}}},
+        {"tasks": {"a/b": json.loads(COUNTS.model_dump_json())}},
         {"terms": {"version": "1 \x1b[2J"}},
         {"more": 1},
         {"client": "x" * 65},

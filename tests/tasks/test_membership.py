@@ -4,7 +4,7 @@ import pytest
 
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
-from fedmtl.tasks.membership import active_tasks, own_sources, task_clients
+from fedmtl.tasks.membership import active_tasks, client_sources, task_clients
 
 
 def config(tasks: Any = ("sst2", "qqp"), **keys: Any) -> Config:
@@ -35,7 +35,7 @@ def test_own_sources_may_be_a_plain_path():
         "b": {"tasks": ["sst2"], "source": {"sst2": {"train": "b.tsv", "validation": "v.tsv"}}},
         "c": {"tasks": ["sst2", "qqp"]},
     }
-    sources = own_sources(config(clients=clients), "sst2")
+    sources = client_sources(config(clients=clients), "sst2")
     assert {name: (source.train, source.validation) for name, source in sources.items()} == {
         "a": ("a.tsv", None),
         "b": ("b.tsv", "v.tsv"),

@@ -1,4 +1,4 @@
-"""The settings of methods that are off by default: each a section that `schema` has a place for."""
+"""The settings of methods that are off by default: each is a section of `schema`."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ class Config(Section):
         return named
 
     @model_validator(mode="after")
-    def _names_its_own_tasks(self) -> Self:
+    def _names_known_tasks(self) -> Self:
         adapters, distillation = self.model.adapters, self.training.distillation
         lists = {f"sharing.groups.{path}": members for path, members in group_members(self.sharing.groups)}
         lists["model.adapters.tasks"] = (adapters and adapters.tasks) or []
@@ -349,7 +349,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _gives_clients_its_own_tasks(self) -> Self:
+    def _gives_clients_known_tasks(self) -> Self:
         for name, client in self.clients.items():
             later = {f"tasks_from_round.{start}": tasks for start, tasks in client.tasks_from_round.items()}
             for key, tasks in {"tasks": client.tasks, **later}.items():

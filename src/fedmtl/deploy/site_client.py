@@ -22,7 +22,7 @@ from fedmtl.errors import FedmtlError, PolicyError, WireError
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.faults import fault_of
-from fedmtl.federation.handshake import Held, Hello, Welcome, labels_digest, version_only
+from fedmtl.federation.handshake import Hello, TaskCounts, Welcome, labels_digest, version_only
 from fedmtl.federation.messages import ClientInfo
 from fedmtl.federation.policy import round_up
 from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
@@ -152,12 +152,12 @@ def _listed(rows: Rows | None) -> list[int] | None:
 
 def _task_summaries(
     population: Population, info: ClientInfo, tasks: Mapping[str, Task], settings: SiteSettings
-) -> dict[str, Held]:
+) -> dict[str, TaskCounts]:
     """Count the site's examples, rounded up as the policy says, so that what is counted later is never more."""
     send = settings.policy.send
     step, counts = send.example_counts.round_to, send.label_counts
     return {
-        name: Held(
+        name: TaskCounts(
             examples=round_up(len(shard), step),
             validation=round_up(info.num_validation[name], step),
             tokens=round_up(info.num_tokens[name], step),

@@ -20,7 +20,7 @@ from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.policy import TaskPolicy
 from fedmtl.model.encoder_files import SHIPPED
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.membership import own_sources
+from fedmtl.tasks.membership import client_sources
 from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.task import Task
 
@@ -171,14 +171,14 @@ def _clients(config: Config, settings: SiteSettings) -> dict[str, ClientConfig]:
     configured = configured_tasks(config)
     mine = configured.get(settings.client, ())
     for task in dealt:
-        if settings.root is None and (task not in mine or settings.client in own_sources(config, task)):
+        if settings.root is None and (task not in mine or settings.client in client_sources(config, task)):
             raise PolicyError(
                 f"--data: found nothing for {task}, and the server's config deals {settings.client} none of it;"
                 f" write `--data {task}=FILE`"
             ).coded("policy_source", task)
     sharing: dict[str, list[str]] = {}
     for client, client_tasks in configured.items() if set(dealt) <= set(mine) else ():
-        others = [task for task in client_tasks if task in dealt and client not in own_sources(config, task)]
+        others = [task for task in client_tasks if task in dealt and client not in client_sources(config, task)]
         if client != settings.client and others:
             sharing[client] = others
     sharing[settings.client] = [task for task in config.tasks if task in settings.tasks]

@@ -24,7 +24,7 @@ from fedmtl.errors import CannotContinue
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
 from fedmtl.federation.wire import decode_job, encode_job, encode_update, pack, unpack
-from fedmtl.federation.wire.frame import KeptMemory
+from fedmtl.federation.wire.frame import ReusedMemory
 from fedmtl.model.binding import BoundModel
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
@@ -65,7 +65,7 @@ class LocalEngine:
         self._setup = setup
         self._clients = clients
         self._spool = Spool(setup.spool)
-        self._memory = KeptMemory()
+        self._memory = ReusedMemory()
         self._pool = WorkerPool(start_worker, setup, num_workers)
         # One thread wherever a client trains on a CPU, in this process too: sums then come out the same. Beside workers
         # that keep every core busy, a second thread is one that others wait for.
@@ -136,7 +136,7 @@ class LocalEngine:
 def start_worker(setup: SiteSetup) -> Handler:
     """What a worker does with its calls: Jobs of clients, and scoring for the server."""
     site = open_site(setup)
-    memory = KeptMemory()
+    memory = ReusedMemory()
     bound: dict[Path, BoundModel] = {}
 
     def handle(call: Any) -> Any:

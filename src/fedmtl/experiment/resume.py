@@ -13,7 +13,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import opening_events
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
-from fedmtl.federation.client_state import kept_rounds
+from fedmtl.federation.client_state import saved_rounds
 from fedmtl.federation.messages import State
 from fedmtl.runs.event_lines import Event, Observer, round_of
 from fedmtl.runs.events import ClientsEvent, DataEvent, PlanEvent, ResumedEvent, RoundEvent, StartEvent
@@ -88,7 +88,7 @@ def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:
     for client, accepted in state.accepted.items():
         if client not in prepared.clients:
             raise FedmtlError(f"{run.checkpoints}: tells of a client {client}, which is not in {run.config}")
-        saved = kept_rounds(run.clients / client)
+        saved = saved_rounds(run.clients / client)
         if accepted in saved or not (saved or _has_personal_values(prepared, state, client, accepted)):
             continue
         known = f"those of rounds {', '.join(map(str, saved))}" if saved else "none"

@@ -54,7 +54,7 @@ class _Record(_Strict):
     progress: dict[str, _ProgressRecord]
     accepted: dict[str, Round]
     best_overall: tuple[Round, Number] | None
-    # What methods know of earlier rounds, as plain values; each checks its own (`check_state`).
+    # What methods know of earlier rounds, as plain values; each checks those it wrote (`check_state`).
     extra: dict[str, dict[str, Any]]
     sha256: Digest
     digest: Digest | None = None
@@ -71,7 +71,7 @@ class Checkpoint:
 def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     """Write the state; the JSON comes last, so a checkpoint without it does not count.
 
-    The last two, the best by overall score and every `keep_every`-th round are kept, others removed: clients keep what
+    The last two, the best by overall score and every `keep_every`-th round stay, others are removed: clients keep what
     is theirs for two rounds, so a run whose last checkpoint breaks goes on from the one before.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,8 +107,8 @@ def load_checkpoint(folder: Path, round_number: int | None = None) -> State | No
         rounds = _rounds(folder)
         return _load(folder, max(rounds)) if rounds else None
     if not (folder / f"{_stem(round_number)}.json").exists():
-        kept = ", ".join(map(str, sorted(_rounds(folder)))) or "none"
-        raise FedmtlError(f"{folder}: no checkpoint of round {round_number}; kept: {kept}")
+        saved = ", ".join(map(str, sorted(_rounds(folder)))) or "none"
+        raise FedmtlError(f"{folder}: no checkpoint of round {round_number}; saved: {saved}")
     return _load(folder, round_number)
 
 
@@ -136,7 +136,7 @@ def check_state(
 ) -> None:
     """Raise unless the state is one of this model: `names` are its parameters, `tasks` those of the config.
 
-    `checks` are those of the methods that the config switches on; each raises for an extra that is not its own.
+    `checks` are those of the methods that the config switches on; each raises for an extra that it did not write.
     """
 
     def refuse(what: str) -> FedmtlError:
@@ -234,9 +234,9 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         plan=record.plan.to_plan(),
         progress={
             task: Progress(
-                tuple(own.scores), own.best_round, own.best_score, slots.get(BEST + task, {}), own.stopped_round
+                tuple(saved.scores), saved.best_round, saved.best_score, slots.get(BEST + task, {}), saved.stopped_round
             )
-            for task, own in record.progress.items()
+            for task, saved in record.progress.items()
         },
         accepted=record.accepted,
         best_overall=record.best_overall,

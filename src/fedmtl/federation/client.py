@@ -70,7 +70,7 @@ def run_job(job: Job, site: Site) -> Update:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a client has at hand for a training job: its kept state, the values it starts from, its examples."""
+    """What a client has at hand for a training job: its saved state, the values it starts from, its examples."""
 
     settings: LocalSettings
     state: Mapping[str, Weights]
@@ -95,8 +95,8 @@ def open_job(job: Job, site: Site) -> Opened:
     )
 
 
-def kept_slots(opened: Opened) -> Slots:
-    """What the client kept of its optimizer."""
+def optimizer_slots(opened: Opened) -> Slots:
+    """The optimizer's slots in the state that the client saved."""
     state = opened.state.items()
     return {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state if slot.startswith(OPTIMIZER)}
 
@@ -127,14 +127,14 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
         **extra_slots(trained.stored),
     }
-    # What belongs to tasks that rest this round is kept as it was.
+    # What belongs to tasks that rest this round stays as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, {**merged, **filtered}, job.state_round)
     return update
 
 
 def _filter(update: Update, job: Job, opened: Opened, table: str) -> tuple[Update, dict[str, Mapping[Key, Tensor]]]:
-    """The update as it leaves, and the slots of what filters store, in place of all that they stored before."""
+    """The update as it leaves, and the slots of what filters store, which replace all that they stored before."""
     stored = from_slots(opened.state, prefix=FILTER_PREFIX) if opened.filters else {}
     slots: dict[str, Mapping[Key, Tensor]] = {}
     for each in opened.filters:
@@ -165,12 +165,12 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        saved=kept_slots(opened),
+        saved=optimizer_slots(opened),
         methods=opened.methods,
     )
     after = {key: value.cpu() for key, value in bound.weights().items()}
     personal = {key: value.clone() for key, value in after.items() if is_personal(key)}
-    # Against what came, however coarse: the server adds it to weights of its own that were never rounded.
+    # Against what came, however coarse: the server adds it to its weights, which were never rounded.
     delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
     return close_job(job, site, opened, delta, personal, trained)
 
@@ -195,24 +195,24 @@ def _evaluate(job: Job, site: Site) -> Update:
     return Update(job.round, job.client, job.tasks, {}, job.rows, counts, {}, sums)
 
 
-def _gather(job: Job, site: Site, own: Weights) -> Weights:
-    """What the server sent, fixed values as they are known here, and the client's own, which start as the model did."""
+def _gather(job: Job, site: Site, personal: Weights) -> Weights:
+    """What the server sent, fixed values as they are known here, and personal ones, which start as the model did."""
     try:
         values = {**job.weights, **remember_fixed(site.folder / "fixed", job.weights, job.fixed, site.initial)}
     except KeyError as error:
         raise FedmtlError(
-            f"the fixed value {error.args[0]} was neither sent nor kept here, and this model starts with another"
+            f"the fixed value {error.args[0]} was neither sent nor stored here, and this model starts with another"
         ) from error
     for view in job.plan.keys(site.model.canonical(), job.tasks, job.client).values():
         for name, key in view.items():
             if is_personal(key):
-                values[key] = own[key] if key in own else site.initial[name]
+                values[key] = personal[key] if key in personal else site.initial[name]
     return values
 
 
 def out_of_memory(job: Job) -> str:
     """What to say: the setting of the largest batches."""
-    common, own = job.settings["batch_size"], job.settings.get("batch_sizes", {})
-    largest = max(job.tasks, key=lambda task: own.get(task, common))
-    section = "evaluation" if job.kind != "train" else f"tasks.{largest}" if largest in own else "training"
-    return f"out of memory; lower {section}.batch_size ({own.get(largest, common)}) or model.max_length"
+    common, by_task = job.settings["batch_size"], job.settings.get("batch_sizes", {})
+    largest = max(job.tasks, key=lambda task: by_task.get(task, common))
+    section = "evaluation" if job.kind != "train" else f"tasks.{largest}" if largest in by_task else "training"
+    return f"out of memory; lower {section}.batch_size ({by_task.get(largest, common)}) or model.max_length"

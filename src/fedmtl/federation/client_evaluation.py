@@ -83,17 +83,17 @@ def _merge(
     for client in sorted(scored):
         for name, part in scored[client].items():
             parts.setdefault(name, {})[client] = part
-    for name, own in parts.items():
-        finite = {client: part for client, part in own.items() if not part.broken and math.isfinite(part.loss)}
+    for name, by_client in parts.items():
+        finite = {client: part for client, part in by_client.items() if not part.broken and math.isfinite(part.loss)}
         # Where nobody's are, it is the model.
-        if finite and len(finite) < len(own):
+        if finite and len(finite) < len(by_client):
             parts[name] = finite
             failures += [
                 Failure(round_number, client, f"its predictions of {name} are not finite, those of others are")
-                for client in own
+                for client in by_client
                 if client not in finite
             ]
-    sums: dict[str, Sums] = {name: reduce(add, own.values()) for name, own in parts.items()}
+    sums: dict[str, Sums] = {name: reduce(add, by_client.values()) for name, by_client in parts.items()}
     clients = {
         name: {client: score(task, part).metrics[task.metric] for client, part in parts[name].items()}
         for name, task in tasks.items()

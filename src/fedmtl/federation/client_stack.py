@@ -12,7 +12,7 @@ import torch
 
 from fedmtl.capabilities import is_stackable
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client import Opened, Site, close_job, kept_slots, open_job, out_of_memory
+from fedmtl.federation.client import Opened, Site, close_job, open_job, optimizer_slots, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local import TrainingFailed
@@ -39,14 +39,14 @@ def stack_label(job: Job, site: Site) -> str | None:
 def run_stack(jobs: Sequence[Job], site: Site, stacks: Stacks, threads: Executor) -> list[Answer | None]:
     """Train the clients of jobs that have a label in common; an answer or a reason for each.
 
-    None is of one that must be run by itself after all: what it kept of its optimizer does not fit a stack.
+    None is of one that must be run by itself after all: what it saved of its optimizer does not fit a stack.
     """
     started = time.perf_counter()
     entered = list(threads.map(lambda job: _enter(job, site), jobs))
-    there = [own for own in entered if isinstance(own, _Entered)]
+    there = [entry for entry in entered if isinstance(entry, _Entered)]
     outcomes = iter(_train(there, stacks)) if there else iter(())
     seconds = (time.perf_counter() - started) / max(1, len(jobs))
-    results = [next(outcomes) if isinstance(own, _Entered) else own for own in entered]
+    results = [next(outcomes) if isinstance(entry, _Entered) else entry for entry in entered]
     return list(threads.map(partial(_answer, site, seconds), entered, results))
 
 
@@ -67,18 +67,18 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
     keys = {name: key for view in views.values() for name, key in view.items()}
     trained = [name for task, view in views.items() for name in reached(site.model, task, view)]
-    kept = named_state(kept_slots(opened), keys, trained)
-    if kept is None:
+    saved = named_state(optimizer_slots(opened), keys, trained)
+    if saved is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)
-    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, kept, job.extra))
+    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, saved, job.extra))
 
 
 def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:
     """All at once, or in halves where there is no memory for that."""
     first = there[0]
-    members = [own.member for own in there]
-    values = [{name: own.opened.values[key] for name, key in own.member.keys.items()} for own in there]
+    members = [entry.member for entry in there]
+    values = [{name: entry.opened.values[key] for name, key in entry.member.keys.items()} for entry in there]
     try:
         return list(train_stack(stacks, members, values, first.opened.settings, round_number=first.job.round))
     except torch.OutOfMemoryError:

@@ -39,7 +39,7 @@ def load_state(folder: Path, state_round: int) -> dict[str, Weights]:
     path = _state_path(folder, state_round)
     if path.exists():
         return {RENAMED.get(slot, slot): values for slot, values in load_tensors(path).items()}
-    others = kept_rounds(folder)
+    others = saved_rounds(folder)
     if others:
         raise FedmtlError(
             f"this client keeps its state of {_spell(others)}, and the server goes on after round {state_round}; put"
@@ -48,7 +48,7 @@ def load_state(folder: Path, state_round: int) -> dict[str, Weights]:
     return {}
 
 
-def kept_rounds(folder: Path) -> list[int]:
+def saved_rounds(folder: Path) -> list[int]:
     """The rounds whose state a client has."""
     return sorted(_round_of(path) for path in folder.glob("round-*.safetensors"))
 
@@ -71,7 +71,7 @@ def save_state(folder: Path, round_number: int, slots: Mapping[str, Mapping[Key,
 
 
 class InitialValues:
-    """What a site's model starts with, by canonical name; digests are made when they are first asked for."""
+    """What a site's model starts with, by canonical name; digests are made when they are first needed."""
 
     def __init__(self, values: Weights) -> None:
         self._values = values
@@ -101,9 +101,9 @@ def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], i
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise PolicyError("the job names a fixed value by what is no digest").coded("job_weights")
         path = folder / f"{digest}.safetensors"
-        own = initial.fixed(name, digest)
-        if own is not None:
-            values[key] = own
+        initial_value = initial.fixed(name, digest)
+        if initial_value is not None:
+            values[key] = initial_value
         elif key in weights:
             values[key] = weights[key]
             if not path.exists():
@@ -145,25 +145,25 @@ def follow_plan(
 
 
 def _follow(values: Weights, plan: SharingPlan, tasks: Sequence[str], client: str) -> Weights:
-    kept = {key: value for key, value in values.items() if _is_current(key, plan, client)}
+    current = {key: value for key, value in values.items() if _is_current(key, plan, client)}
     old: dict[str, list[Key]] = {}
     for key in values:
-        if key not in kept:
+        if key not in current:
             old.setdefault(key.name, []).append(key)
     for name, keys in old.items():
         owners = [task for task in tasks if owner_task(name) in (None, task)]
         for target in dict.fromkeys(plan.key(name, task, client) for task in owners):
             users = [task for task in owners if plan.key(name, task, client) == target]
             origins = [values[key] for key in keys if scope_tasks(plan, key.scope, users)]
-            if target in kept or target.scope == "fixed" or not origins:
+            if target in current or target.scope == "fixed" or not origins:
                 continue
             if len({origin.shape for origin in origins}) > 1:
                 continue
             mean = mean_value(origins)
             # Row numbers of two tables have no mean.
             if mean.dtype == origins[0].dtype:
-                kept[target] = mean
-    return kept
+                current[target] = mean
+    return current
 
 
 def _is_current(key: Key, plan: SharingPlan, client: str) -> bool:

@@ -26,7 +26,7 @@ class Dispatch:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._held: dict[ClientId, set[str]] = {}
+        self._client_digests: dict[ClientId, set[str]] = {}
         self._digests: dict[Key, tuple[Tensor, str]] = {}
 
     @timed("cutting slices")
@@ -57,7 +57,7 @@ class Dispatch:
             value = state.weights[key]
             if key.scope == "fixed":
                 fixed[key.name] = self._digest(key, value)
-                if fixed[key.name] in self._held.get(client, self._strategy.known):
+                if fixed[key.name] in self._client_digests.get(client, self._strategy.known):
                     continue
             weights[key] = self._slice(key, value, rows)
         return Job(
@@ -88,11 +88,11 @@ class Dispatch:
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:
         """The client has these fixed values now."""
-        self._held.setdefault(job_client, set(self._strategy.known)).update(fixed.values())
+        self._client_digests.setdefault(job_client, set(self._strategy.known)).update(fixed.values())
 
     def lost(self, client: ClientId) -> None:
         """The client failed: it may have been replaced by an empty one."""
-        self._held[client] = set()
+        self._client_digests[client] = set()
 
     def _digest(self, key: Key, value: Tensor) -> str:
         known = self._digests.get(key)

@@ -62,7 +62,7 @@ def is_safe_name(name: str) -> bool:
 
 
 class Fault(BaseModel):
-    """What crosses the line in place of an error's words."""
+    """What crosses the line instead of an error's words."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -79,8 +79,8 @@ class Fault(BaseModel):
 
     def words(self) -> str:
         """The server's sentence for it."""
-        places = [part for part in (self.task, self.line and f"line {self.line}") if part]
-        return f"{', '.join(places)}: {SENTENCES[self.code]}" if places else SENTENCES[self.code]
+        parts = [part for part in (self.task, self.line and f"line {self.line}") if part]
+        return f"{', '.join(parts)}: {SENTENCES[self.code]}" if parts else SENTENCES[self.code]
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -99,7 +99,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def read_fault(reason: object) -> str:
-    """A site's reason in the server's own words; `UNREADABLE` where it is not a record of ours."""
+    """A site's reason as the server words it; `UNREADABLE` where it is not a record of ours."""
     if not isinstance(reason, str) or len(reason) > MOST_LETTERS:
         return UNREADABLE
     try:

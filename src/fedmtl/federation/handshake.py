@@ -1,7 +1,7 @@
 """What server and site tell each other before the first round, and what must be equal.
 
 Plain text in JSON: the process that carries it needs no numeric library to pass it on. A hello has no label value in
-it: the server names the labels of a task, the site counts its own in that order, and both compare a digest of the list.
+it: the server names the labels of a task, the site counts examples in that order, and both compare the list's digest.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Welcome(Said):
     terms: Terms
 
 
-class Held(Said):
+class TaskCounts(Said):
     """What a site has of one task: counts, never texts or labels.
 
     `labels` are in the order of the server's list, or of the score ranges of a regression; without any, the site's
@@ -83,11 +83,11 @@ class Held(Said):
 
 
 class Hello(Said):
-    """A site's answer: who it is, what it has, the token rows it uses, and its own terms."""
+    """A site's answer: who it is, what it has, the token rows it uses, and its terms."""
 
     client: Name
     terms: SiteTerms
-    tasks: Annotated[dict[Name, Held], Field(max_length=MOST_TASKS)] = {}
+    tasks: Annotated[dict[Name, TaskCounts], Field(max_length=MOST_TASKS)] = {}
     rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
     evaluation_rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
 
@@ -103,7 +103,7 @@ def read_hello(words: str) -> Hello:
         raise WireError(f"its hello is not whole: {where or 'words'}: {first['type']}") from None
 
 
-_KEYS = {*Hello.model_fields, *Held.model_fields, *SiteTerms.model_fields}
+_KEYS = {*Hello.model_fields, *TaskCounts.model_fields, *SiteTerms.model_fields}
 
 
 def labels_digest(labels: Sequence[str]) -> str:
@@ -129,21 +129,22 @@ def refusal(
     strange = sorted(set(hello.tasks) - set(enrolled[hello.client]))
     if strange:
         return f"brings {', '.join(strange)}; it is enrolled for {', '.join(enrolled[hello.client])}"
-    if not hello.tasks or not all(held.examples for held in hello.tasks.values()):
+    if not hello.tasks or not all(counts.examples for counts in hello.tasks.values()):
         return "brings no examples"
     if not all(_are_rows(rows, num_rows) for rows in (hello.rows, hello.evaluation_rows)):
         return f"its token rows are not rising numbers below {num_rows}"
-    return next((reason for task, held in hello.tasks.items() if (reason := _label_refusal(task, held, ours))), None)
+    reasons = (_label_refusal(task, counts, ours) for task, counts in hello.tasks.items())
+    return next(filter(None, reasons), None)
 
 
-def _label_refusal(task: str, held: Held, ours: Terms) -> str | None:
+def _label_refusal(task: str, counts: TaskCounts, ours: Terms) -> str | None:
     if task not in ours.labels:
         return f"brings {task}, which this run does not have"
     labels = ours.labels[task]
-    if held.label_list != labels_digest(labels):
-        return f"labels of {task} differ: the server's list is {labels_digest(labels)}, the site's {held.label_list}"
-    if len(held.labels) not in (0, len(labels) or SCORE_RANGES):
-        return f"counts {len(held.labels)} labels of {task}; it has {len(labels) or SCORE_RANGES}"
+    if counts.label_list != labels_digest(labels):
+        return f"labels of {task} differ: the server's list is {labels_digest(labels)}, the site's {counts.label_list}"
+    if len(counts.labels) not in (0, len(labels) or SCORE_RANGES):
+        return f"counts {len(counts.labels)} labels of {task}; it has {len(labels) or SCORE_RANGES}"
     return None
 
 

@@ -142,7 +142,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """Everything a resume needs; seeds are derived, clients have states of their own.
+    """Everything a resume needs; seeds are derived, and clients save their states.
 
     `extra` is what methods and the aggregator know of earlier rounds, by name.
     """
@@ -171,7 +171,7 @@ class Round:
 
 
 class Scorer(Protocol):
-    """Scores on the server's own validation examples, until it is closed."""
+    """Scores on the server's validation examples, until it is closed."""
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         """Every task's outputs for the server's validation examples, in their order, and the summed loss."""
@@ -183,7 +183,7 @@ class Scorer(Protocol):
 
 
 class Engine(Scorer, Protocol):
-    """Carries Jobs to clients and Updates back, and scores on the server's own examples; it decides nothing."""
+    """Carries Jobs to clients and Updates back, and scores on the server's examples; it decides nothing."""
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         """Every client that may take part in the next round, by name."""

@@ -1,4 +1,4 @@
-"""A site's policy: what a server may have of it, in its owner's own words, as a file that can be read and signed.
+"""A site's policy: what a server may have of it, in its owner's words, as a file that can be read and signed.
 
 Only the record, its file and its sentences are here; `deploy/site_config.py` and
 `deploy/job_rules.py` hold a server's welcome and jobs to it. Without a file the defaults hold, which are strict.

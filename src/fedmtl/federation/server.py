@@ -41,7 +41,7 @@ from fedmtl.timing import timed
 from fedmtl.training.settings import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
-# In the place of a value that has been averaged and let go.
+# Stands for a value that has been averaged and let go.
 NO_VALUE = torch.empty(0, device="meta")
 
 
@@ -72,7 +72,7 @@ def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate)
 
 @contextmanager
 def _blamed(name: str, round_number: int, failures: tuple[Failure, ...] = ()) -> Iterator[None]:
-    """Whatever goes wrong in a capability's own code ends the run with a line that names it."""
+    """Whatever goes wrong in a capability's code ends the run with a line that names it."""
     try:
         yield
     except FedmtlError:
@@ -243,7 +243,7 @@ def _most_weights(
 
 
 def _check_finite(values: Weights, number: int, failures: tuple[Failure, ...]) -> None:
-    """A state that is not finite is never kept: every client would fail in it, and a resume would load it again."""
+    """A state that is not finite is never saved: every client would fail in it, and a resume would load it again."""
     for key, value in values.items():
         low, high = map(float, torch.aminmax(value)) if value.numel() else (0.0, 0.0)
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -260,10 +260,10 @@ def _scarce_task(
 ) -> str | None:
     """What is to be said of the first task that too few clients returned."""
     needed = strategy.federation.min_clients_per_task
-    asked = [*(update.client for update in accepted), *(failure.client for failure in failures)]
+    clients = [*(update.client for update in accepted), *(failure.client for failure in failures)]
     for task in strategy.tasks if needed else ():
         got = sum(task in update.tasks for update in accepted)
-        if got < needed and any(task in strategy.active_tasks(client, number) for client in asked):
+        if got < needed and any(task in strategy.active_tasks(client, number) for client in clients):
             return (
                 f"round {number} got {got} updates of {task}, federation.min_clients_per_task is {needed};"
                 " lower it, or let more of its clients take part"

@@ -28,7 +28,7 @@ PHASES: tuple[Phase, ...] = ("plan", "weights", "constraint")
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """What a method may build itself from before the first round; `observe` is told of what takes long."""
+    """What a method may build itself from before the first round; `observe` gets the events of what takes long."""
 
     config: Config
     tasks: Mapping[str, Task]
@@ -100,5 +100,5 @@ class ServerMethod:
 
 def with_extra(state: State, name: str, extra: Extra) -> State:
     """The state with a method's extra; an empty one is left out."""
-    others = {other: kept for other, kept in state.extra.items() if other != name}
+    others = {other: one for other, one in state.extra.items() if other != name}
     return replace(state, extra={**others, name: extra} if extra else others)

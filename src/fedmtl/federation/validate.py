@@ -48,10 +48,10 @@ def expect(job: Job, info: ClientInfo | None = None) -> Expected:
     methods = job.settings.get("methods", {})
     known = {} if info is None else info.num_examples if job.kind == "train" else info.num_validation
     pairs = bool(job.settings.get("share_pairs", False))
-    own = {task: known[task] for task in job.tasks if task in known}
+    examples = {task: known[task] for task in job.tasks if task in known}
     if info is not None and job.kind == "train":
-        own = {task: known.get(task, 0) for task in job.tasks}
-    return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, methods, own, pairs)
+        examples = {task: known.get(task, 0) for task in job.tasks}
+    return Expected(job.client, job.round, job.tasks, job.plan, tensors, job.rows, methods, examples, pairs)
 
 
 def unwelcome(answer: Update | Failure, expected: Container[ClientId], answered: Container[ClientId]) -> str | None:
@@ -126,7 +126,7 @@ def _are_equal(rows: Rows | None, expected: Rows | None) -> bool:
 
 
 def _refused_extra(update: Update, expected: Expected) -> str | None:
-    """Why what capabilities sent must not count: it has no part in the job, is not finite, or its own check says so."""
+    """Why what capabilities sent must not count: it has no part in the job, is not finite, or fails their check."""
     for name, extra in update.extra.items():
         if name not in expected.methods:
             return f"it sent something of {name}, which has no part in its job"

@@ -152,9 +152,9 @@ def movable_layers(settings: AdaptiveSharingConfig, plan: SharingPlan, names: Se
             )
     levels = allowed_levels(settings, plan)
     chosen: dict[str, tuple[str, ...]] = {}
-    for layer, own in layers.items():
+    for layer, members in layers.items():
         # Under LoRA a layer's weights are fixed; what trains in it may move.
-        moving = [name for name in own if plan.level(name) != "fixed"] or own
+        moving = [name for name in members if plan.level(name) != "fixed"] or members
         found = {plan.level(name) for name in moving}
         if settings.layers is None and (not layer[-1].isdigit() or not found & set(levels)):
             continue
@@ -297,13 +297,13 @@ def _moves(
 def _wish(rule: Rule, levels: Mapping[str, str], track: LayerTrack, layer: str) -> tuple[str | None, str | None]:
     """The level a layer should have, and on which side of it there are layers that must move first."""
     order = list(levels)
-    place, level = order.index(layer), levels[layer]
+    index, level = order.index(layer), levels[layer]
     if track.low:
         target = rule.split(level, track.agreement)
-        stuck = target is not None and any(rule.is_finer(target, levels[above]) for above in order[place + 1 :])
+        stuck = target is not None and any(rule.is_finer(target, levels[above]) for above in order[index + 1 :])
         return target, "above" if stuck else None
     target = rule.merge(level, track.agreement)
-    stuck = target is not None and any(rule.is_finer(levels[below], target) for below in order[:place])
+    stuck = target is not None and any(rule.is_finer(levels[below], target) for below in order[:index])
     return target, "below" if stuck else None
 
 
@@ -356,7 +356,7 @@ class TaskUpdates:
                 users.setdefault(self._plan.key(names[0], task, update.client).scope, []).append(task)
             for scope, tasks in users.items():
                 if len(tasks) == 1:
-                    self._add_own(update, layer, scope, tasks[0])
+                    self._add_delta(update, layer, scope, tasks[0])
                 elif layer in _products(update):
                     self._add_products(update, layer, tasks)
 
@@ -374,7 +374,7 @@ class TaskUpdates:
             found[layer] = pairs
         return found
 
-    def _add_own(self, update: Update, layer: str, scope: str, task: str) -> None:
+    def _add_delta(self, update: Update, layer: str, scope: str, task: str) -> None:
         weight = self._weight(update, task)
         for name in self._layers[layer]:
             key = Key(scope, name)
@@ -386,9 +386,9 @@ class TaskUpdates:
 
     def _add_products(self, update: Update, layer: str, tasks: Sequence[str]) -> None:
         products = _products(update)[layer]
-        places = {task: number for number, task in enumerate(update.tasks)}
+        index = {task: number for number, task in enumerate(update.tasks)}
         for first, second in combinations([task for task in self._tasks if task in tasks], 2):
-            a, b = places[first], places[second]
+            a, b = index[first], index[second]
             found = cosine(products[a][b], products[a][a], products[b][b])
             if found is not None:
                 weight = self._weight(update, first) + self._weight(update, second)
@@ -410,9 +410,9 @@ class TaskUpdates:
 
 
 def cosine(product: float, first: float, second: float) -> float | None:
-    """From an inner product and two squared lengths; None where a length is 0."""
-    length = math.sqrt(first) * math.sqrt(second)
-    return max(-1.0, min(1.0, product / length)) if length > 0 else None
+    """The cosine from an inner product and two squared norms; None where a norm is 0."""
+    norms = math.sqrt(first) * math.sqrt(second)
+    return max(-1.0, min(1.0, product / norms)) if norms > 0 else None
 
 
 def _products(update: Update) -> Mapping[str, Sequence[Sequence[float]]]:
@@ -499,27 +499,27 @@ def check_sent(extra: Extra, tasks: Sequence[str], options: Mapping[str, Any]) -
     products = extra.values.get(PRODUCTS, {})
     if extra.tensors or set(extra.values) - {PRODUCTS} or not isinstance(products, Mapping):
         return "its inner products are not those it was given to measure"
-    if not set(products) <= set(options["layers"]) or not all(_are_products(own, tasks) for own in products.values()):
+    if not set(products) <= set(options["layers"]) or not all(_are_products(one, tasks) for one in products.values()):
         return "its inner products are not those it was given to measure"
     return None
 
 
 def _are_products(products: Any, tasks: Sequence[str]) -> bool:
     """Whether vectors can have these: a finite number for every two tasks, symmetric, none over the norms' product."""
-    places = range(len(tasks))
+    indices = range(len(tasks))
     if not isinstance(products, Sequence) or [len(row) for row in products] != [len(tasks)] * len(tasks):
         return False
     numbers = [value for row in products for value in row]
     if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
         return False
-    if any(products[i][i] < 0 for i in places):
+    if any(products[i][i] < 0 for i in indices):
         return False
-    norms = [math.sqrt(products[i][i]) for i in places]
+    norms = [math.sqrt(products[i][i]) for i in indices]
     # A little more, for rounding.
     return all(
         products[i][j] == products[j][i] and abs(products[i][j]) <= 1.001 * norms[i] * norms[j]
-        for i in places
-        for j in places
+        for i in indices
+        for j in indices
     )
 
 

@@ -1,7 +1,7 @@
 """A finished model as teacher while a federation trains: knowledge distillation (Hinton et al. 2015).
 
-Clients learn what the teacher says of their own examples, or the server has the averaged model learn from it on texts
-without labels after every round: ensemble distillation (Lin et al. 2020) with a finished model in the ensemble's place.
+Clients learn what the teacher says of their examples, or the server has the averaged model learn from it on texts
+without labels after every round: ensemble distillation (Lin et al. 2020) with a finished model for the ensemble.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _open(setup: ServerSetup) -> ServerDistillation | None:
 
 
 def _settings(distillation: DistillationConfig, settings: LocalSettings, shards: Mapping[str, Shard]) -> LocalSettings:
-    """The clients' settings for so many batches of the teacher's outputs alone, and what clients are held to."""
+    """The clients' settings for so many batches of the teacher's outputs alone, with the clients' constraints."""
     rate = distillation.learning_rate
     return replace(
         with_methods(
@@ -171,9 +171,9 @@ def _shard(config: Config, task: Task, files: list[str], teacher: Teacher, encod
 
 
 class Teacher:
-    """Outputs of a finished model in the form of a student's own, kept beside the tokens and computed once.
+    """Computes a finished model's outputs once, in the form of a student's, and saves them beside the tokens.
 
-    It has its own tokenizer, length and way with pairs; only texts and the meaning of labels are in common.
+    It has another tokenizer, length and way with pairs; only texts and the meaning of labels are in common.
     """
 
     def __init__(
@@ -193,15 +193,15 @@ class Teacher:
         """The file of its outputs for these texts, one row each; None for a task it does not teach."""
         if task.name not in self.tasks:
             return None
-        own = self._saved.tasks[task.name]
-        tokens, _ = tokenize(own, texts, self._saved.encoder.tokenizer, self._saved.max_length, self._cache)
+        teacher_task = self._saved.tasks[task.name]
+        tokens, _ = tokenize(teacher_task, texts, self._saved.encoder.tokenizer, self._saved.max_length, self._cache)
         path = tokens.with_name(f"{tokens.name}-{self._digest}-{task.name}-{task.kind_of.num_outputs(task)}.npy")
         if not path.exists():
             count = len(texts[0])
             self._observe(TeacherEvent(task=task.name, examples=count))
-            shard = Shard(tokens, own.kind_of.blank_labels(count), np.arange(count, dtype=np.int64))
+            shard = Shard(tokens, teacher_task.kind_of.blank_labels(count), np.arange(count, dtype=np.int64))
             found, _ = predict(self._model(), task.name, shard, 64, self._device)
-            save_outputs(path, task.kind_of.in_form_of(task, own, found))
+            save_outputs(path, task.kind_of.in_form_of(task, teacher_task, found))
         return path
 
     def _model(self) -> BoundModel:
@@ -217,17 +217,17 @@ class Teacher:
 def open_teacher(
     config: Config, where: str, tasks: Mapping[str, Task], device: str, observe: Observer = lambda event: None
 ) -> Teacher | None:
-    """The config's teacher, checked against the tasks at hand; None where nobody is taught."""
-    told = config.training.distillation
-    if told is None or told.where != where:
+    """The config's teacher, checked against the tasks at hand; None where there is no teacher."""
+    distillation = config.training.distillation
+    if distillation is None or distillation.where != where:
         return None
-    given = Path(told.teacher)
+    given = Path(distillation.teacher)
     folder = model_folder(given, TEACHER)
     saved = load_model(folder)
-    taught = tuple(name for name in tasks if told.tasks is None or name in told.tasks)
-    for name in taught:
+    names = tuple(name for name in tasks if distillation.tasks is None or name in distillation.tasks)
+    for name in names:
         _check(tasks[name], saved, given)
-    return Teacher(saved, model_digest(folder, saved), taught, token_cache(config.data), torch.device(device), observe)
+    return Teacher(saved, model_digest(folder, saved), names, token_cache(config.data), torch.device(device), observe)
 
 
 def _check(task: Task, saved: SavedModel, given: Path) -> None:
@@ -238,12 +238,12 @@ def _check(task: Task, saved: SavedModel, given: Path) -> None:
             f"{TEACHER}: {given} has no task {name}, it has {', '.join(saved.tasks)};"
             " name those it teaches in training.distillation.tasks"
         )
-    own = saved.tasks[name]
+    teacher_task = saved.tasks[name]
     for words, ours, theirs in (
-        ("kind", task.kind, own.kind),
-        ("labels", task.labels, own.labels),
-        ("score range", task.score_range, own.score_range),
-        ("number of texts", len(task.text), len(own.text)),
+        ("kind", task.kind, teacher_task.kind),
+        ("labels", task.labels, teacher_task.labels),
+        ("score range", task.score_range, teacher_task.score_range),
+        ("number of texts", len(task.text), len(teacher_task.text)),
     ):
         if ours != theirs:
             raise ConfigError(

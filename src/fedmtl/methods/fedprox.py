@@ -22,7 +22,7 @@ NAME = "fedprox"
 
 
 class StackedFedProx(StackedMethod):
-    """The same for clients at once, whose received values lie beside their own."""
+    """The same for clients at once, whose received values lie beside those they train."""
 
     name = NAME
     moves_all_rows = True
@@ -36,7 +36,7 @@ class StackedFedProx(StackedMethod):
 
 
 class FedProx(LocalMethod):
-    """Adds the term's gradient, mu (w - w0), in place of the term itself."""
+    """Adds the term's gradient, mu (w - w0), instead of the term itself."""
 
     name = NAME
     stacked = StackedFedProx

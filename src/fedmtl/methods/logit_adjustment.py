@@ -3,7 +3,7 @@
 2021, Long-Tail Learning via Logit Adjustment) against shares of labels that differ by client.
 
 While a client trains, its outputs get the log of each label's share here over its share at all clients of the round.
-What is trained then answers for the federation's shares, and a client is not moved by its own being different. A
+What is trained then answers for the federation's shares, and a client is not moved by its shares being different. A
 label counts once more than it occurs, so that one that is missing is not pushed away without end.
 """
 
@@ -64,7 +64,7 @@ class StackedLogits(StackedMethod):
 
 
 class AdjustedLogits(LocalMethod):
-    """Adds each task's offsets to the outputs that its own loss is made of."""
+    """Adds each task's offsets to the outputs that its loss is made of."""
 
     name = NAME
     stacked = StackedLogits
@@ -112,7 +112,7 @@ class LabelCounts(ServerMethod):
 
 
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
-    # A client that trains alone knows no labels but its own.
+    # A client that trains alone does not know the labels of others.
     strength = 0.0 if config.mode == "local" else config.training.logit_adjustment
     return {"strength": strength} if strength else None
 

@@ -72,21 +72,21 @@ def conflicts(gradients: Mapping[str, Tensor], shared: Shared) -> list[tuple[str
 def project(task: str, gradients: Mapping[str, Tensor], shared: Shared, generator: np.random.Generator) -> Tensor:
     """The task's gradient without what points against the others'; itself, not a copy, where nothing does."""
     others = [other for other in gradients if other != task]
-    own = gradients[task]
+    projected = gradients[task]
     for number in generator.permutation(len(others)):
         other = gradients[others[number]]
-        places = shared(task, others[number])
-        against = _dot(own, other, places)
-        square = _dot(other, other, places)
+        spans = shared(task, others[number])
+        against = _dot(projected, other, spans)
+        square = _dot(other, other, spans)
         if against < 0 and square > 0:
-            own = own.clone() if own is gradients[task] else own
-            for place in places:
-                own[place].sub_(other[place], alpha=against / square)
-    return own
+            projected = projected.clone() if projected is gradients[task] else projected
+            for span in spans:
+                projected[span].sub_(other[span], alpha=against / square)
+    return projected
 
 
-def _dot(first: Tensor, second: Tensor, places: Sequence[slice]) -> float:
-    return sum(float(first[place].dot(second[place])) for place in places)
+def _dot(first: Tensor, second: Tensor, spans: Sequence[slice]) -> float:
+    return sum(float(first[span].dot(second[span])) for span in spans)
 
 
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:

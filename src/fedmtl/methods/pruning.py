@@ -81,17 +81,17 @@ class Pruning(ServerMethod):
 
 def prunable_names(settings: PruningConfig, plan: SharingPlan, linear: Sequence[str]) -> frozenset[str]:
     """The weight matrices, of those given, that the server may prune; a ConfigError where a pattern finds none."""
-    own = [name for name in linear if plan.level(name) not in ("client", "fixed")]
+    trained = [name for name in linear if plan.level(name) not in ("client", "fixed")]
     for pattern in settings.layers or ():
-        if not any(fnmatchcase(name, pattern) for name in own):
+        if not any(fnmatchcase(name, pattern) for name in trained):
             raise ConfigError(
                 f"training.pruning.layers: `{pattern}` matches no linear weight that trains at the server;"
                 f" names look like {', '.join(linear[:3])}"
             )
-    if not own:
+    if not trained:
         raise ConfigError("training.pruning: all linear weights are fixed or stay at clients; change sharing.rules")
     patterns = settings.layers or ["*"]
-    return frozenset(name for name in own if any(fnmatchcase(name, pattern) for pattern in patterns))
+    return frozenset(name for name in trained if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def share_after(settings: PruningConfig, round_number: int) -> float:
@@ -154,7 +154,7 @@ def _sizes(value: Tensor, mask: Tensor | None) -> np.ndarray:
     return (sizes if mask is None else sizes.masked_fill(mask, -1.0)).reshape(-1).numpy()
 
 
-class PrunedPlaces:
+class PruningMask:
     """Zeroes pruned weights, or their gradients, by one multiplication over the part of a buffer that has any.
 
     `pruned` is true where a weight is; keys that do not train here are left out.
@@ -162,13 +162,13 @@ class PrunedPlaces:
 
     def __init__(self, bound: BoundModel, pruned: Mapping[Key, Tensor]) -> None:
         flat = bound.flat
-        found = {place.start: (place, pruned[key]) for key, place in flat.spans.items() if key in pruned}
+        found = {span.start: (span, pruned[key]) for key, span in flat.spans.items() if key in pruned}
         start = min(found, default=0)
-        self._span = slice(start, max((place.stop for place, _ in found.values()), default=0))
+        self._span = slice(start, max((span.stop for span, _ in found.values()), default=0))
         size = self._span.stop - start
         self._factors = bound.buffers.take("unpruned", size, flat.values.dtype, flat.values.device).fill_(1.0)
-        for place, mask in found.values():
-            self._factors[place.start - start : place.stop - start].copy_(~mask.reshape(-1))
+        for span, mask in found.values():
+            self._factors[span.start - start : span.stop - start].copy_(~mask.reshape(-1))
 
     def clear(self, buffer: Tensor) -> None:
         buffer[self._span].mul_(self._factors)
@@ -181,7 +181,7 @@ class PrunedClient(LocalMethod):
     is_constraint = True
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._places: PrunedPlaces | None = None
+        self._mask: PruningMask | None = None
 
     def restore(self, slots: Mapping[str, Weights], received: Extra) -> dict[str, Weights]:
         """What an encoding lost of weights that have been pruned since is not sent any more."""
@@ -191,19 +191,19 @@ class PrunedClient(LocalMethod):
         }
 
     def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
-        mask = received.slot(MASK)
-        self._places = PrunedPlaces(client.bound, mask) if mask else None
-        if self._places is not None:
-            self._places.clear(client.bound.flat.values)
+        masks = received.slot(MASK)
+        self._mask = PruningMask(client.bound, masks) if masks else None
+        if self._mask is not None:
+            self._mask.clear(client.bound.flat.values)
 
     def task_gradient(self, task: str, reached: Collection[Key], gradients: Tensor) -> None:
-        if self._places is not None:
-            self._places.clear(gradients)
+        if self._mask is not None:
+            self._mask.clear(gradients)
 
     def stepped(self, values: Tensor) -> None:
         # Moments of before a weight was pruned would move it: its gradient alone being zero is not enough.
-        if self._places is not None:
-            self._places.clear(values)
+        if self._mask is not None:
+            self._mask.clear(values)
 
 
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:

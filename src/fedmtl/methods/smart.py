@@ -35,41 +35,41 @@ class Smart:
 
     def __init__(self, bound: BoundModel, settings: SmartConfig, seed: int, device: torch.device) -> None:
         self._bound, self._settings, self._device = bound, settings, device
-        # Of its own, so that dropout draws what it would without SMART.
+        # Not the global one, so that dropout draws what it would without SMART.
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "smart"))
         self._average = bound.flat.values.clone() if settings.bregman else None
         self._averaged: dict[str, dict[str, nn.Parameter]] = {}
 
     def outputs(self, task: str, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The outputs that the task's loss is made from, and what is to be added to that loss."""
-        settings, own = self._settings, self._bound.model.tasks[task]
+        settings, definition = self._settings, self._bound.model.tasks[task]
         dropout = SameDropout(self._device)
-        around = self._start(own, inputs) if settings.perturb == "both" else None
+        around = self._start(definition, inputs) if settings.perturb == "both" else None
         past = None if self._average is None else self._past(task, inputs, around, dropout)
         outputs = self._pass(task, inputs, around, dropout)
         added = outputs.new_zeros(())
         if settings.weight:
             noise = self.find_noise(task, inputs, outputs.detach(), around, dropout)
             perturbed = self._pass(task, inputs, _sum(around, noise), dropout)
-            added = added + settings.weight * divergences(own, perturbed, outputs).mean()
+            added = added + settings.weight * divergences(definition, perturbed, outputs).mean()
         if past is not None:
-            added = added + settings.bregman * divergences(own, outputs, past).mean()
+            added = added + settings.bregman * divergences(definition, outputs, past).mean()
         return outputs, added
 
     def find_noise(
         self, task: str, inputs: Inputs, outputs: Tensor, around: Tensor | None, dropout: SameDropout
     ) -> Tensor:
         """Noise in the ball, by ascent on the divergence from `outputs`; examples do not affect each other."""
-        settings, own = self._settings, self._bound.model.tasks[task]
+        settings, definition = self._settings, self._bound.model.tasks[task]
         step_size = REACH * settings.radius if settings.step_size is None else settings.step_size
-        noise = self._start(own, inputs)
+        noise = self._start(definition, inputs)
         for _ in range(settings.steps):
             noise.requires_grad_()
             perturbed = self._pass(task, inputs, _sum(around, noise), dropout)
-            (gradient,) = torch.autograd.grad(divergences(own, perturbed, outputs).sum(), noise)
-            lengths = example_norms(own, gradient, settings.norm).clamp(min=torch.finfo(gradient.dtype).tiny)
-            noise = noise.detach() + step_size * gradient / lengths * _real(inputs, gradient)
-            noise = project(own, noise, settings.norm, settings.radius)
+            (gradient,) = torch.autograd.grad(divergences(definition, perturbed, outputs).sum(), noise)
+            norms = example_norms(definition, gradient, settings.norm).clamp(min=torch.finfo(gradient.dtype).tiny)
+            noise = noise.detach() + step_size * gradient / norms * _real(inputs, gradient)
+            noise = project(definition, noise, settings.norm, settings.radius)
         return noise
 
     def stepped(self) -> None:
@@ -94,9 +94,9 @@ class Smart:
     @torch.no_grad()
     def _past(self, task: str, inputs: Inputs, noise: Tensor | None, dropout: SameDropout) -> Tensor:
         """The outputs of the averaged weights."""
-        places = self._bound.model.canonical()
+        modules = self._bound.model.canonical()
         for name, parameter in self._averages(task).items():
-            module, leaf = places[name]
+            module, leaf = modules[name]
             module._parameters[leaf] = parameter
         outputs = self._pass(task, inputs, noise, dropout)
         self._bound.use(task)
@@ -105,11 +105,11 @@ class Smart:
     def _averages(self, task: str) -> dict[str, nn.Parameter]:
         assert self._average is not None
         if task not in self._averaged:
-            places, parameters = self._bound.flat.spans, self._bound.parameters
+            spans, parameters = self._bound.flat.spans, self._bound.parameters
             self._averaged[task] = {
-                name: nn.Parameter(self._average[places[key]].view(parameters[key].shape), requires_grad=False)
+                name: nn.Parameter(self._average[spans[key]].view(parameters[key].shape), requires_grad=False)
                 for name, key in self._bound.views[task].items()
-                if key in places
+                if key in spans
             }
         return self._averaged[task]
 

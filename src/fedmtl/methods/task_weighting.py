@@ -41,7 +41,7 @@ def progress_factors(settings: TaskWeightingConfig, progress: Mapping[str, Progr
 
     The factors of the others have the mean 1, and none is over exp(MOST / temperature) times another.
     """
-    ratios = {task: _ratio(own, settings.floor) for task, own in progress.items()}
+    ratios = {task: _ratio(task_progress, settings.floor) for task, task_progress in progress.items()}
     known = {task: math.exp(ratio / settings.temperature) for task, ratio in ratios.items() if ratio is not None}
     total = sum(known.values())
     return {task: len(known) * known[task] / total if task in known else 1.0 for task in progress}

@@ -20,7 +20,7 @@ from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
-from fedmtl.tasks.membership import own_sources, task_clients
+from fedmtl.tasks.membership import client_sources, task_clients
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
 from fedmtl.tasks.sources import SUFFIXES, Table, as_text, find_table, read_table
 from fedmtl.tasks.task import Task
@@ -149,7 +149,7 @@ def known_tasks(config: Config) -> dict[str, Task]:
 
 def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     name, given = task.name, config.tasks[task.name]
-    brought = {client: _read(source, task) for client, source in own_sources(config, name).items()}
+    brought = {client: _read(source, task) for client, source in client_sources(config, name).items()}
     shared = None if brings_all(config, name) else _read_shared(config, task)
     if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]

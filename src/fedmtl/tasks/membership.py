@@ -21,8 +21,8 @@ def task_clients(config: Config) -> dict[str, list[str]]:
     return holders
 
 
-def own_sources(config: Config, task: str) -> dict[str, SourceConfig]:
-    """The clients that bring files of their own for a task, with those files."""
+def client_sources(config: Config, task: str) -> dict[str, SourceConfig]:
+    """The clients that bring files for a task, with those files."""
     sources = {name: client.source[task] for name, client in config.clients.items() if task in client.source}
     return {
         name: SourceConfig.model_validate({"train": source}) if isinstance(source, str) else source
@@ -36,11 +36,11 @@ def active_tasks(config: Config, client: str, round: int) -> tuple[str, ...]:
     An entry of `tasks_from_round` replaces what the client trained before it.
     """
     if config.clients:
-        held = _trained(config.clients[client], round)
+        tasks = _trained(config.clients[client], round)
     else:
-        held = {client.rpartition("_client")[0]}
-        assert held <= config.tasks.keys(), f"{client} is no client of this config"
-    return tuple(name for name, task in config.tasks.items() if name in held and _covers(task, round))
+        tasks = {client.rpartition("_client")[0]}
+        assert tasks <= config.tasks.keys(), f"{client} is no client of this config"
+    return tuple(name for name, task in config.tasks.items() if name in tasks and _covers(task, round))
 
 
 def _made_clients(task: str, num_clients: int) -> list[str]:

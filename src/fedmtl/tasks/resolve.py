@@ -11,7 +11,7 @@ from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
-from fedmtl.tasks.membership import own_sources, task_clients
+from fedmtl.tasks.membership import client_sources, task_clients
 from fedmtl.tasks.task import Task
 
 
@@ -47,9 +47,9 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
 
 
 def brings_all(config: Config, name: str) -> bool:
-    """Whether a task's examples are all in its clients' own files: each has a source, the task has none."""
+    """Whether a task's examples are all in files that its clients bring: each has a source, the task has none."""
     given = config.tasks[name]
-    return given.source is None and len(own_sources(config, name)) == len(task_clients(config)[name])
+    return given.source is None and len(client_sources(config, name)) == len(task_clients(config)[name])
 
 
 def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
@@ -72,7 +72,7 @@ def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
 
 
 def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[TaskKind, BuiltinTask]:
-    """The task's kind and the defaults that fit it; an own task's are empty."""
+    """The task's kind and the defaults that fit it; those of a task that is not built in are empty."""
     builtin, where = builtin_in_use(config, name), f"tasks.{name}.kind"
     if builtin is None:
         if given.kind is None:
@@ -91,7 +91,7 @@ def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[TaskKind, B
 def _check_source(config: Config, name: str, given: TaskConfig) -> None:
     if given.source or brings_all(config, name):
         return
-    without = [client for client in task_clients(config)[name] if client not in own_sources(config, name)]
+    without = [client for client in task_clients(config)[name] if client not in client_sources(config, name)]
     raise ConfigError(
         f"tasks.{name}.source: found nothing, and {without[0]} has no file of its own; "
         "write `source: {train: FILE}` or `source: {hub: OWNER/NAME}`"

@@ -21,7 +21,7 @@ from fedmtl.engines.flower.envelope import fill_envelope
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import UNKNOWN, Allowance, Note, Roster
 from fedmtl.engines.flower.signing import Signer
-from fedmtl.federation.handshake import Held, Hello, Terms
+from fedmtl.federation.handshake import Hello, TaskCounts, Terms
 
 PATIENCE = 60.0
 
@@ -39,8 +39,8 @@ class Hall:
         node_id = self.link.join(key)
         self.wait(lambda: self.link.is_waiting_for(key))
         ((message,), _) = self.link.next_message(node_id)
-        held = Held(examples=examples, validation=1, tokens=1, truncated=0, labels=[], label_list="")
-        hello = Hello(client=client, terms=Terms(version="1"), tasks=dict.fromkeys(tasks, held))
+        counts = TaskCounts(examples=examples, validation=1, tokens=1, truncated=0, labels=[], label_list="")
+        hello = Hello(client=client, terms=Terms(version="1"), tasks=dict.fromkeys(tasks, counts))
         answer = Message(fill_envelope("hello", hello.model_dump_json()), node_id, "query")
         tree = get_object_tree(answer)
         session, missing = self.link.announce(node_id, message.metadata.message_id, tree)
@@ -202,8 +202,8 @@ def test_a_late_answer_is_a_remark_about_its_site(tmp_path, open_hall):
 
 
 def test_a_site_counts_for_no_more_examples_than_it_was_enrolled_with(tmp_path):
-    held = Held(examples=1_000_000, validation=1, tokens=1, truncated=0, labels=[], label_list="")
-    hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": held, "u": held, "v": held})
+    counts = TaskCounts(examples=1_000_000, validation=1, tokens=1, truncated=0, labels=[], label_list="")
+    hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": counts, "u": counts, "v": counts})
     info = client_info(hello, {"t": 500, "u": 2_000_000})
     assert info.num_examples == {"t": 500, "u": 1_000_000, "v": 1_000_000}
     enroll(tmp_path, "a", new_key(), ["t", "u", "v"], {"*": 7, "u": 9})
@@ -214,11 +214,11 @@ def test_a_site_counts_for_no_more_examples_than_it_was_enrolled_with(tmp_path):
 
 def test_counts_of_labels_and_of_scored_examples_are_bounded_with_the_examples():
     counts = {"labels": [2**51, 2**50], "label_list": "", "tokens": 1, "truncated": 0, "validation": 2**53 - 1}
-    hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": Held(examples=2**53 - 1, **counts)})
+    hello = Hello(client="a", terms=Terms(version="1"), tasks={"t": TaskCounts(examples=2**53 - 1, **counts)})
     info = client_info(hello, {"t": 300})
     # Two thirds and one third of 300.
     assert (info.num_examples, info.label_counts, info.num_validation) == ({"t": 300}, {"t": [200, 100]}, {"t": 300})
-    few = Hello(client="a", terms=Terms(version="1"), tasks={"t": Held(examples=9, **counts)})
+    few = Hello(client="a", terms=Terms(version="1"), tasks={"t": TaskCounts(examples=9, **counts)})
     assert client_info(few, {}).label_counts == {"t": [6, 3]}
 
 

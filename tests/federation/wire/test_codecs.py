@@ -11,7 +11,7 @@ from fedmtl.federation.wire.codecs import (
     encode,
     from_half,
     from_int8,
-    largest_places,
+    largest_indices,
     to_half,
     to_int8,
 )
@@ -70,7 +70,7 @@ def test_topk_sends_the_largest_and_nothing_else():
     assert decode(encode(values, "topk", 0.5)).tolist() == [[0.0, -4.0, 0.0], [2.0, -2.0, 0.0]]
     # of the equal 2 and -2 the first
     assert decode(encode(values, "topk", 0.3)).tolist() == [[0.0, -4.0, 0.0], [2.0, 0.0, 0.0]]
-    assert largest_places(torch.zeros(5), 2).tolist() == [0, 1]
+    assert largest_indices(torch.zeros(5), 2).tolist() == [0, 1]
 
 
 @given(SHAPES, SIZES, st.sampled_from(["fp32", "fp16", "int8", "topk"]))

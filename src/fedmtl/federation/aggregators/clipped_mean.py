@@ -28,7 +28,7 @@ class ClippedMean:
     """A mean of updates whose norm in each scope is clipped to the median norm of that scope in the last round.
 
     Updates stream by. Where a scope has no norms of a last round, the first updates wait, `MOST_WAITING` of them at
-    most, for the median of their own.
+    most, for the median of their norms.
     """
 
     def __init__(self, before: Weights, extra: Extra = NO_EXTRA) -> None:
@@ -82,7 +82,7 @@ def scope_norms(delta: Mapping[Key, torch.Tensor]) -> dict[str, float]:
 
 def _medians(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The lower median by scope: of two clients the smaller, so that one of two cannot lift the bound alone."""
-    lower = {scope: sorted(own)[(len(own) - 1) // 2] for scope, own in norms.items()}
+    lower = {scope: sorted(of_scope)[(len(of_scope) - 1) // 2] for scope, of_scope in norms.items()}
     # A bound of 0 would hold a value where it is for good.
     return {scope: norm for scope, norm in lower.items() if norm > 0}
 

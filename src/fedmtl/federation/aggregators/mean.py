@@ -42,7 +42,7 @@ def client_weight(
 def per_example(task_weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
     """What one example of each task counts, so that a task has its weight however many there are.
 
-    `sizes` are the examples of the clients that are asked, together. One that fails takes its part of a task's weight
+    `sizes` are the examples of the sampled clients, together. One that fails takes its part of a task's weight
     away.
     """
     return {task: weight / (sizes.get(task) or 1) for task, weight in task_weights.items()}
@@ -104,7 +104,7 @@ def most_weights(weights: Mapping[str, Sequence[float]], max_share: float) -> di
 
     `weights` are those of all clients of a scope. Where they are too few for that share, all count alike.
     """
-    return {scope: _most_weight(sorted(own, reverse=True), max_share) for scope, own in weights.items() if own}
+    return {scope: _most_weight(sorted(found, reverse=True), max_share) for scope, found in weights.items() if found}
 
 
 def _most_weight(weights: Sequence[float], max_share: float) -> float:

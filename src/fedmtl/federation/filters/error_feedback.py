@@ -37,10 +37,10 @@ class ErrorFeedback(UpdateFilter):
 
     def at_client(self, update: Update, client: FilterClient) -> tuple[Update, Extra]:
         rows = client.job.rows
-        own_rows = {key: rows for key in update.delta if rows is not None and key.name == client.table}
+        update_rows = {key: rows for key in update.delta if rows is not None and key.name == client.table}
         before, before_rows = _usable(client)
         whole = {
-            key: value + _aligned(before[key], before_rows.get(key), own_rows.get(key), value)
+            key: value + _aligned(before[key], before_rows.get(key), update_rows.get(key), value)
             if key in before
             else value
             for key, value in update.delta.items()
@@ -50,9 +50,9 @@ class ErrorFeedback(UpdateFilter):
         for key in _lossy(sent):
             lost = whole[key] - sent[key]
             residual_rows.pop(key, None)
-            if key in own_rows:
+            if key in update_rows:
                 lost, residual_rows[key] = _with_resting_rows(
-                    lost, own_rows[key], before.get(key), before_rows.get(key)
+                    lost, update_rows[key], before.get(key), before_rows.get(key)
                 )
             residual[key] = lost
         return replace(update, delta=sent), Extra(tensors={RESIDUAL: residual, RESIDUAL_ROWS: residual_rows})

@@ -1,6 +1,6 @@
 """How tensors travel. `encode` chooses the bytes of one, `check` refuses bad ones, `decode` gives the tensor back.
 
-raw    the tensor's own memory
+raw    the tensor's memory
 fp16   16-bit floats times a power of two, of the tensor
 int8   8-bit integers with a scale for every block
 topk   the largest entries of an update as 16-bit floats, and where they stand
@@ -149,7 +149,7 @@ class Coded:
 
 @dataclass(frozen=True)
 class Codec:
-    """`check` raises a ValueError for bytes that `decode` could not turn into the tensor they claim to be."""
+    """`check` raises a ValueError for bytes from which `decode` could not make the tensor they claim to be."""
 
     check: Callable[[Coded], None]
     decode: Callable[[Coded], Tensor]
@@ -168,10 +168,10 @@ def encode(tensor: Tensor, codec: str, topk_share: float = 1.0) -> Coded:
         block = block_length(tuple(tensor.shape))
         return _coded(codec, tensor, _joined(INT8_HEAD.pack(block), *to_int8(flat, block)))
     assert codec == "topk", codec
-    places = largest_places(flat, max(1, math.ceil(topk_share * len(flat))))
-    exponent, halves = to_half(flat[torch.from_numpy(places)])
-    index = encode_indices(places)
-    head = TOPK_HEAD.pack(len(places), len(index), exponent)
+    indices = largest_indices(flat, max(1, math.ceil(topk_share * len(flat))))
+    exponent, halves = to_half(flat[torch.from_numpy(indices)])
+    index = encode_indices(indices)
+    head = TOPK_HEAD.pack(len(indices), len(index), exponent)
     return _coded(codec, tensor, _joined(head, halves, index))
 
 
@@ -193,7 +193,7 @@ def decode(coded: Coded) -> Tensor:
     return CODECS[coded.codec].decode(coded)
 
 
-def largest_places(values: Tensor, count: int) -> np.ndarray:
+def largest_indices(values: Tensor, count: int) -> np.ndarray:
     """Where the `count` largest magnitudes stand, in order; of equal ones the first, so that a rerun agrees."""
     sizes = values.abs().numpy()
     if not np.isfinite(sizes.max()):
@@ -258,9 +258,9 @@ def _check_topk(coded: Coded) -> None:
 
 def _decode_topk(coded: Coded) -> Tensor:
     count, _, exponent = TOPK_HEAD.unpack_from(coded.data.data)
-    places = decode_indices(coded.data[TOPK_HEAD.size + 2 * count :], count, coded.size)
+    indices = decode_indices(coded.data[TOPK_HEAD.size + 2 * count :], count, coded.size)
     values = torch.zeros(coded.size)
-    values[torch.from_numpy(places)] = from_half(exponent, _part(coded, TOPK_HEAD.size, count, "<f2"))
+    values[torch.from_numpy(indices)] = from_half(exponent, _part(coded, TOPK_HEAD.size, count, "<f2"))
     return _shaped(coded, values)
 
 

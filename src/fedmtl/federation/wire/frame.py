@@ -62,17 +62,17 @@ if sys.byteorder != "little":
     raise ImportError("fedmtl's wire format needs a little-endian machine")
 
 
-class KeptMemory:
+class ReusedMemory:
     """Memory for one frame after another: each is valid until the next is made."""
 
     def __init__(self) -> None:
-        self._kept: Bytes = np.empty(0, dtype=np.uint8)
+        self._buffer: Bytes = np.empty(0, dtype=np.uint8)
 
     def __call__(self, size: int) -> Bytes:
-        if len(self._kept) < size:
-            # Clients differ a little in size: some room spares the next one a new buffer.
-            self._kept = np.empty(size + size // 8, dtype=np.uint8)
-        return self._kept[:size]
+        if len(self._buffer) < size:
+            # Clients differ a little in size: some bytes more spare the next one a new buffer.
+            self._buffer = np.empty(size + size // 8, dtype=np.uint8)
+        return self._buffer[:size]
 
 
 def fresh_memory(size: int) -> Bytes:

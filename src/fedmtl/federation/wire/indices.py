@@ -1,6 +1,6 @@
 """Sorted indices in few bytes: gaps as variable-length numbers, or a bitmap where that is shorter.
 
-The first byte says which. Token rows and the places of a top-k selection travel like this.
+The first byte says which. Token rows and the indices of a top-k selection travel like this.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _encode_gaps(gaps: Indices) -> Bytes:
         lengths += gaps >= 1 << 7 * more
     starts = np.cumsum(lengths) - lengths
     encoded = np.empty(int(lengths.sum()), dtype=np.uint8)
-    for place in range(int(lengths.max())):
-        here = lengths > place
-        follows = np.where(lengths[here] > place + 1, 0x80, 0)
-        encoded[starts[here] + place] = (gaps[here] >> 7 * place) & 0x7F | follows
+    for position in range(int(lengths.max())):
+        here = lengths > position
+        follows = np.where(lengths[here] > position + 1, 0x80, 0)
+        encoded[starts[here] + position] = (gaps[here] >> 7 * position) & 0x7F | follows
     return encoded
 
 
@@ -70,7 +70,7 @@ def _decode_gaps(data: Bytes) -> Indices:
     if longest > MOST_BYTES:
         raise ValueError("an index has too many bytes")
     gaps = np.zeros(len(ends), dtype=np.int64)
-    for place in range(longest):
-        here = lengths > place
-        gaps[here] |= (data[starts[here] + place] & 0x7F).astype(np.int64) << 7 * place
+    for position in range(longest):
+        here = lengths > position
+        gaps[here] |= (data[starts[here] + position] & 0x7F).astype(np.int64) << 7 * position
     return gaps

@@ -211,7 +211,7 @@ def _extras(values: Any, tensors: Mapping[Key, Coded], weights: Mapping[Key, Cod
         if sum(map(len, masks.values())) > MOST_MASKS:
             raise ValueError("more masks than any capability sends")
     return {
-        name: Extra(plain, {**{slot: CodedTensors(own) for slot, own in slots[name].items()}, **masks[name]})
+        name: Extra(plain, {**{slot: CodedTensors(by_key) for slot, by_key in slots[name].items()}, **masks[name]})
         for name, plain in values.items()
     }
 
@@ -268,7 +268,7 @@ def _kind(value: Any) -> Literal["train", "evaluate"]:
 
 
 def _addressee(value: Any) -> str:
-    """Whom a job is for: any name, which the client compares with its own."""
+    """Whom a job is for: any name, which the client compares with its name."""
     if not is_name(value):
         raise ValueError("not a name")
     return str(value)
