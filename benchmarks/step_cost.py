@@ -43,7 +43,7 @@ def seconds_per_step(case: str) -> float:
     shards = {"sentiment": prepared.population.train["sentiment_client"]["sentiment"]}
     bound = BoundModel(prepared.model, prepared.state.plan, ["sentiment"], "c", prepared.state.weights)
     started = time.process_time()
-    train(bound, shards, prepared.strategy.settings, round_number=1, seed=0, device=torch.device("cpu"))
+    train(bound, shards, prepared.server.settings, round_number=1, seed=0, device=torch.device("cpu"))
     return (time.process_time() - started) / STEPS
 
 

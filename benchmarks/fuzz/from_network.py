@@ -189,9 +189,9 @@ def open_evaluation(folder: Path) -> Run:
     from fedmtl.federation.wire import decode_update
     from fedmtl.runs.event_lines import to_line
     from fedmtl.tasks.metrics import evaluation_event
-    from fuzz.seeds import NUM_EXAMPLES, evaluated_state, evaluating_strategy, honest_sums
+    from fuzz.seeds import NUM_EXAMPLES, evaluated_state, evaluating_server, honest_sums
 
-    strategy, state = evaluating_strategy(), evaluated_state()
+    server, state = evaluating_server(), evaluated_state()
     given: dict[str, Update] = {}
 
     class Engine:
@@ -205,15 +205,15 @@ def open_evaluation(folder: Path) -> Run:
                 honest = Update(job.round, job.client, job.tasks, {}, job.rows, NUM_EXAMPLES, {}, honest_sums())
                 yield honest if job.client == "honest" else given["answer"]
 
-    evaluate: Callable[..., Any] = client_evaluator(strategy, Engine())
+    evaluate: Callable[..., Any] = client_evaluator(server, Engine())
 
     def run(data: bytes) -> None:
         given["answer"] = decode_update(data, LIMIT, LIMIT)[0]
         evaluation = evaluate(state)
         for name, sums in evaluation.sums.items():
-            to_line(evaluation_event(1, strategy.tasks[name], sums, evaluation.clients[name]))
+            to_line(evaluation_event(1, server.tasks[name], sums, evaluation.clients[name]))
             assert "honest" in evaluation.clients[name]
-            value = evaluation.scores[name].metrics[strategy.tasks[name].metric]
+            value = evaluation.scores[name].metrics[server.tasks[name].metric]
             assert value is None or -1.0 <= value <= 1.0, f"{name}: a score of {value}"
         for failure in evaluation.failures:
             # Any exception costs its client alone; that there was one is still a fault of ours.

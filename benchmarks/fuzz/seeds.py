@@ -17,7 +17,7 @@ import torch
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation import handshake
 from fedmtl.federation.messages import Codecs, Job, Progress, State, Update
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.federation.wire import encode_job, encode_update
 from fedmtl.federation.wire.codecs import encode_tensors
 from fedmtl.runs.event_lines import Event, to_line
@@ -125,9 +125,9 @@ def honest_sums(pairs: bool = False) -> dict[str, Any]:
     return sums
 
 
-def evaluating_strategy() -> Strategy:
+def evaluating_server() -> ServerSettings:
     training = TrainingConfig(num_rounds=3, batch_size=1, optimizer="sgd")
-    return Strategy(
+    return ServerSettings(
         tasks=evaluated_tasks(),
         names=NAMES,
         table="table",

@@ -96,9 +96,9 @@ def engine(prepared, tmp_path) -> Iterator[LocalEngine]:
 
 
 def jobs(prepared) -> Iterator[Job]:
-    dispatch, settings = Dispatch(prepared.strategy), prepared.strategy.settings.to_dict()
+    dispatch, settings = Dispatch(prepared.server), prepared.server.settings.to_dict()
     for client, info in prepared.clients.items():
-        tasks = prepared.strategy.active_tasks(client, 1)
+        tasks = prepared.server.active_tasks(client, 1)
         yield dispatch.job("train", prepared.state, client, tasks, info.rows, 1, settings)
 
 

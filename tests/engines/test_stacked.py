@@ -32,9 +32,9 @@ def answers(config, folder, *, round_number=1) -> dict[str, Update | Failure]:
 
 
 def jobs(prepared, round_number: int) -> Iterator[Job]:
-    dispatch, settings = Dispatch(prepared.strategy), prepared.strategy.settings.to_dict()
+    dispatch, settings = Dispatch(prepared.server), prepared.server.settings.to_dict()
     for client, info in prepared.clients.items():
-        tasks = prepared.strategy.active_tasks(client, round_number)
+        tasks = prepared.server.active_tasks(client, round_number)
         yield dispatch.job("train", prepared.state, client, tasks, info.rows, round_number, settings)
 
 

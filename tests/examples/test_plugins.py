@@ -79,10 +79,10 @@ def test_a_filter_clips_every_update_and_adds_the_noise_of_its_seed(make_config)
     def updates(*overrides: str):
         prepared = prepare(make_config(*ONE_STEP, *overrides))
         engine = open_engine(prepared, create_run(Path(prepared.config.output), f"run{len(made)}"))
-        dispatch, settings = Dispatch(prepared.strategy), prepared.strategy.settings.to_dict()
+        dispatch, settings = Dispatch(prepared.server), prepared.server.settings.to_dict()
         jobs = [
             dispatch.job(
-                "train", prepared.state, client, prepared.strategy.active_tasks(client, 1), info.rows, 1, settings
+                "train", prepared.state, client, prepared.server.active_tasks(client, 1), info.rows, 1, settings
             )
             for client, info in prepared.clients.items()
         ]

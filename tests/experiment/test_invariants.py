@@ -87,7 +87,7 @@ def test_1_what_crosses_is_what_would_cross_a_network(make_config):
     updates = [event for event in raw_events(run) if event["event"] == "update"]
     prepared = prepare(make_config())
     info = prepared.clients[updates[0]["client"]]
-    job = Dispatch(prepared.strategy).job(
+    job = Dispatch(prepared.server).job(
         "train", prepared.state, updates[0]["client"], tuple(updates[0]["tasks"]), info.rows, 1, {}
     )
     tensors = sum(tensor.numel() * 4 for tensor in job.weights.values())
@@ -270,15 +270,15 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
 )
 def test_5_cutting_then_merging_without_training_is_the_identity(make_config, overrides):
     prepared = prepare(make_config(*overrides, TWO_TASKS))
-    dispatch = Dispatch(prepared.strategy)
+    dispatch = Dispatch(prepared.server)
     updates = []
     for client, info in prepared.clients.items():
-        tasks = prepared.strategy.active_tasks(client, 1)
+        tasks = prepared.server.active_tasks(client, 1)
         job = dispatch.job("train", prepared.state, client, tasks, info.rows, 1, {})
         received = decode_job(encode_job(job)).weights
         delta = {key: value - received[key] for key, value in received.items() if key.scope != "fixed"}
         updates.append(Update(1, client, tasks, delta, job.rows, dict.fromkeys(tasks, 3), {}))
-    mean = combine(updates, prepared.state.weights, prepared.state.plan, prepared.strategy.task_weights)
+    mean = combine(updates, prepared.state.weights, prepared.state.plan, prepared.server.task_weights)
     moved = {key for key in prepared.state.weights if key.scope != "fixed"}
     assert set(mean) == moved
     merged, _ = server_step(prepared.config.federation.server_optimizer, prepared.state.weights, mean, {})

@@ -53,16 +53,16 @@ def test_local_shares_nothing_and_is_scored_at_each_client(make_config):
 
 def test_centralized_is_plain_training_that_keeps_its_optimizer(make_config):
     prepared = prepare(make_config("mode=centralized"))
-    assert prepared.strategy.settings.keep_optimizer
-    assert not prepare(make_config()).strategy.settings.keep_optimizer
-    assert prepare(make_config("training.keep_optimizer=true")).strategy.settings.keep_optimizer
+    assert prepared.server.settings.keep_optimizer
+    assert not prepare(make_config()).server.settings.keep_optimizer
+    assert prepare(make_config("training.keep_optimizer=true")).server.settings.keep_optimizer
 
 
 def test_a_client_alone_is_told_nothing_of_the_labels_of_others(make_config):
     def adjustment(*overrides):
-        strategy = prepare(make_config("training.logit_adjustment=1", *overrides)).strategy
-        is_counted = any(method.name == "logit_adjustment" for method in strategy.methods)
-        return strategy.settings.methods.get("logit_adjustment"), is_counted
+        server = prepare(make_config("training.logit_adjustment=1", *overrides)).server
+        is_counted = any(method.name == "logit_adjustment" for method in server.methods)
+        return server.settings.methods.get("logit_adjustment"), is_counted
 
     assert adjustment() == adjustment("mode=federated_single_task") == ({"strength": 1.0}, True)
     assert adjustment("mode=local") == (None, False)
@@ -212,6 +212,6 @@ def test_local_counts_a_whole_model_per_client(make_config):
 def test_a_client_that_trains_alone_is_clipped_to_nobody(make_config):
     given = ("federation.aggregation=clipped_mean", "federation.max_share=0.5")
     for mode, expected in (("federated", "clipped_mean"), ("federated_single_task", "clipped_mean"), ("local", "mean")):
-        federation = prepare(make_config(*given, f"mode={mode}")).strategy.federation
+        federation = prepare(make_config(*given, f"mode={mode}")).server.federation
         assert (federation.aggregation, federation.max_share) == (expected, None if expected == "mean" else 0.5)
-    assert prepare(make_config(*given, "mode=centralized")).strategy.federation.aggregation == "mean"
+    assert prepare(make_config(*given, "mode=centralized")).server.federation.aggregation == "mean"

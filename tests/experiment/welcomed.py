@@ -74,11 +74,11 @@ class Meeting:
         """The job of an honest server."""
         hello = self.hello()
         assert isinstance(hello, Hello), hello
-        strategy, evaluation = self.prepared.strategy, self.prepared.config.evaluation
+        server, evaluation = self.prepared.server, self.prepared.config.evaluation
         rows = hello.rows if kind == "train" else hello.evaluation_rows
-        settings = strategy.settings.to_dict() if kind == "train" else {
+        settings = server.settings.to_dict() if kind == "train" else {
             "batch_size": evaluation.batch_size, "share_pairs": evaluation.share_pairs}  # fmt: skip
-        made = Dispatch(strategy).job(
+        made = Dispatch(server).job(
             kind,  # type: ignore[arg-type]
             self.prepared.state, "a", tasks or self.tasks, None if rows is None else np.asarray(rows, dtype=np.int64),
             round_number, settings,

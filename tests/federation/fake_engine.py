@@ -11,7 +11,7 @@ from fedmtl.federation.aggregators.clipped_mean import ClippedMean
 from fedmtl.federation.aggregators.mean import Mean
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
 from fedmtl.federation.server_method import ServerMethod
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.methods.early_stopping import EarlyStopping
 from fedmtl.methods.server_optimizers import ServerOptimizer
 from fedmtl.methods.task_weighting import TaskWeighting
@@ -36,7 +36,9 @@ def start() -> State:
     return State(0, {key: torch.zeros(1) for key in (ENCODER, head("sst2"), head("stsb"))}, PLAN)
 
 
-def make_strategy(patience: int | None = None, methods: Sequence[ServerMethod] = (), **federation: object) -> Strategy:
+def make_server(
+    patience: int | None = None, methods: Sequence[ServerMethod] = (), **federation: object
+) -> ServerSettings:
     """With the methods that a config with this federation section switches on, and some more."""
     tasks = {
         "sst2": Task("sst2", "classification", ("sentence",), "label", "accuracy", ("no", "yes"), patience=patience),
@@ -46,7 +48,7 @@ def make_strategy(patience: int | None = None, methods: Sequence[ServerMethod] =
     config = FederationConfig.model_validate({"vocabulary_slices": False, **federation})
     weights = {"sst2": 1.0, "stsb": 1.0}
     weighting = [TaskWeighting(config.task_weighting, weights)] if config.task_weighting.kind == "progress" else []
-    return Strategy(
+    return ServerSettings(
         tasks=tasks,
         names=NAMES,
         table="layer",

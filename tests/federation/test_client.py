@@ -51,13 +51,13 @@ def given(make_config, tmp_path):
                 "cpu",
             )
         )
-        dispatch = Dispatch(prepared.strategy)
+        dispatch = Dispatch(prepared.server)
 
         def job(number: int = 1, kind: str = "train", accepted: int = 0, rows: bool = True, failed: bool = False):
             if failed:
                 dispatch.lost(CLIENT)
             state = replace(prepared.state, accepted={CLIENT: accepted})
-            settings = prepared.strategy.settings.to_dict()
+            settings = prepared.server.settings.to_dict()
             if kind == "evaluate":
                 settings = {"batch_size": 8, "share_pairs": False}
             own = prepared.clients[CLIENT].rows if rows else None

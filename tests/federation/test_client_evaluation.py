@@ -9,9 +9,9 @@ from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.messages import ClientInfo, Update
 from fedmtl.tasks.metrics import sum_predictions
 
-from .fake_engine import FakeEngine, make_strategy, start
+from .fake_engine import FakeEngine, make_server, start
 
-STRATEGY = make_strategy()
+SERVER = make_server()
 # Client a has three right of four, b one right of two; c's scores are off by a constant.
 CLASSES = {"a": ([0, 0, 1, 1], [0, 0, 1, 0]), "b": ([0, 1], [1, 1])}
 SCORES = np.array([0.0, 0.5, 1.0])
@@ -19,9 +19,9 @@ SCORES = np.array([0.0, 0.5, 1.0])
 
 def sums_of(client, pairs=False):
     if client == "c":
-        return sum_predictions(STRATEGY.tasks["stsb"], SCORES[:, None] * 0.5, SCORES, 0.1, pairs).to_dict()
+        return sum_predictions(SERVER.tasks["stsb"], SCORES[:, None] * 0.5, SCORES, 0.1, pairs).to_dict()
     labels, predicted = CLASSES[client]
-    return sum_predictions(STRATEGY.tasks["sst2"], np.eye(2)[predicted], np.array(labels), 1.0, pairs).to_dict()
+    return sum_predictions(SERVER.tasks["sst2"], np.eye(2)[predicted], np.array(labels), 1.0, pairs).to_dict()
 
 
 def honest(job):
@@ -37,8 +37,8 @@ class Scored(FakeEngine):
         return {name: replace(info, num_validation=sizes[name]) for name, info in super().clients().items()}
 
 
-def evaluate(answer, strategy=STRATEGY):
-    return client_evaluator(strategy, Scored(answer))(start())
+def evaluate(answer, server=SERVER):
+    return client_evaluator(server, Scored(answer))(start())
 
 
 def test_honest_sums_are_merged():
@@ -102,7 +102,7 @@ def test_a_second_answer_does_not_count():
                 yield answer
                 yield answer
 
-    evaluation = client_evaluator(STRATEGY, Twice(honest))(start())
+    evaluation = client_evaluator(SERVER, Twice(honest))(start())
     assert evaluation.scores["sst2"].examples == 6
     assert {failure.reason for failure in evaluation.failures} == {"answered twice"}
 
@@ -113,7 +113,7 @@ def test_an_answer_of_somebody_who_was_given_no_job_does_not_count():
 
 
 def test_pairs_must_be_those_that_were_summed():
-    sharing = replace(STRATEGY, evaluation=STRATEGY.evaluation.model_copy(update={"share_pairs": True}))
+    sharing = replace(SERVER, evaluation=SERVER.evaluation.model_copy(update={"share_pairs": True}))
     assert evaluate(honest, sharing).scores["stsb"].metrics["spearman"] == pytest.approx(1.0)
     # All equal, though the ranges say otherwise: their ranks would be divided by nothing.
     constant = with_sums(pairs=[[0.25] * 3, [0.5] * 3])
@@ -126,7 +126,7 @@ def test_without_declared_sizes_sums_are_not_bounded_by_them():
         def clients(self):
             return {"a": ClientInfo({"sst2": 1}), "b": ClientInfo({"sst2": 3}), "c": ClientInfo({"stsb": 1})}
 
-    assert client_evaluator(STRATEGY, Undeclared(honest))(start()).failures == ()
+    assert client_evaluator(SERVER, Undeclared(honest))(start()).failures == ()
 
 
 @pytest.mark.parametrize("change", [{"broken": 1, "confusion": [[1, 0], [0, 0]]}, {"loss": float("nan")}])

@@ -9,12 +9,12 @@ from fedmtl.config import EvaluationConfig
 from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.server_method import ServerMethod, Step
-from fedmtl.federation.strategy import sample_clients
+from fedmtl.federation.server_settings import sample_clients
 from fedmtl.runs.event_lines import OtherEvent, to_json
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
-from .fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
+from .fake_engine import ENCODER, FakeEngine, head, make_server, scores, start, trained
 
 
 def flat(state):
@@ -22,7 +22,7 @@ def flat(state):
 
 
 def run(engine=None, evaluate=flat, state=None, **federation):
-    return list(rounds(state or start(), make_strategy(**federation), engine or FakeEngine(), evaluate))
+    return list(rounds(state or start(), make_server(**federation), engine or FakeEngine(), evaluate))
 
 
 def test_round_0_is_the_start_and_row_n_the_model_after_round_n():
@@ -67,8 +67,8 @@ def test_what_methods_make_of_a_round_comes_before_its_evaluation_and_the_next_r
         seen.append(state.weights[ENCODER].item())
         return flat(state)
 
-    strategy = make_strategy(methods=[Recording("ten", "weights", 10, calls)])
-    turns = list(rounds(start(), strategy, FakeEngine(), evaluate))
+    server = make_server(methods=[Recording("ten", "weights", 10, calls)])
+    turns = list(rounds(start(), server, FakeEngine(), evaluate))
     assert seen == [0.0, 10.0, 110.0, 1110.0]
     assert turns[-1].state.weights[ENCODER].item() == 1110.0
     assert [event.kind for event in turns[1].events] == ["ten", "ten reports"]
@@ -78,7 +78,7 @@ def test_methods_go_phase_by_phase_and_in_their_order_within_one():
     calls = []
     phases = ["constraint", "weights", "plan", "weights"]
     methods = [Recording(f"{phase} {number}", phase, 1, calls) for number, phase in enumerate(phases)]
-    turns = list(rounds(start(), make_strategy(methods=methods), FakeEngine(), flat))
+    turns = list(rounds(start(), make_server(methods=methods), FakeEngine(), flat))
     order = ["plan 2", "weights 1", "weights 3", "constraint 0"]
     assert calls[:8] == [(hook, name, 0) for hook in ("start", "evaluated") for name in order]
     assert calls[8:16] == [(hook, name, 1) for hook in ("aggregated", "evaluated") for name in order]
@@ -86,9 +86,9 @@ def test_methods_go_phase_by_phase_and_in_their_order_within_one():
 
 
 def test_a_round_that_is_not_evaluated_is_reported_all_the_same():
-    strategy = make_strategy(methods=[Recording("one", "weights", 1, [])])
-    strategy = replace(strategy, evaluation=EvaluationConfig(every=2))
-    turns = list(rounds(start(), strategy, FakeEngine(), flat))
+    server = make_server(methods=[Recording("one", "weights", 1, [])])
+    server = replace(server, evaluation=EvaluationConfig(every=2))
+    turns = list(rounds(start(), server, FakeEngine(), flat))
     assert [turn.evaluation is None for turn in turns] == [False, True, False, False]
     assert all(to_json(turn.events[-1]) == {"event": "one reports", "round": turn.number} for turn in turns)
 
@@ -147,12 +147,12 @@ def test_one_bad_client_costs_its_own_contribution_and_nothing_else(bad):
 
 def test_tasks_alike_count_by_the_examples_of_the_clients_that_were_asked():
     steps = {"a": 1.0, "b": 5.0, "c": 10.0}
-    strategy = make_strategy(average="tasks")
+    server = make_server(average="tasks")
     engine = FakeEngine(lambda job: trained(job, steps[job.client]))
-    first = list(rounds(start(), strategy, engine, flat))[1].state.weights
+    first = list(rounds(start(), server, engine, flat))[1].state.weights
     # sst2: (1*1 + 3*5) / 4 = 4; both tasks alike: (4 + 10) / 2
     assert (first[head("sst2")].item(), first[ENCODER].item()) == (4.0, 7.0)
-    without_a = replace(strategy, active_tasks=lambda client, number: {"b": ("sst2",), "c": ("stsb",)}.get(client, ()))
+    without_a = replace(server, active_tasks=lambda client, number: {"b": ("sst2",), "c": ("stsb",)}.get(client, ()))
     first = list(rounds(start(), without_a, engine, flat))[1].state.weights
     # b is all of sst2 now, not three quarters
     assert first[ENCODER].item() == 7.5
@@ -232,7 +232,7 @@ def test_sampling_takes_that_many_clients_by_seed():
 
 
 def test_a_fixed_value_travels_once_and_again_to_a_client_that_failed():
-    strategy = make_strategy()
+    server = make_server()
     state = start()
     fixed = Key("fixed", "layer")
     plan = state.plan.with_rule("layer", "fixed")
@@ -240,7 +240,7 @@ def test_a_fixed_value_travels_once_and_again_to_a_client_that_failed():
         state, plan=plan, weights={fixed: torch.zeros(1), head("sst2"): torch.zeros(1), head("stsb"): torch.zeros(1)}
     )
     engine = FakeEngine(lambda job: crashed(job) if (job.client, job.round) == ("a", 2) else trained(job))
-    list(rounds(state, strategy, engine, flat))
+    list(rounds(state, server, engine, flat))
     carried = {(job.client, job.round): fixed in job.weights for job in engine.jobs}
     assert carried[("b", 1)]
     assert not carried[("b", 2)]
@@ -306,9 +306,9 @@ def test_what_a_method_sent_is_let_go_as_soon_as_it_is_added():
             added.append((update.client, update.extra[self.name].slot("slot")[ENCODER].item()))
 
     try:
-        strategy = make_strategy(methods=[Adding()])
-        strategy = replace(strategy, settings=replace(strategy.settings, methods={name: {}}))
-        turns = list(rounds(start(), strategy, Watching(), flat))
+        server = make_server(methods=[Adding()])
+        server = replace(server, settings=replace(server.settings, methods={name: {}}))
+        turns = list(rounds(start(), server, Watching(), flat))
     finally:
         _REGISTERED.pop(name)
     assert added == [("b", 1.0), ("a", 1.0), ("c", 1.0)] * 3
@@ -322,9 +322,9 @@ def test_the_longest_to_train_come_first():
         "b": ClientInfo({"sst2": 5}, num_tokens={"sst2": 300}),
         "c": ClientInfo({"stsb": 7}, num_tokens={"stsb": 200}),
     }
-    assert list(sample_clients(make_strategy(), infos, 1)) == ["b", "c", "a"]
+    assert list(sample_clients(make_server(), infos, 1)) == ["b", "c", "a"]
     without = {client: ClientInfo(info.num_examples) for client, info in infos.items()}
-    assert list(sample_clients(make_strategy(), without, 1)) == ["a", "c", "b"]
+    assert list(sample_clients(make_server(), without, 1)) == ["a", "c", "b"]
 
 
 def remark_then_update(job):

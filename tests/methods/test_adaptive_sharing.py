@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federation.fake_engine import FakeEngine, make_strategy, scores, trained
+from federation.fake_engine import FakeEngine, make_server, scores, trained
 from fedmtl.config import AdaptiveSharingConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import State, Update
@@ -392,10 +392,10 @@ def test_tasks_that_pull_apart_split_the_layer_and_the_rounds_tell_of_it():
     name, heads = "layer.0.w", [Key(f"task:{task}", f"heads.{task}.w") for task in ("sst2", "stsb")]
     method = AdaptiveSharing(QUICK, {"layer.0": (name,)}, ["sst2", "stsb"], "weighted")
     engine = FakeEngine(lambda job: trained(job, -1.0 if job.client == "c" else 1.0))
-    strategy = make_strategy(methods=[method], server_optimizer={"kind": "fedavgm"})
-    strategy = replace(strategy, names=(name, *(head.name for head in heads)), table=name)
+    server = make_server(methods=[method], server_optimizer={"kind": "fedavgm"})
+    server = replace(server, names=(name, *(head.name for head in heads)), table=name)
     begin = State(0, {key: torch.zeros(1) for key in (Key("all", name), *heads)}, PLAIN)
-    turns = list(rounds(begin, strategy, engine, lambda state: scores(sst2=0.5, stsb=0.5)))
+    turns = list(rounds(begin, server, engine, lambda state: scores(sst2=0.5, stsb=0.5)))
     assert [turn.state.plan.level(name) for turn in turns] == ["all", "all", "task", "task"]
     # The two clients of sst2 go up by one and that of stsb down by one: a cosine of -1 in each of the rounds.
     told = {"layer": "layer.0", "agreement": {"sst2/stsb": -1.0}, "measured": {"sst2/stsb": -1.0}}

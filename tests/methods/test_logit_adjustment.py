@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from federation.fake_engine import FakeEngine, make_strategy, scores, start
+from federation.fake_engine import FakeEngine, make_server, scores, start
 from fedmtl.federation.server import rounds
 from fedmtl.methods.logit_adjustment import LabelCounts, check_received, label_offsets
 from fedmtl.sharing.extra import Extra
@@ -94,11 +94,11 @@ def test_clients_get_the_labels_of_all_that_are_sampled():
     def flat(state):
         return scores(sst2=0.5, stsb=0.5)
 
-    engine, strategy = Counting(), make_strategy()
-    list(rounds(start(), strategy, engine, flat))
+    engine, server = Counting(), make_server()
+    list(rounds(start(), server, engine, flat))
     assert all("logit_adjustment" not in job.extra for job in engine.jobs)
     engine = Counting()
-    list(rounds(start(), replace(strategy, methods=[*strategy.methods, LabelCounts()]), engine, flat))
+    list(rounds(start(), replace(server, methods=[*server.methods, LabelCounts()]), engine, flat))
     assert engine.jobs
     counted = {"label_counts": {"sst2": [2, 2], "stsb": []}}
     assert all(dict(job.extra["logit_adjustment"].values) == counted for job in engine.jobs)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_strategy, scores, start
+from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_server, scores, start
 from fedmtl.config import PruningConfig, ServerOptimizerConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.checkpoint import load_checkpoint, save_checkpoint
@@ -109,12 +109,12 @@ def test_only_what_the_server_has_and_trains_is_prunable():
 @pytest.mark.parametrize("kind", ["none", "fedavgm", "fedadam", "fedyogi"])
 def test_the_servers_momentum_does_not_move_a_pruned_weight(kind):
     # Three prunable numbers, all 0 at the start: after round 0 one of them, the first, is pruned for good.
-    strategy = make_strategy(server_optimizer=ServerOptimizerConfig(kind=kind, learning_rate=0.1).model_dump())
+    server = make_server(server_optimizer=ServerOptimizerConfig(kind=kind, learning_rate=0.1).model_dump())
     settings = PruningConfig(amount=0.34, rounds=1, start_round=0)
-    names = frozenset(strategy.names)
-    strategy = replace(strategy, methods=[*strategy.methods, Pruning(settings, names, names)])
+    names = frozenset(server.names)
+    server = replace(server, methods=[*server.methods, Pruning(settings, names, names)])
     start = State(0, {key: torch.zeros(1) for key in (ENCODER, head("sst2"), head("stsb"))}, PLAN)
-    turns = list(rounds(start, strategy, FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
+    turns = list(rounds(start, server, FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
     assert [turn.state.weights[ENCODER].item() for turn in turns] == [0.0] * 4
     assert turns[-1].state.weights[head("sst2")] > 0
     # One of three is due, and zero it stays; at the start the other two are zero by chance.
@@ -130,9 +130,9 @@ def test_a_job_tells_what_is_pruned_and_a_zero_decodes_to_zero(down):
     key = Key("all", "layer")
     state = State(1, {key: value, head("sst2"): torch.zeros(1)}, PLAN)
     state = prune(state, PruningConfig(amount=0.3, rounds=1), {"layer"})
-    strategy = replace(make_strategy(), codecs=Codecs(down=down), names=("layer", "heads.sst2.w"))
+    server = replace(make_server(), codecs=Codecs(down=down), names=("layer", "heads.sst2.w"))
     given = Pruning(PruningConfig(), {"layer"}, {"layer"}).before_round(state, {}, {})
-    job = Dispatch(strategy).job("train", state, "a", ("sst2",), None, 2, {}, {"pruning": given.extra})
+    job = Dispatch(server).job("train", state, "a", ("sst2",), None, 2, {}, {"pruning": given.extra})
     read = decode_job(encode_job(job))
     mask, sent = read.extra["pruning"].slot("mask")[key], pruned_weights(state)[key]
     # .3 of 33 * 40 = 1320 are 396.
@@ -145,12 +145,12 @@ def test_a_job_tells_what_is_pruned_and_a_zero_decodes_to_zero(down):
 
 def test_a_job_for_scoring_has_no_masks():
     engine = FakeEngine()
-    names = frozenset(make_strategy().names)
-    strategy = make_strategy(methods=[Pruning(PruningConfig(amount=0.34, rounds=1, start_round=0), names, names)])
-    list(rounds(start(), strategy, engine, lambda state: scores(sst2=0.5, stsb=0.5)))
+    names = frozenset(make_server().names)
+    server = make_server(methods=[Pruning(PruningConfig(amount=0.34, rounds=1, start_round=0), names, names)])
+    list(rounds(start(), server, engine, lambda state: scores(sst2=0.5, stsb=0.5)))
     assert all(set(job.extra["pruning"].slot("mask")) == set(job.weights) for job in engine.jobs)
     state = prune(replace(start(), round=1), PruningConfig(amount=0.5, rounds=1), names)
-    assert Dispatch(strategy).job("evaluate", state, "a", ("sst2",), None, 2, {}).extra == {}
+    assert Dispatch(server).job("evaluate", state, "a", ("sst2",), None, 2, {}).extra == {}
 
 
 def test_a_checkpoint_keeps_the_masks(tmp_path):
@@ -162,7 +162,7 @@ def test_a_checkpoint_keeps_the_masks(tmp_path):
 
 
 def test_clients_of_a_pruning_run_are_not_stacked():
-    job = Dispatch(make_strategy()).job(
+    job = Dispatch(make_server()).job(
         "train", State(0, {ENCODER: torch.zeros(1), head("sst2"): torch.zeros(1)}, PLAN), "a", ("sst2",), None, 1,
         {"methods": {"pruning": {}}},
     )  # fmt: skip

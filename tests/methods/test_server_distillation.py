@@ -51,7 +51,7 @@ def taught(teacher: RunFolder, texts: list[str], *keys: str, steps: int = 6) -> 
 
 def distilling(config) -> ServerDistillation:
     """The method that the config's server has."""
-    [method] = [method for method in prepare(config).strategy.methods if method.name == "distillation"]
+    [method] = [method for method in prepare(config).server.methods if method.name == "distillation"]
     return method
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federation.fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
+from federation.fake_engine import ENCODER, FakeEngine, make_server, scores, start, trained
 from fedmtl.config import TaskWeightingConfig
 from fedmtl.federation.messages import Progress
 from fedmtl.federation.server import rounds
@@ -68,10 +68,10 @@ def followed(weight_in: str) -> tuple[FakeEngine, list]:
     """Three rounds in which sst2 gets better and stsb does not; only client c, of stsb, moves anything."""
     sst2 = (0.2, 0.6, 0.8, 0.8)
     engine = FakeEngine(lambda job: trained(job, 3.0 if job.client == "c" else 0.0))
-    strategy = make_strategy(task_weighting={"kind": "progress"})
-    local = replace(strategy.settings, loss_weights={"sst2": 1.0, "stsb": 1.0})
-    strategy = replace(strategy, weight_in=weight_in, settings=local)
-    turns = list(rounds(start(), strategy, engine, lambda state: scores(sst2=sst2[state.round], stsb=0.6)))
+    server = make_server(task_weighting={"kind": "progress"})
+    local = replace(server.settings, loss_weights={"sst2": 1.0, "stsb": 1.0})
+    server = replace(server, weight_in=weight_in, settings=local)
+    turns = list(rounds(start(), server, engine, lambda state: scores(sst2=sst2[state.round], stsb=0.6)))
     return engine, turns
 
 
@@ -97,6 +97,6 @@ def test_in_the_loss_the_jobs_carry_the_weights_and_the_mean_does_not():
 
 
 def test_fixed_weights_are_told_nowhere():
-    turns = list(rounds(start(), make_strategy(), FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
+    turns = list(rounds(start(), make_server(), FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
     assert all(turn.events == () for turn in turns)
     assert torch.equal(turns[-1].state.weights[ENCODER], torch.tensor([3.0]))

@@ -73,7 +73,7 @@ def test_clients_get_the_outputs_of_their_own_examples(teacher, make_config):
     assert np.array_equal(shard.teacher_outputs(shard.indices[:3]), whole[shard.indices[:3]])
     assert prepared.population.train["similarity_client_1"]["similarity"].teacher is None
     assert all(part.teacher is None for part in prepared.population.shared_validation.values())
-    told = prepared.strategy.settings.methods["distillation"]
+    told = prepared.server.settings.methods["distillation"]
     assert told == {"weight": 0.5, "temperature": 2.0, "tasks": ["sentiment"]}
 
 
@@ -104,7 +104,7 @@ def test_a_folder_without_a_model_and_a_model_without_its_values_are_refused(tea
 
 def test_the_model_folder_itself_is_a_teacher_too(teacher, make_config):
     prepared = prepare(make_config(f"training.distillation={{teacher: {teacher.model}}}"))
-    assert set(prepared.strategy.settings.methods["distillation"]["tasks"]) == set(prepared.tasks)
+    assert set(prepared.server.settings.methods["distillation"]["tasks"]) == set(prepared.tasks)
 
 
 def test_students_come_nearer_to_their_teacher(teacher, make_config):

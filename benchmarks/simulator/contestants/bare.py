@@ -16,7 +16,7 @@ import torch
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import prepare
 from fedmtl.federation.dispatch import Dispatch
-from fedmtl.federation.strategy import sample_clients
+from fedmtl.federation.server_settings import sample_clients
 from fedmtl.model.binding import BoundModel
 from fedmtl.training.local import train
 from simulator.contestants.telling import tell
@@ -50,19 +50,19 @@ def main() -> None:
 def _serve(pipe: Connection, path: Path, part: int, parts: int) -> None:
     torch.set_num_threads(1)
     prepared = prepare(load_config(path))
-    state, strategy, device = prepared.state, prepared.strategy, torch.device("cpu")
-    dispatch = Dispatch(strategy)
+    state, server, device = prepared.state, prepared.server, torch.device("cpu")
+    dispatch = Dispatch(server)
     pipe.send(sum(value.numel() for value in state.weights.values()))
     while (number := pipe.recv()) is not None:
         seconds, samples = 0.0, 0
-        chosen = sample_clients(strategy, prepared.clients, number)
+        chosen = sample_clients(server, prepared.clients, number)
         for client, tasks in list(chosen.items())[part::parts]:
             rows = prepared.clients[client].rows
             job = dispatch.job("train", state, client, tasks, rows, number, {})
             bound = BoundModel(prepared.model, state.plan, tasks, client, job.weights, job.rows, device)
             shards = {task: prepared.population.train[client][task] for task in tasks}
             started = time.perf_counter()
-            train(bound, shards, strategy.settings, round_number=number, seed=job.seed, device=device)
+            train(bound, shards, server.settings, round_number=number, seed=job.seed, device=device)
             seconds += time.perf_counter() - started
             samples += sum(map(len, shards.values()))
         pipe.send((seconds, samples))

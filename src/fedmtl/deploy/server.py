@@ -51,7 +51,7 @@ class Endpoint:
 
 
 class Membership:
-    """Which tasks each site has brought; the strategy asks it every round."""
+    """Which tasks each site has brought; the server asks it every round."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -190,7 +190,7 @@ def _open(
     round_now: Callable[[], int],
 ) -> FlowerEngine:
     terms = server_terms(prepared.model, prepared.encoder.tokenizer, prepared.tasks)
-    table, leaf = prepared.model.canonical()[prepared.strategy.table]
+    table, leaf = prepared.model.canonical()[prepared.server.table]
     num_rows = getattr(table, leaf).shape[0]
     welcome = Welcome(
         run=_endpoint_record(run).id,
@@ -236,7 +236,7 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
     killed after its last round, when its sites had left, expects nobody.
     """
-    if state.round >= prepared.strategy.settings.num_rounds or all_stopped(state, prepared.strategy):
+    if state.round >= prepared.server.settings.num_rounds or all_stopped(state, prepared.server):
         return
     federation = prepared.config.federation
     is_new = state.round == 0

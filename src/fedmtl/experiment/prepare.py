@@ -31,7 +31,7 @@ from fedmtl.experiment.population import ClientInfos, Population, build_populati
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import ServerSetup
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder
@@ -88,7 +88,7 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start: its data (counts and labels; the texts are tokens now), model, strategy and first state."""
+    """A run that can start: its data (counts and labels; the texts are tokens now), model, settings and state."""
 
     config: Config
     data: dict[str, TaskData]
@@ -96,7 +96,7 @@ class Prepared:
     clients: Mapping[str, ClientInfo]
     encoder: Encoder
     model: MultiTaskModel
-    strategy: Strategy
+    server: ServerSettings
     state: State
     compute: Compute
     evaluates_at_clients: bool
@@ -138,7 +138,7 @@ def assemble(
     active: Callable[[ClientId, int], tuple[str, ...]],
     observe: Observer = lambda event: None,
 ) -> Prepared:
-    """The model, the strategy and the first state of a config whose tasks are loaded."""
+    """The model, the server's settings and the first state of a config whose tasks are loaded."""
     check_methods(config)
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
@@ -152,7 +152,7 @@ def assemble(
     in_averaging = config.training.task_weight_in == "averaging"
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
     setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
-    strategy = Strategy(
+    server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),
         table=model.table,
@@ -175,7 +175,7 @@ def assemble(
         clients=ClientInfos(population, model.pad_id, evaluated=at_clients),
         encoder=encoder,
         model=model,
-        strategy=strategy,
+        server=server,
         state=State(0, start_weights(config.model, weights, plan, model), plan),
         compute=choose_compute(config, device, model, len(population.train)),
         evaluates_at_clients=at_clients,

@@ -34,10 +34,10 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     state = found.state or prepared.state
     if found.state is not None:
         parameters = {name: getattr(module, leaf) for name, (module, leaf) in prepared.model.canonical().items()}
-        strategy = prepared.strategy
-        checks = {method.name: method.check for method in strategy.methods}
-        rule = strategy.federation.aggregation
-        checks[rule] = getattr(strategy.aggregator, "check", _no_state)
+        server = prepared.server
+        checks = {method.name: method.check for method in server.methods}
+        rule = server.federation.aggregation
+        checks[rule] = getattr(server.aggregator, "check", _no_state)
         check_state(state, parameters, list(prepared.tasks), run.checkpoints, checks)
     events = read_events(run)
     _check_first(run, found, events)
@@ -100,8 +100,8 @@ def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:
 
 
 def _has_personal_values(prepared: Prepared, state: State, client: str, round_number: int) -> bool:
-    tasks = prepared.strategy.active_tasks(client, round_number)
-    views = state.plan.keys(prepared.strategy.names, tasks, client).values()
+    tasks = prepared.server.active_tasks(client, round_number)
+    views = state.plan.keys(prepared.server.names, tasks, client).values()
     return any(is_personal(key) for view in views for key in view.values())
 
 

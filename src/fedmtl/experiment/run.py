@@ -45,7 +45,7 @@ from fedmtl.federation.messages import (
     Update,
 )
 from fedmtl.federation.server import RoundFailed, rounds
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
@@ -61,15 +61,15 @@ from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.timing import timed
 
 
-def evaluate_at_server(state: State, strategy: Strategy, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
+def evaluate_at_server(state: State, server: ServerSettings, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
     """Score every task with one set of weights, spread over the engine's workers."""
-    outputs = engine.predict(state, strategy.evaluation.batch_size)
+    outputs = engine.predict(state, server.evaluation.batch_size)
     sums = {
         name: sum_predictions(task, outputs[name][0], shards[name].labels, outputs[name][1], True)
-        for name, task in strategy.tasks.items()
+        for name, task in server.tasks.items()
     }
-    scores = {name: score(strategy.tasks[name], total) for name, total in sums.items()}
-    overall, classification = averages(list(strategy.tasks.values()), scores)
+    scores = {name: score(server.tasks[name], total) for name, total in sums.items()}
+    overall, classification = averages(list(server.tasks.values()), scores)
     return Evaluation(scores, sums, overall, classification)
 
 
@@ -204,7 +204,7 @@ def drive(
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
-            for round_ in rounds(state, prepared.strategy, watched, evaluate):
+            for round_ in rounds(state, prepared.server, watched, evaluate):
                 now = time.perf_counter()
                 _record(round_, now - last, run, log, prepared)
                 if spent is not None:
@@ -244,9 +244,9 @@ def drive(
 
 def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:
     if prepared.evaluates_at_clients:
-        return client_evaluator(prepared.strategy, engine)
+        return client_evaluator(prepared.server, engine)
     shards = prepared.population.shared_validation
-    return lambda state: evaluate_at_server(state, prepared.strategy, engine, shards)
+    return lambda state: evaluate_at_server(state, prepared.server, engine, shards)
 
 
 @timed("writing", whole=True)

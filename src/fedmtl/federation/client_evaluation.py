@@ -10,26 +10,26 @@ from operator import add
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.federation.validate import Expected, expect, read_scores, unwelcome
 from fedmtl.tasks.metrics import Sums, averages, score
 from fedmtl.tasks.task import Task
 
 
-def client_evaluator(strategy: Strategy, engine: Engine) -> Callable[[State], Evaluation]:
+def client_evaluator(server: ServerSettings, engine: Engine) -> Callable[[State], Evaluation]:
     """An evaluation at the clients that hold a task, at the round a state stands at; fixed values travel once."""
-    dispatch = Dispatch(strategy)
-    return lambda state: _evaluate(state, strategy, engine, dispatch)
+    dispatch = Dispatch(server)
+    return lambda state: _evaluate(state, server, engine, dispatch)
 
 
-def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Evaluation:
+def _evaluate(state: State, server: ServerSettings, engine: Engine, dispatch: Dispatch) -> Evaluation:
     infos = engine.clients()
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
-    settings = {"batch_size": strategy.evaluation.batch_size, "share_pairs": strategy.evaluation.share_pairs}
+    settings = {"batch_size": server.evaluation.batch_size, "share_pairs": server.evaluation.share_pairs}
 
     def jobs() -> Iterator[Job]:
         for client in sorted(infos):
-            tasks = strategy.active_tasks(client, max(1, state.round))
+            tasks = server.active_tasks(client, max(1, state.round))
             if tasks:
                 info = infos[client]
                 job = dispatch.job("evaluate", state, client, tasks, info.evaluation_rows, state.round, settings)
@@ -39,9 +39,9 @@ def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispat
     scored: dict[ClientId, Mapping[str, Sums]] = {}
     failures: list[Failure] = []
     down = up = 0
-    for answer in engine.run(jobs(), strategy.federation.round_timeout):
+    for answer in engine.run(jobs(), server.federation.round_timeout):
         down, up = down + answer.traffic.bytes_down, up + answer.traffic.bytes_up
-        sums = _scores(answer, expected, scored, strategy.tasks)
+        sums = _scores(answer, expected, scored, server.tasks)
         if isinstance(sums, str):
             failures.append(Failure(state.round, answer.client, sums, answer.traffic))
             dispatch.lost(answer.client)
@@ -49,7 +49,7 @@ def _evaluate(state: State, strategy: Strategy, engine: Engine, dispatch: Dispat
             scored[answer.client] = sums
             dispatch.answered(answer.client, expected[answer.client][1])
     failures.sort(key=lambda failure: failure.client)
-    return _merge(state.round, strategy.tasks, scored, failures, Traffic(down, up))
+    return _merge(state.round, server.tasks, scored, failures, Traffic(down, up))
 
 
 def _scores(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmtl.federation.client_state import fixed_digest
 from fedmtl.federation.messages import ClientId, Job, State
-from fedmtl.federation.strategy import Strategy
+from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key, Weights
@@ -24,8 +24,8 @@ class Dispatch:
     with others.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    def __init__(self, server: ServerSettings) -> None:
+        self._server = server
         self._client_digests: dict[ClientId, set[str]] = {}
         self._digests: dict[Key, tuple[Tensor, str]] = {}
 
@@ -45,9 +45,9 @@ class Dispatch:
 
         Of the tensors in `extra` it gets those whose keys it gets, cut to the same rows.
         """
-        views = state.plan.keys(self._strategy.names, tasks, client)
+        views = state.plan.keys(self._server.names, tasks, client)
         keys = dict.fromkeys(key for view in views.values() for key in view.values())
-        if not self._strategy.federation.vocabulary_slices or not _is_sliceable(state, self._strategy.table):
+        if not self._server.federation.vocabulary_slices or not _is_sliceable(state, self._server.table):
             rows = None
         weights: Weights = {}
         fixed: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Dispatch:
             value = state.weights[key]
             if key.scope == "fixed":
                 fixed[key.name] = self._digest(key, value)
-                if fixed[key.name] in self._client_digests.get(client, self._strategy.known):
+                if fixed[key.name] in self._client_digests.get(client, self._server.known):
                     continue
             weights[key] = self._slice(key, value, rows)
         return Job(
@@ -68,11 +68,11 @@ class Dispatch:
             weights,
             state.plan,
             rows,
-            derive_seed(self._strategy.seed, "job", kind, round_number, client),
+            derive_seed(self._server.seed, "job", kind, round_number, client),
             state.accepted.get(client, 0),
             settings,
             fixed,
-            self._strategy.codecs,
+            self._server.codecs,
             {name: self._cut(one, weights, rows) for name, one in (extra or {}).items()},
         )
 
@@ -84,11 +84,11 @@ class Dispatch:
 
     def _slice(self, key: Key, value: Tensor, rows: Rows | None) -> Tensor:
         """The rows of a token table, or all of another value."""
-        return value if rows is None or key.name != self._strategy.table else take_rows(value, rows)
+        return value if rows is None or key.name != self._server.table else take_rows(value, rows)
 
     def answered(self, job_client: ClientId, fixed: Mapping[str, str]) -> None:
         """The client has these fixed values now."""
-        self._client_digests.setdefault(job_client, set(self._strategy.known)).update(fixed.values())
+        self._client_digests.setdefault(job_client, set(self._server.known)).update(fixed.values())
 
     def lost(self, client: ClientId) -> None:
         """The client failed: it may have been replaced by an empty one."""

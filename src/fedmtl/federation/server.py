@@ -30,7 +30,7 @@ from fedmtl.federation.messages import (
     Update,
 )
 from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
-from fedmtl.federation.strategy import Strategy, sample_clients
+from fedmtl.federation.server_settings import ServerSettings, sample_clients
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
@@ -54,18 +54,18 @@ class RoundFailed(CannotContinue):
         self.failures = failures
 
 
-def rounds(state: State, strategy: Strategy, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
+def rounds(state: State, server: ServerSettings, engine: Engine, evaluate: Evaluate) -> Iterator[Round]:
     """Yield round 0, the start, then every round after it; a resumed state goes on where it was."""
-    dispatch = Dispatch(strategy)
+    dispatch = Dispatch(server)
     if state.round == 0 and not state.progress:
-        started = _through(strategy, state, lambda method, at: method.start(at))
-        done = _evaluated(Round(0, started.state, (), (), None, events=started.events), strategy, evaluate)
+        started = _through(server, state, lambda method, at: method.start(at))
+        done = _evaluated(Round(0, started.state, (), (), None, events=started.events), server, evaluate)
         state = done.state
         yield done
-    while state.round < strategy.settings.num_rounds and not all_stopped(state, strategy):
-        done = _round(state, strategy, engine, dispatch)
-        is_due = strategy.is_evaluated(done.number)
-        done = _evaluated(done, strategy, evaluate) if is_due else _reported(done, strategy)
+    while state.round < server.settings.num_rounds and not all_stopped(state, server):
+        done = _round(state, server, engine, dispatch)
+        is_due = server.is_evaluated(done.number)
+        done = _evaluated(done, server, evaluate) if is_due else _reported(done, server)
         state = done.state
         yield done
 
@@ -84,14 +84,14 @@ def _blamed(name: str, round_number: int, failures: tuple[Failure, ...] = ()) ->
 
 
 def _through(
-    strategy: Strategy,
+    server: ServerSettings,
     state: State,
     hook: Callable[[ServerMethod, State], Step],
     failures: tuple[Failure, ...] = (),
 ) -> Step:
     """The state after one hook of all methods, phase by phase, and all that they have to say."""
     events: list[Event] = []
-    for method in sorted(strategy.methods, key=lambda method: PHASES.index(method.phase)):
+    for method in sorted(server.methods, key=lambda method: PHASES.index(method.phase)):
         with _blamed(method.name, state.round, failures):
             step = hook(method, state)
         state = step.state
@@ -99,40 +99,40 @@ def _through(
     return Step(state, tuple(events))
 
 
-def all_stopped(state: State, strategy: Strategy) -> bool:
+def all_stopped(state: State, server: ServerSettings) -> bool:
     """Whether every task has been stopped early, so that no head is left to train."""
-    return all(name in state.progress and state.progress[name].stopped_round is not None for name in strategy.tasks)
+    return all(name in state.progress and state.progress[name].stopped_round is not None for name in server.tasks)
 
 
-def _round(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch) -> Round:
+def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispatch) -> Round:
     started = time.perf_counter()
     number = state.round + 1
     infos = engine.clients()
-    sampled = sample_clients(strategy, infos, number)
+    sampled = sample_clients(server, infos, number)
     given: dict[str, RoundSettings] = {}
-    for method in strategy.methods:
+    for method in server.methods:
         with _blamed(method.name, number):
             given[method.name] = method.before_round(state, sampled, infos)
-    weights, settings = _weights(strategy, given.values())
+    weights, settings = _weights(server, given.values())
     extra = {name: one.extra for name, one in given.items() if one.extra}
-    counting = _client_weights(state, strategy, sampled, infos, weights)
-    aggregator = strategy.aggregator(state.weights, state.extra.get(strategy.federation.aggregation, NO_EXTRA))
+    counting = _client_weights(state, server, sampled, infos, weights)
+    aggregator = server.aggregator(state.weights, state.extra.get(server.federation.aggregation, NO_EXTRA))
 
     def add(update: Update) -> None:
-        with _blamed(strategy.federation.aggregation, number):
+        with _blamed(server.federation.aggregation, number):
             aggregator.add(update, counting.of(update))
-        for method in strategy.methods:
+        for method in server.methods:
             with _blamed(method.name, number):
                 method.add(update)
 
     wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
-    accepted, failures = _collect(state, strategy, engine, dispatch, settings, extra, wanted, add)
-    _check_enough(strategy, accepted, failures, number)
-    moved = _moved(state, strategy, aggregator, number, failures)
+    accepted, failures = _collect(state, server, engine, dispatch, settings, extra, wanted, add)
+    _check_enough(server, accepted, failures, number)
+    moved = _moved(state, server, aggregator, number, failures)
     averaged = replace(
         moved, round=number, accepted={**state.accepted, **{update.client: number for update in accepted}}
     )
-    after = _through(strategy, averaged, lambda method, at: method.after_aggregation(state, at), failures)
+    after = _through(server, averaged, lambda method, at: method.after_aggregation(state, at), failures)
     said = [event for one in given.values() for event in one.events]
     return Round(
         number,
@@ -145,11 +145,11 @@ def _round(state: State, strategy: Strategy, engine: Engine, dispatch: Dispatch)
     )
 
 
-def _weights(strategy: Strategy, given: Iterable[RoundSettings]) -> tuple[Mapping[str, float], LocalSettings]:
+def _weights(server: ServerSettings, given: Iterable[RoundSettings]) -> tuple[Mapping[str, float], LocalSettings]:
     """How much each task counts in the round's mean, and the clients' settings, where its loss weight is."""
-    in_mean, settings = dict(strategy.task_weights), strategy.settings
+    in_mean, settings = dict(server.task_weights), server.settings
     in_loss = dict(settings.loss_weights)
-    changed = in_mean if strategy.weight_in == "averaging" else in_loss
+    changed = in_mean if server.weight_in == "averaging" else in_loss
     for one in given:
         for task, factor in one.task_factors.items():
             if task in changed:
@@ -159,13 +159,13 @@ def _weights(strategy: Strategy, given: Iterable[RoundSettings]) -> tuple[Mappin
 
 def _client_weights(
     state: State,
-    strategy: Strategy,
+    server: ServerSettings,
     sampled: Mapping[ClientId, tuple[str, ...]],
     infos: Mapping[ClientId, ClientInfo],
     task_weights: Mapping[str, float],
 ) -> ClientWeights:
     """How much each client of the round counts."""
-    average = strategy.federation.average
+    average = server.federation.average
     if average == "tasks":
         sizes = Counter[str]()
         for client, tasks in sampled.items():
@@ -174,13 +174,15 @@ def _client_weights(
             for task in tasks:
                 sizes[task] += info.num_examples.get(task, 0)
         task_weights = per_example(task_weights, sizes)
-    caps = _most_weights(state, strategy, sampled, infos, task_weights)
+    caps = _most_weights(state, server, sampled, infos, task_weights)
     return ClientWeights(state.plan, task_weights, average, caps)
 
 
-def _check_enough(strategy: Strategy, accepted: Sequence[Update], failures: tuple[Failure, ...], number: int) -> None:
+def _check_enough(
+    server: ServerSettings, accepted: Sequence[Update], failures: tuple[Failure, ...], number: int
+) -> None:
     """Raise RoundFailed where too few clients answered, in all or of a task."""
-    needed = strategy.federation.min_clients
+    needed = server.federation.min_clients
     if len(accepted) < needed:
         first = (
             f"; {len(failures)} failed, the first was {failures[0].client}: {failures[0].reason}" if failures else ""
@@ -191,19 +193,19 @@ def _check_enough(strategy: Strategy, accepted: Sequence[Update], failures: tupl
             number,
             failures,
         )
-    scarce = _scarce_task(strategy, accepted, failures, number)
+    scarce = _scarce_task(server, accepted, failures, number)
     if scarce is not None:
         raise RoundFailed(scarce, number, failures)
 
 
 def _moved(
-    state: State, strategy: Strategy, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
+    state: State, server: ServerSettings, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    with _blamed(strategy.federation.aggregation, number, failures):
+    with _blamed(server.federation.aggregation, number, failures):
         delta = aggregator.result()
-        after = with_extra(state, strategy.federation.aggregation, aggregator.remember())
-    for method in strategy.methods:
+        after = with_extra(state, server.federation.aggregation, aggregator.remember())
+    for method in server.methods:
         with _blamed(method.name, number, failures):
             stepped = method.step(state, delta)
         if stepped is not None:
@@ -222,22 +224,22 @@ def _moved(
 
 def _most_weights(
     state: State,
-    strategy: Strategy,
+    server: ServerSettings,
     sampled: Mapping[ClientId, tuple[str, ...]],
     infos: Mapping[ClientId, ClientInfo],
     task_weights: Mapping[str, float],
 ) -> dict[str, float]:
     """By scope, the most that one client of the round may count, so that it has no more than `max_share` of it."""
-    share = strategy.federation.max_share
+    share = server.federation.max_share
     if share is None:
         return {}
     weights: dict[str, list[float]] = {}
     for client, tasks in sampled.items():
         counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
         declared = Update(state.round + 1, client, tasks, {}, None, counts, {})
-        views = state.plan.keys(strategy.names, tasks, client).values()
+        views = state.plan.keys(server.names, tasks, client).values()
         for scope in {key.scope for view in views for key in view.values()}:
-            weight = client_weight(declared, scope, state.plan, task_weights, strategy.federation.average)
+            weight = client_weight(declared, scope, state.plan, task_weights, server.federation.average)
             weights.setdefault(scope, []).append(weight)
     return most_weights(weights, share)
 
@@ -256,14 +258,14 @@ def _check_finite(values: Weights, number: int, failures: tuple[Failure, ...]) -
 
 
 def _scarce_task(
-    strategy: Strategy, accepted: Sequence[Update], failures: Sequence[Failure], number: int
+    server: ServerSettings, accepted: Sequence[Update], failures: Sequence[Failure], number: int
 ) -> str | None:
     """What is to be said of the first task that too few clients returned."""
-    needed = strategy.federation.min_clients_per_task
+    needed = server.federation.min_clients_per_task
     clients = [*(update.client for update in accepted), *(failure.client for failure in failures)]
-    for task in strategy.tasks if needed else ():
+    for task in server.tasks if needed else ():
         got = sum(task in update.tasks for update in accepted)
-        if got < needed and any(task in strategy.active_tasks(client, number) for client in clients):
+        if got < needed and any(task in server.active_tasks(client, number) for client in clients):
             return (
                 f"round {number} got {got} updates of {task}, federation.min_clients_per_task is {needed};"
                 " lower it, or let more of its clients take part"
@@ -273,7 +275,7 @@ def _scarce_task(
 
 def _collect(
     state: State,
-    strategy: Strategy,
+    server: ServerSettings,
     engine: Engine,
     dispatch: Dispatch,
     settings: LocalSettings,
@@ -302,8 +304,8 @@ def _collect(
     accepted: dict[ClientId, Update] = {}
     failures: list[Failure] = []
     line = _Line(add, sent)
-    for answer in engine.run(jobs(), strategy.federation.round_timeout):
-        max_norm = strategy.federation.max_update_norm
+    for answer in engine.run(jobs(), server.federation.round_timeout):
+        max_norm = server.federation.max_update_norm
         reason = _why_not(answer, expected, accepted, max_norm)
         if reason is None and filters:
             assert isinstance(answer, Update)
@@ -404,14 +406,14 @@ def _filtered(
 
 
 @timed("evaluating", whole=True)
-def _evaluated(done: Round, strategy: Strategy, evaluate: Evaluate) -> Round:
+def _evaluated(done: Round, server: ServerSettings, evaluate: Evaluate) -> Round:
     started = time.perf_counter()
     evaluation = evaluate(done.state)
-    state = _follow(done.state, strategy.tasks, evaluation)
-    after = _through(strategy, state, lambda method, at: method.after_evaluation(at, evaluation), done.failures)
+    state = _follow(done.state, server.tasks, evaluation)
+    after = _through(server, state, lambda method, at: method.after_evaluation(at, evaluation), done.failures)
     seconds = time.perf_counter() - started
     evaluated = replace(done, state=after.state, evaluation=evaluation, evaluate_seconds=seconds)
-    return _reported(replace(evaluated, events=(*done.events, *after.events)), strategy)
+    return _reported(replace(evaluated, events=(*done.events, *after.events)), server)
 
 
 def _follow(state: State, tasks: Mapping[str, Task], evaluation: Evaluation) -> State:
@@ -442,7 +444,7 @@ def _best_overall(state: State, evaluation: Evaluation) -> tuple[int, float] | N
     return state.round, evaluation.overall
 
 
-def _reported(done: Round, strategy: Strategy) -> Round:
+def _reported(done: Round, server: ServerSettings) -> Round:
     """The round with what methods have to say of the state it ends with."""
-    said = [event for method in strategy.methods for event in method.report(done.state)]
+    said = [event for method in server.methods for event in method.report(done.state)]
     return replace(done, events=(*done.events, *said))

@@ -8,12 +8,12 @@ from fedmtl.federation.server import rounds
 from fedmtl.sharing.extra import Extra
 from fedmtl.sharing.keys import Key
 
-from ..fake_engine import ENCODER, FakeEngine, head, make_strategy, scores, start, trained
+from ..fake_engine import ENCODER, FakeEngine, head, make_server, scores, start, trained
 
 
 def run(engine=None, **federation) -> list[Round]:
-    strategy = make_strategy(**federation)
-    return list(rounds(start(), strategy, engine or FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
+    server = make_server(**federation)
+    return list(rounds(start(), server, engine or FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))
 
 
 def bounds(turn: Round) -> dict[str, float]:

@@ -12,7 +12,7 @@ from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.messages import Update
 from fedmtl.federation.server import rounds
 
-from ..fake_engine import ENCODER, FakeEngine, make_strategy, scores, start, trained
+from ..fake_engine import ENCODER, FakeEngine, make_server, scores, start, trained
 
 
 class Changing(UpdateFilter):
@@ -52,10 +52,10 @@ def plus(number):
 
 
 def round_1(calls, engine=None, *, max_update_norm=None, **changes):
-    strategy = make_strategy(max_update_norm=max_update_norm)
+    server = make_server(max_update_norm=max_update_norm)
     methods = {name: {"change": change, "calls": calls} for name, change in changes.items()}
-    strategy = replace(strategy, settings=replace(strategy.settings, methods=methods))
-    return list(rounds(start(), strategy, engine or FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))[1]
+    server = replace(server, settings=replace(server.settings, methods=methods))
+    return list(rounds(start(), server, engine or FakeEngine(), lambda state: scores(sst2=0.5, stsb=0.5)))[1]
 
 
 def test_filters_go_in_the_opposite_order_of_that_at_clients():

@@ -1,4 +1,4 @@
-"""How a federation is led: everything but the weights and the clients' data."""
+"""What a server needs to lead a federation, but the weights and the engine; and the clients that a round samples."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from fedmtl.training.settings import LocalSettings
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """`names` are the model's canonical parameter names, `table` the token table's among them.
+class ServerSettings:
+    """Everything that the server's loop needs to know of a run beside its state and its engine.
 
+    `names` are the model's canonical parameter names, `table` the token table's among them.
     `known` are digests of fixed values that every client's model starts with, so that they need not travel.
     `task_weights` count in the mean, those of the settings in the loss; `weight_in` says which of them methods change.
     `methods` are the server's halves of the capabilities that are switched on.
@@ -49,14 +50,14 @@ class Strategy:
 
 
 def sample_clients(
-    strategy: Strategy, clients: Mapping[ClientId, ClientInfo], round_number: int
+    server: ServerSettings, clients: Mapping[ClientId, ClientInfo], round_number: int
 ) -> dict[ClientId, tuple[str, ...]]:
     """The clients of a round with their tasks; the longest to train first, so that no worker waits for a late one."""
-    active = {client: strategy.active_tasks(client, round_number) for client in sorted(clients)}
+    active = {client: server.active_tasks(client, round_number) for client in sorted(clients)}
     chosen = [client for client, tasks in active.items() if tasks]
-    wanted = strategy.federation.clients_per_round
+    wanted = server.federation.clients_per_round
     if wanted is not None and wanted < len(chosen):
-        rng = np.random.Generator(np.random.PCG64(derive_seed(strategy.seed, "sample", round_number)))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(server.seed, "sample", round_number)))
         chosen = [chosen[i] for i in rng.choice(len(chosen), wanted, replace=False)]
     size = {client: _work(clients[client], active[client]) for client in chosen}
     return {client: active[client] for client in sorted(chosen, key=lambda client: (-size[client], client))}
