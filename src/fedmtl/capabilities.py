@@ -155,7 +155,7 @@ def check_methods(config: Config) -> None:
 
 
 def options_of(config: Config, name: str) -> Any:
-    """The options that a config has for a capability under `methods`, checked by its model."""
+    """The options that a config has for a capability under `methods`, checked by its pydantic model."""
     model = find(name).options
     assert model is not None
     given = config.methods.get(name, {})

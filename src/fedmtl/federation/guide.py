@@ -40,7 +40,7 @@ class MTLServerModel:
     """
 
     def __init__(self, model: MultiTaskModel, plan: SharingPlan, weights: Weights | None = None) -> None:
-        """Name the values in `weights`, which are then read and changed there; by default the model's."""
+        """Name the values in `weights`, which are then read and written in place; by default the model's."""
         self.plan = plan
         self.weights = initial_weights(model, plan) if weights is None else weights
         self._views = plan.keys(model.canonical(), list(model.tasks), "")
