@@ -55,3 +55,18 @@ def test_a_dropped_signal_does_not_outlive_what_it_was_to_end():
         be_asked_while_deleting_and_wait(0)
     # The handler of before would end this process.
     wait(0.2)
+
+
+def test_a_signal_waits_for_the_end_of_what_must_be_whole():
+    done = []
+
+    def work(signals):
+        with signals.postponed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait(0.05)
+            done.append("inside")
+        done.append("after")
+
+    with pytest.raises(Ended), raised(Ended) as signals:
+        work(signals)
+    assert done == ["inside"]

@@ -199,17 +199,19 @@ def drive(
     error: Exception | None = None
     engine: Engine | None = None
     try:
-        with raised(_Stop), profiling(run.spool) if prepared.profile else nullcontext() as spent:
+        with raised(_Stop) as signals, profiling(run.spool) if prepared.profile else nullcontext() as spent:
             engine = make_engine()
             watched = _Watched(engine, log.observe)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
             for round_ in rounds(state, prepared.server, watched, evaluate):
                 now = time.perf_counter()
-                _record(round_, now - last, run, log, prepared)
-                if spent is not None:
-                    log(spent.take(round_.number))
-                state, last = round_.state, now
+                # Between its checkpoint and here, a signal would cut the events of a round back that is whole.
+                with signals.postponed():
+                    _record(round_, now - last, run, log, prepared)
+                    if spent is not None:
+                        log(spent.take(round_.number))
+                    state, last = round_.state, now
             farewell()
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed

@@ -16,14 +16,34 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 AGAIN_SECONDS = 0.05
 
 
+class Signals:
+    """The signals of a block: they can wait while something is done that must be whole."""
+
+    def __init__(self) -> None:
+        self.is_postponed = False
+        self.waiting: BaseException | None = None
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """A first signal inside this block is raised at its end; a second one does what it did before `raised`."""
+        self.is_postponed = True
+        try:
+            yield
+        finally:
+            self.is_postponed = False
+        if self.waiting is not None:
+            raise self.waiting
+
+
 @contextmanager
-def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
+def raised(make: Callable[[int], BaseException]) -> Iterator[Signals]:
     """Inside the block, Ctrl-C and SIGTERM raise `make(number)`; a second signal does what it did before the block.
 
     Python drops an exception that is raised while an object is being deleted; then it is raised again soon after.
     """
+    signals = Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield signals
         return
     given: BaseException | None = None
     timer: threading.Timer | None = None
@@ -33,6 +53,9 @@ def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
         for each in ENDING:
             signal.signal(each, before[each])
         given = make(number)
+        if signals.is_postponed:
+            signals.waiting = given
+            return
         timer = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
         raise given
 
@@ -47,7 +70,7 @@ def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     before = {each: signal.signal(each, stop) for each in ENDING}
     try:
-        yield
+        yield signals
     finally:
         if timer is not None:
             timer.cancel()
