@@ -30,7 +30,7 @@ from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.resume import opened_events, take_up
 from fedmtl.experiment.signals import raised
-from fedmtl.federation.checkpoint import save_checkpoint
+from fedmtl.federation.checkpoint import last_whole_checkpoint, save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.messages import (
     ClientId,
@@ -160,16 +160,18 @@ class Log:
 
 
 class _Watched:
-    """An engine whose updates and failures are observed as they come."""
+    """An engine whose updates and failures are observed as they come, after `check` has raised nothing."""
 
-    def __init__(self, engine: Engine, observe: Observer) -> None:
-        self._engine, self._observe = engine, observe
+    def __init__(self, engine: Engine, observe: Observer, check: Callable[[], None]) -> None:
+        self._engine, self._observe, self._check = engine, observe, check
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for result in self._engine.run(jobs, deadline):
+            # A client whose code made an error of its own of a signal has not failed.
+            self._check()
             samples = trained_samples(result) if isinstance(result, Update) else 0
             self._observe(AnswerEvent(round=result.round, client=result.client, samples=samples))
             yield result
@@ -198,14 +200,17 @@ def drive(
     status, reason = "done", None
     error: Exception | None = None
     engine: Engine | None = None
+    recorded = state
     try:
-        with raised(_Stop), profiling(run.spool) if prepared.profile else nullcontext() as spent:
+        with raised(_Stop) as check, profiling(run.spool) if prepared.profile else nullcontext() as spent:
             engine = make_engine()
-            watched = _Watched(engine, log.observe)
+            watched = _Watched(engine, log.observe, check)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
             for round_ in rounds(state, prepared.strategy, watched, evaluate):
+                check()
                 now = time.perf_counter()
+                recorded = round_.state
                 _record(round_, now - last, run, log, prepared)
                 if spent is not None:
                     log(spent.take(round_.number))
@@ -216,6 +221,7 @@ def drive(
         for failure in failed.failures:
             log(failure_event(failure))
     except _Stop as stop:
+        state = _last_saved(run, state, recorded)
         cut_back(run, state.round if state.progress else -1)
         reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
         status = "interrupted"
@@ -226,6 +232,7 @@ def drive(
         status, error = "failed", unexpected
         reason = str(unexpected) if isinstance(unexpected, FedmtlError) else f"unexpected {type(unexpected).__name__}"
         with suppress(FedmtlError):
+            state = _last_saved(run, state, recorded)
             cut_back(run, state.round if state.progress else -1)
     finally:
         if engine is not None:
@@ -240,6 +247,19 @@ def drive(
     if error is not None:
         raise error
     return run
+
+
+def _last_saved(run: RunFolder, state: State, recorded: State) -> State:
+    """Return the state that a resume goes on from: `recorded` where its checkpoint is whole, otherwise the last one.
+
+    A round that was cut short after its checkpoint was written is over: all else of it is written before.
+    """
+    if recorded is not state:
+        with suppress(FedmtlError):
+            saved = last_whole_checkpoint(run.checkpoints).state
+            if saved is not None and saved.round == recorded.round:
+                return recorded
+    return state
 
 
 def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:

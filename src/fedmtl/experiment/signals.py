@@ -17,13 +17,15 @@ AGAIN_SECONDS = 0.05
 
 
 @contextmanager
-def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
+def raised(make: Callable[[int], BaseException]) -> Iterator[Callable[[], None]]:
     """Inside the block, Ctrl-C and SIGTERM raise `make(number)`; a second signal does what it did before the block.
 
     Python drops an exception that is raised while an object is being deleted; then it is raised again soon after.
+    Compiled code may make an error of another kind of it: an error that leaves the block after a signal becomes
+    `make(number)`, and the function that the block gets raises it where such an error was handled on the way.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     given: BaseException | None = None
     timer: threading.Timer | None = None
@@ -44,10 +46,18 @@ def raised(make: Callable[[int], BaseException]) -> Iterator[None]:
             signal.signal(each, stop)
         timer.start()
 
+    def check() -> None:
+        if given is not None:
+            raise given
+
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     before = {each: signal.signal(each, stop) for each in ENDING}
     try:
-        yield
+        yield check
+    except Exception as other:
+        if given is None:
+            raise
+        raise given from other
     finally:
         if timer is not None:
             timer.cancel()
