@@ -75,7 +75,9 @@ def test_a_run_ended_by_ctrl_c_goes_on_to_the_weights_of_one_that_was_not(cli, s
     # Without workers, which is the same computation and needs no start.
     config = run.config.read_text()
     run.config.write_text(config.replace("  workers: 1\n", "  workers: 0\n"))
-    resumed = json.loads(cli("run", "--resume", "demo", "--json").out)
+    done = cli("run", "--resume", "demo", "--json")
+    assert done.code == 0, done.err
+    resumed = json.loads(done.out)
     whole = json.loads(cli("run", *LONG, "--set", "compute.workers=0", "--json", "--name", "whole").out)
     assert resumed["rounds"] == whole["rounds"] == NUM_ROUNDS
     assert resumed["weights_sha256"] == whole["weights_sha256"]

@@ -1,11 +1,9 @@
 """A resume gives the weights of an undisturbed run, or is refused by a line whose advice works."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from typer.testing import CliRunner
 from fedmtl.cli.app import app
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
-from fedmtl.experiment import run as driver
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
 from fedmtl.methods import server_optimizers
@@ -39,24 +36,6 @@ PLAIN = ["training.num_rounds=3", "checkpoint.every=1"]
 
 def digest(run: RunFolder) -> str | None:
     return summarize(read_events(run), run.name).weights_sha256
-
-
-def test_a_signal_just_after_a_checkpoint_leaves_its_round_whole(make_config, monkeypatch):
-    whole = start_run(make_config(), "whole")
-    config, save = make_config(), driver.save_checkpoint
-
-    def save_and_signal(folder, state, **options):
-        save(folder, state, **options)
-        if state.round == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(driver, "save_checkpoint", save_and_signal)
-    with pytest.raises(driver.Interrupted, match="after round 1"):
-        start_run(config, "signalled")
-    monkeypatch.setattr(driver, "save_checkpoint", save)
-    run = RunFolder(Path(config.output) / "signalled")
-    assert [event["round"] for event in raw_events(run) if event["event"] == "round"] == [0, 1]
-    assert digest(resume_run(run)) == digest(whole)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,17 @@
 import os
 import signal
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import torch
 
+from fedmtl.experiment.run import Interrupted, resume_run, start_run
 from fedmtl.experiment.signals import raised
+from fedmtl.federation import checkpoint
+from fedmtl.runs.folder import RunFolder
+from raw_events import raw_events
 
 
 class Ended(BaseException):
@@ -23,6 +30,13 @@ class Asked:
 def be_asked_and_wait():
     os.kill(os.getpid(), signal.SIGTERM)
     wait(10)
+
+
+def be_asked_and_raise(error):
+    try:
+        be_asked_and_wait()
+    except Ended:
+        raise error from None
 
 
 def be_asked_while_deleting_and_wait(seconds):
@@ -70,3 +84,72 @@ def test_a_signal_waits_for_the_end_of_what_must_be_whole():
     with pytest.raises(Ended), raised(Ended) as signals:
         work(signals)
     assert done == ["inside"]
+
+
+def test_an_error_that_was_made_of_a_signal_is_the_signal_again():
+    with pytest.raises(Ended) as ended, raised(Ended):
+        be_asked_and_raise(ValueError("as compiled code does"))
+    assert isinstance(ended.value.__cause__, ValueError)
+
+
+def test_where_such_an_error_was_handled_the_check_raises_the_signal():
+    with raised(Ended) as signals:
+        signals.check()
+        with suppress(Ended):
+            be_asked_and_wait()
+        with pytest.raises(Ended):
+            signals.check()
+
+
+def test_an_error_without_a_signal_and_a_second_signal_stay_what_they_are():
+    with pytest.raises(ValueError, match="mine"), raised(Ended):
+        raise ValueError("mine")
+    with pytest.raises(KeyboardInterrupt), raised(Ended):
+        be_asked_and_raise(KeyboardInterrupt())
+
+
+def signalled(original, at):
+    """The function, which gets SIGTERM right after its call number `at`."""
+    calls = iter(range(10**6))
+
+    def call(*arguments, **keys):
+        result = original(*arguments, **keys)
+        if next(calls) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait(0)
+        return result
+
+    return call
+
+
+def check_goes_on(run, whole):
+    """The run says that it was interrupted, blames no client, and comes to the weights of one that was not."""
+    events = raw_events(run)
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", "interrupted"), events[-1]
+    assert not [event for event in events if event["event"] == "failure"]
+    resumed = raw_events(resume_run(run))
+    assert resumed[-1]["weights_sha256"] == whole
+    assert [event["round"] for event in resumed if event["event"] == "round"] == [0, 1, 2]
+
+
+def test_a_signal_right_after_a_checkpoint_leaves_a_run_that_goes_on(make_config, monkeypatch):
+    config = make_config("training.keep_optimizer=true")
+    sha = raw_events(start_run(config, "whole"))[-1]["weights_sha256"]
+    run = RunFolder(Path(config.output) / "signalled")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_atomic", signalled(checkpoint.write_atomic, 1))
+        with pytest.raises(Interrupted, match="ended by SIGTERM after round 1"):
+            start_run(config, "signalled")
+    check_goes_on(run, sha)
+
+
+def test_a_signal_that_a_library_makes_an_error_of_costs_no_client(make_config, monkeypatch):
+    # safetensors reads a tensor through this function, and says of any exception in it that the file is broken.
+    config = make_config("training.keep_optimizer=true")
+    sha = raw_events(start_run(config, "whole"))[-1]["weights_sha256"]
+    run = RunFolder(Path(config.output) / "signalled")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "__getitem__", signalled(torch.UntypedStorage.__getitem__, 3))
+        with pytest.raises(Interrupted, match="ended by SIGTERM after round 1"):
+            start_run(config, "signalled")
+    check_goes_on(run, sha)

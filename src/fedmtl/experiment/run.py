@@ -160,16 +160,18 @@ class Log:
 
 
 class _Watched:
-    """An engine whose updates and failures are observed as they come."""
+    """An engine whose updates and failures are observed as they come, after `check` has raised nothing."""
 
-    def __init__(self, engine: Engine, observe: Observer) -> None:
-        self._engine, self._observe = engine, observe
+    def __init__(self, engine: Engine, observe: Observer, check: Callable[[], None]) -> None:
+        self._engine, self._observe, self._check = engine, observe, check
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
         for result in self._engine.run(jobs, deadline):
+            # A client whose code made an error of its own of a signal has not failed.
+            self._check()
             samples = trained_samples(result) if isinstance(result, Update) else 0
             self._observe(AnswerEvent(round=result.round, client=result.client, samples=samples))
             yield result
@@ -201,10 +203,11 @@ def drive(
     try:
         with raised(_Stop) as signals, profiling(run.spool) if prepared.profile else nullcontext() as spent:
             engine = make_engine()
-            watched = _Watched(engine, log.observe)
+            watched = _Watched(engine, log.observe, signals.check)
             last = time.perf_counter()
             evaluate = _evaluator(prepared, engine)
             for round_ in rounds(state, prepared.server, watched, evaluate):
+                signals.check()
                 now = time.perf_counter()
                 # Between its checkpoint and here, a signal would cut the events of a round back that is whole.
                 with signals.postponed():

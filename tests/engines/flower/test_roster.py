@@ -78,6 +78,12 @@ def open_hall(tmp_path) -> Iterator[Callable[..., Hall]]:
         hall.roster.close()
 
 
+def put_in_place(path: Path, text: str) -> None:
+    """Replace a file at once, as `enroll` does: the roster must not read it while it is empty."""
+    path.with_name("new").write_text(text)
+    path.with_name("new").replace(path)
+
+
 def test_a_broken_list_leaves_the_last_good_one_in_force_and_is_said_once(tmp_path, open_hall):
     keys = {name: new_key() for name in ("a", "b")}
     for name, key in keys.items():
@@ -85,7 +91,7 @@ def test_a_broken_list_leaves_the_last_good_one_in_force_and_is_said_once(tmp_pa
     hall = open_hall(KeyBook(tmp_path))
     hall.come(keys["a"], "a")
     good = (tmp_path / BOOK).read_text()
-    (tmp_path / BOOK).write_text(good[:-3])
+    put_in_place(tmp_path / BOOK, good[:-3])
     hall.wait(lambda: bool(hall.remarks()))
     hall.come(keys["b"], "b")
     hall.wait(lambda: set(hall.roster.present()) == {"a", "b"})
@@ -95,7 +101,7 @@ def test_a_broken_list_leaves_the_last_good_one_in_force_and_is_said_once(tmp_pa
     assert client == ""
     assert "enrolled.json: bad JSON" in reason
     assert "who was enrolled before still is" in reason
-    (tmp_path / BOOK).write_text(good)
+    put_in_place(tmp_path / BOOK, good)
     hall.wait(lambda: len(hall.remarks()) == 2)
     assert hall.remarks()[1] == ("", "the list of enrolled sites can be read again")
     (tmp_path / BOOK).unlink()
