@@ -39,6 +39,7 @@ BUILT_IN = {
     "task_weighting": "fedmtl.methods.task_weighting",
     "server_optimizer": "fedmtl.methods.server_optimizers",
     "early_stopping": "fedmtl.methods.early_stopping",
+    "scaffold": "fedmtl.methods.scaffold",
     "pruning": "fedmtl.methods.pruning",
     "fedprox": "fedmtl.methods.fedprox",
     "adaptive_sharing": "fedmtl.methods.adaptive_sharing",

@@ -325,8 +325,8 @@ class Config(Section):
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
     methods: Annotated[dict[Name, dict[str, Any]], Empty] = Field(
         default_factory=dict,
-        description="Capabilities without a key of their own, such as those of other packages, by name, each with its"
-        " options.",
+        description="Capabilities without a key of their own, by name, each with its options: `scaffold: {}` (SCAFFOLD"
+        " against skewed labels), and those of other packages.",
     )
     output: str = Field("runs", description="Folder that holds the run folders.")
 
