@@ -6,6 +6,7 @@ over what `--quick` or a preset says, so that one that exists is whole, whoever 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -57,7 +58,7 @@ def list_option(flag: str, help: str, read: Callable[[str, str], Any], metavar: 
     return Option(flag, help, metavar, read=read, has_default=False)
 
 
-class StudyOptions(BaseModel):
+class StudyOptions(BaseModel, ABC):
     """What a study is to do; all of it stands in study.yaml, but for fields that are excluded there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,9 +77,9 @@ class StudyOptions(BaseModel):
         return cls.complete({name: value for name, value in given.items() if value is not None})
 
     @property
+    @abstractmethod
     def folder_name(self) -> str:
         """The name of the study's folder where none was given."""
-        raise NotImplementedError
 
 
 Keep = Literal["all", "models", "scores"]
