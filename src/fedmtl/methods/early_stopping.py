@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability
 from fedmtl.federation.messages import Evaluation, Progress, State
-from fedmtl.federation.server_method import ServerMethod, Step
+from fedmtl.federation.server_method import ServerMethod, ServerSetup, Step
 from fedmtl.runs.events import EarlyStopEvent
 from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
 from fedmtl.sharing.plan import move
@@ -74,4 +74,8 @@ def _fix_head(state: State, task: str, tasks: Sequence[str]) -> State:
     )
 
 
-CAPABILITY = Capability(NAME, server=lambda setup: EarlyStopping(setup.tasks))
+def _open(setup: ServerSetup) -> EarlyStopping | None:
+    return EarlyStopping(setup.tasks) if any(task.patience is not None for task in setup.tasks.values()) else None
+
+
+CAPABILITY = Capability(NAME, server=_open)

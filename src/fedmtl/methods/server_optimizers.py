@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmtl.capabilities import Capability
 from fedmtl.config import ServerOptimizerConfig
 from fedmtl.federation.messages import State
-from fedmtl.federation.server_method import ServerMethod
+from fedmtl.federation.server_method import ServerMethod, ServerSetup
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights
 from fedmtl.timing import timed
@@ -84,4 +84,10 @@ def _second_moment(key: Key, delta: Tensor, settings: ServerOptimizerConfig, slo
     return moments[key]
 
 
-CAPABILITY = Capability(NAME, server=lambda setup: ServerOptimizer(setup.config.federation.server_optimizer))
+def _open(setup: ServerSetup) -> ServerOptimizer | None:
+    settings = setup.config.federation.server_optimizer
+    is_plain_sum = settings.kind == "none" and settings.learning_rate == 1.0
+    return None if is_plain_sum else ServerOptimizer(settings)
+
+
+CAPABILITY = Capability(NAME, server=_open)
