@@ -13,15 +13,17 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment import run as driver
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.federation.client_state import load_state
 from fedmtl.federation.messages import ClientInfo, Update
 from fedmtl.federation.server import rounds
-from fedmtl.methods.scaffold import CHANGE, CONTROL, NAME, Scaffold, ScaffoldClient
+from fedmtl.methods.scaffold import CONTROL, MOVES, NAME, Scaffold, ScaffoldClient
 from fedmtl.model.binding import Buffers, Flat
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import is_personal
+from fedmtl.sharing.extra import NO_EXTRA, Extra, from_slots
+from fedmtl.sharing.keys import Key, is_personal
 from fedmtl.training.local_method import LocalClient, Part
 from raw_events import raw_events
+from training.small_client import CPU, SINGLE, bind_rows, make_shard, small_model
 
 ON = "methods.scaffold={}"
 RATE = 0.25
@@ -48,6 +50,7 @@ class TwoClients(FakeEngine):
             parameters={key: values[place] for key, place in keys.items()},
             views={"sst2": {key.name: key for key in keys}},
             model=SimpleNamespace(table="none"),
+            index=None,
         )
         method = ScaffoldClient({"rate_factors": factors})
         method.start(
@@ -71,7 +74,7 @@ class TwoClients(FakeEngine):
 
 def two_rounds(engine, **federation):
     server = make_server(**federation)
-    method = Scaffold(server.tasks, server.federation.average)
+    method = Scaffold({"sst2": 1.0, "stsb": 1.0}, server.federation.average, [1.0, 1.0], "none")
     server = replace(
         server,
         settings=replace(server.settings, num_rounds=2, methods={NAME: {}}),
@@ -132,7 +135,15 @@ def test_a_step_is_told_by_the_schedules_factor():
     # g -2, half of the rate: .25 and half of c: .5; g -1.5: .6875, then .9375.
     assert update.delta[ENCODER].item() == 0.9375
     # The mean of the steps .25 and .1875, and for a whole rate twice that.
-    assert update.extra[NAME].slot(CHANGE)[ENCODER].item() == 0.4375
+    assert engine.stored["a"].slot(CONTROL)[ENCODER].item() == 0.4375
+    assert update.extra[NAME].values == {MOVES: {"all": {"layer": 2}, "task:sst2": {"heads.sst2.w": 2}}}
+    # The server finds the same: .9375 in two steps of half the rate, less c.
+    method = Scaffold({"sst2": 1.0}, "uniform", [1.0, 0.5], "none")
+    state = replace(start(), round=1, extra={NAME: received})
+    method.before_round(state, {}, engine.clients())
+    method.add(update)
+    after = method.after_aggregation(state, state).state
+    assert after.extra[NAME].slot(CONTROL)[ENCODER].item() == 0.5 + (0.9375 / (2 * 0.5) - 0.5) / 2
 
 
 def digest(run):
@@ -207,10 +218,77 @@ def test_stacked_clients_train_one_at_a_time(make_config):
 )
 def test_what_is_no_control_variate_is_refused_wherever_it_comes_from(extra):
     with pytest.raises(ValueError, match="control variates alone"):
-        Scaffold({}, "weighted").check(extra)
+        Scaffold({}, "weighted", [], "none").check(extra)
     assert find(NAME).check_received(extra, {}, {}) is not None
     assert find(NAME).check_sent(extra, (), {}) is not None
-    assert find(NAME).check_sent(Extra(tensors={CHANGE: {ENCODER: torch.ones(1)}}), (), {}) is None
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2", None, 10**12])
+def test_a_number_of_steps_is_one(count):
+    assert find(NAME).check_sent(Extra({MOVES: {"all": {"layer": count}}}), (), {}) is not None
+    assert find(NAME).check_sent(Extra({MOVES: {"all": {"layer": 3}}}), (), {}) is None
+
+
+def mean_of_clients(run, name, weights):
+    """The mean of the clients' own control variates of a value that all share, from their folders."""
+    total, parts = 0.0, 0.0
+    for client, weight in weights.items():
+        slots = load_state(run.clients / client, 2)
+        (value,) = (value for key, value in from_slots(slots)[NAME].slot(CONTROL).items() if key.name == name)
+        total, parts = total + weight, parts + weight * value
+    return parts / total
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weights"),
+    [
+        ([], {"a": 20, "b": 40, "c": 60}),
+        (["federation.average=uniform"], {"a": 1, "b": 1, "c": 1}),
+        (["training.task_weight_in=loss", "tasks.similarity.weight=10"], {"a": 20, "b": 40, "c": 60}),
+        (["tasks.similarity.weight=10"], {"a": 20, "b": 40, "c": 20 + 400}),
+    ],
+)
+def test_c_stays_the_mean_of_the_clients(make_config, overrides, weights):
+    clients = "clients={a: {tasks: [sentiment]}, b: {tasks: [paraphrase]}, c: {tasks: [sentiment, similarity]}}"
+    run = start_run(make_config(ON, clients, *overrides), "mean")
+    name = "encoder.layer.0.attention.self.query.weight"
+    state = load_checkpoint(run.checkpoints)
+    (c,) = (value for key, value in state.extra[NAME].slot(CONTROL).items() if key.name == name)
+    torch.testing.assert_close(c, mean_of_clients(run, name, weights), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("federation.aggregation=clipped_mean", "federation.aggregation"),
+        ("federation.max_share=0.5", "federation.max_share"),
+        ("federation.max_update_norm=5", "federation.max_update_norm"),
+        ("federation.task_weighting={kind: progress}", "federation.task_weighting"),
+        ("training={schedule: step, step_factor: 0, step_rounds: 1, num_rounds: 3}", "training.schedule"),
+    ],
+)
+def test_what_its_control_variates_would_get_past_is_refused_by_name(make_config, setting, key):
+    with pytest.raises(ConfigError, match=rf"^{key}: .*methods\.scaffold"):
+        start_run(make_config(ON, setting), "refused")
+
+
+def test_a_token_table_with_other_rows_begins_anew(tmp_path):
+    shards = {"single": make_shard(SINGLE, tmp_path)}
+    bound, rows = bind_rows(small_model(SINGLE), shards)
+    table = Key("all", bound.model.table)
+    method = ScaffoldClient({"rate_factors": [1.0, 1.0]})
+    method.start(LocalClient(bound, shards, CPU, 0, 1), NO_EXTRA, NO_EXTRA)
+    method.gradient([Part(slice(0, bound.flat.values.numel()), bound.flat.values, bound.flat.values)])
+    stored = method.finish(["single"]).stored
+    assert table not in stored.slot(CONTROL)
+    (slot,) = (slot for slot in stored.tensors if slot != CONTROL)
+    assert stored.slot(slot)[table].shape[0] == len(rows)
+    # As many rows, one of them another.
+    bound.index[rows[-1]], bound.index[rows[-1] - 1] = len(rows), bound.index[rows[-1]]
+    again = ScaffoldClient({"rate_factors": [1.0, 1.0]})
+    again.start(LocalClient(bound, shards, CPU, 0, 2), NO_EXTRA, stored)
+    assert table not in again._control
+    assert len(again._control) == len(stored.slot(CONTROL))
 
 
 def test_it_has_no_options(make_config):

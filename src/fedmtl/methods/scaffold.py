@@ -2,8 +2,9 @@
 
 Karimireddy et al. 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, their option II. The server
 has a control variate c and every client one more, c_i, which stays there: what a step of the round moves the weights
-by, on average over all clients and at this client. A client adds c - c_i to each of its steps. The change of c_i
-travels with its update, and c moves by the mean of the changes over all clients, weighted as their updates are.
+by, on average over all clients and at this client. A client adds c - c_i to each of its steps. Its next c_i is
+c_i - c + delta / steps, which the server finds from the update itself: all that travels beside it is the number of
+steps. c moves by the mean of the changes over all clients, weighted as their updates are.
 
 Control variates are steps here, where the paper's are gradients. For plain SGD that is the same but for a factor. For
 AdamW, and wherever gradients are clipped, it is not: a mean gradient says nothing of how far such a step goes, and
@@ -12,12 +13,16 @@ schedule's factor at the middle of the round, so that they serve the next one, w
 
 A value that some of the tasks share has a c over the clients of those tasks. Values that stay at a client are not
 corrected, nor are token rows that no text of a client uses.
+
+What bounds a hostile client's update does not bound what c does with it in all later rounds, so the two are refused
+together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -26,20 +31,24 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import Average, Config
+from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta, client_weight, per_example
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
+from fedmtl.model.binding import BoundModel
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import used_rows
+from fedmtl.sharing.vocabulary import take_rows, used_rows
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod, Part
 from fedmtl.training.schedules import rate_factor
 from fedmtl.training.settings import local_settings
 
 NAME = "scaffold"
-CONTROL, CHANGE = "control", "change"
+CONTROL, TABLE, MOVES = "control", "table", "moves"
+MOST_MOVES = 10**9
+LEAST_FACTOR = 1e-6
 
 
 class ScaffoldOptions(BaseModel):
@@ -49,48 +58,69 @@ class ScaffoldOptions(BaseModel):
 
 
 class Scaffold(ServerMethod):
-    """Sends c with every job, and moves it by what the clients say of theirs."""
+    """Sends c with every job, and moves it by what the updates say of the clients' control variates."""
 
     name = NAME
     # Before layers move to another level: the changes are of the keys that clients returned.
     phase = "plan"
 
-    def __init__(self, tasks: Mapping[str, Task], average: Average) -> None:
-        self._tasks, self._average = tasks, average
-        self._clients: dict[ClientId, Mapping[str, int]] = {}
-        self._task_weights: Mapping[str, float] = {}
+    def __init__(
+        self, task_weights: Mapping[str, float], average: Average, rate_factors: Sequence[float], table: str
+    ) -> None:
+        self._given_weights, self._average, self._factors, self._table = task_weights, average, rate_factors, table
+        self._task_weights = task_weights
+        self._examples: dict[ClientId, Mapping[str, int]] = {}
+        self._clients: list[Update] = []
         self._state: State | None = None
         self._sums: Weights = {}
 
     def before_round(
         self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
     ) -> RoundSettings:
-        known = self._clients
-        self._clients = {client: known.get(client) or dict(infos[client].num_examples) for client in sorted(infos)}
-        self._task_weights = {name: task.weight for name, task in self._tasks.items()}
+        known = self._examples
+        self._examples = {client: known.get(client) or dict(infos[client].num_examples) for client in sorted(infos)}
+        self._clients = [
+            _everything_of(client, {task: count[task] for task in sampled.get(client, count)})
+            for client, count in self._examples.items()
+        ]
         if self._average == "tasks":
             sizes = Counter[str]()
-            for num_examples in self._clients.values():
-                sizes.update(num_examples)
-            self._task_weights = per_example(self._task_weights, sizes)
+            for client in self._clients:
+                sizes.update(client.num_examples)
+            self._task_weights = per_example(self._given_weights, sizes)
         self._state, self._sums = state, {}
         return RoundSettings(extra=state.extra.get(NAME, NO_EXTRA))
 
     def add(self, update: Update) -> None:
         assert self._state is not None
-        for key, change in update.extra.get(NAME, NO_EXTRA).slot(CHANGE).items():
+        factor = self._factors[self._state.round]
+        control = self._state.extra.get(NAME, NO_EXTRA).slot(CONTROL)
+        moves = update.extra.get(NAME, NO_EXTRA).values.get(MOVES, {})
+        for key, delta in update.delta.items():
+            num_moves = moves.get(key.scope, {}).get(key.name, 0)
+            if not num_moves:
+                continue
+            change = delta / (num_moves * factor)
+            if key in control:
+                before = control[key]
+                if before.shape != delta.shape:
+                    assert update.rows is not None
+                    before = take_rows(before, update.rows)
+                if key.name == self._table:
+                    # A row that no text of the client uses was not corrected either.
+                    before = before * delta.any(dim=1, keepdim=True)
+                change -= before
             if key not in self._sums:
                 self._sums[key] = torch.zeros_like(self._state.weights[key])
             add_delta(self._sums[key], change, self._weight(key.scope, update), update.rows)
 
     def after_aggregation(self, before: State, after: State) -> Step:
         control = dict(before.extra.get(NAME, NO_EXTRA).slot(CONTROL))
-        # Also those that were not sampled: their c_i is a part of c, and did not change.
-        everybody = [Update(0, client, tuple(count), {}, None, count, {}) for client, count in self._clients.items()]
         totals: dict[str, float] = {}
         for key, change in self._sums.items():
             if key.scope not in totals:
-                totals[key.scope] = sum(self._weight(key.scope, client) for client in everybody)
+                # Also those that were not sampled: their c_i is a part of c, and did not change.
+                totals[key.scope] = sum(self._weight(key.scope, client) for client in self._clients)
             if totals[key.scope] > 0:
                 moved = change.div_(totals[key.scope])
                 control[key] = control[key] + moved if key in control else moved
@@ -117,10 +147,14 @@ class ScaffoldClient(LocalMethod):
         self._moving: list[slice] = []
 
     def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
-        self._bound, self._control = client.bound, stored.slot(CONTROL)
+        self._bound = client.bound
+        self._table = f"{TABLE}.{_rows_digest(client.bound)}"
+        # Of a token table with other rows than these, c_i begins anew.
+        self._control = {**stored.slot(CONTROL), **stored.slot(self._table)}
         self._factor = self._factors[client.round - 1]
         self._spans = {key: span for key, span in client.bound.flat.spans.items() if not is_personal(key)}
-        self._steps, self._correction, self._before = map(self._buffer, ("steps", "correction", "before"))
+        self._before, self._correction = self._buffer("before"), self._buffer("correction").zero_()
+        self._before.copy_(client.bound.flat.values)
         for key, span in self._spans.items():
             for sign, control in ((1.0, received.slot(CONTROL)), (-1.0, self._control)):
                 if key in control:
@@ -130,27 +164,30 @@ class ScaffoldClient(LocalMethod):
                 self._clear_unused_rows(client, key)
 
     def gradient(self, parts: Sequence[Part]) -> None:
+        # A head moves in the steps of its task alone.
         self._moving = [part.span for part in parts]
         for part in parts:
-            self._before[part.span].copy_(part.values)
+            inside = (key for key, span in self._spans.items() if part.span.start <= span.start < part.span.stop)
+            self._num_moves.update(inside)
 
     def stepped(self, values: Tensor) -> None:
         for span in self._moving:
-            # A head moves in the steps of its task alone.
-            self._num_moves.update(key for key, inner in self._spans.items() if span.start <= inner.start < span.stop)
-            self._steps[span].add_(values[span]).sub_(self._before[span])
             values[span].add_(self._correction[span])
 
     def finish(self, tasks: Sequence[str]) -> Finished:
         """The next c_i of the values that the update is of, the mean of their steps; others stay as they were."""
-        control, change = dict(self._control), {}
+        control, moves = dict(self._control), dict[str, dict[str, int]]()
         for key in dict.fromkeys(key for task in tasks for key in self._bound.views[task].values()):
-            if self._num_moves[key]:
-                mean = self._steps[self._spans[key]].div(self._num_moves[key] * self._factor)
-                mean = mean.view(self._bound.parameters[key].shape).cpu()
-                change[key] = mean - control[key] if key in control else mean
-                control[key] = mean
-        return Finished(_extra(CHANGE, change), _extra(CONTROL, control))
+            count, span = self._num_moves[key], self._spans.get(key)
+            if count and span is not None:
+                moved = self._bound.flat.values[span] - self._before[span]
+                steps = (moved.div_(count) - self._correction[span]).div_(self._factor)
+                control[key] = steps.view(self._bound.parameters[key].shape).cpu()
+                moves.setdefault(key.scope, {})[key.name] = count
+        table = {key: value for key, value in control.items() if key.name == self._bound.model.table}
+        others = {key: value for key, value in control.items() if key not in table}
+        slots = {slot: values for slot, values in ((CONTROL, others), (self._table, table)) if values}
+        return Finished(Extra({MOVES: moves}) if moves else NO_EXTRA, Extra(tensors=slots))
 
     def _clear_unused_rows(self, client: LocalClient, key: Key) -> None:
         """With vocabulary slices these rows would not be here: without them nothing else happens."""
@@ -162,7 +199,17 @@ class ScaffoldClient(LocalMethod):
 
     def _buffer(self, name: str) -> Tensor:
         values = self._bound.flat.values
-        return self._bound.buffers.take(f"{NAME}.{name}", values.numel(), values.dtype, values.device).zero_()
+        return self._bound.buffers.take(f"{NAME}.{name}", values.numel(), values.dtype, values.device)
+
+
+def _everything_of(client: ClientId, num_examples: Mapping[str, int]) -> Update:
+    """What an update of all of a client's examples counts for; it brings nothing else."""
+    return Update(0, client, tuple(num_examples), {}, None, num_examples, {})
+
+
+def _rows_digest(bound: BoundModel) -> str:
+    """Which token rows a client has, in a few letters."""
+    return "all" if bound.index is None else sha256(bound.index.tobytes()).hexdigest()[:16]
 
 
 def _extra(slot: str, values: Weights) -> Extra:
@@ -174,9 +221,12 @@ def _are_numbers(values: Mapping[Key, Tensor]) -> bool:
 
 
 def _check_sent(extra: Extra, tasks: Sequence[str], options: Mapping[str, Any]) -> str | None:
-    """Why it is no change of control variates; keys, shapes and norms are checked for all capabilities alike."""
-    is_fine = not extra.values and set(extra.tensors) <= {CHANGE}
-    return None if is_fine else "it sent more than changes of its control variates"
+    """Why it is not how often each value moved."""
+    moves = extra.values.get(MOVES, {})
+    counts = [count for by_name in moves.values() for count in by_name.values()]
+    is_fine = not extra.tensors and set(extra.values) <= {MOVES}
+    is_fine = is_fine and all(type(count) is int and 0 < count <= MOST_MOVES for count in counts)
+    return None if is_fine else "it sent something else of scaffold than how often each value moved"
 
 
 def _check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[str, Any]) -> str | None:
@@ -184,16 +234,38 @@ def _check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[st
     return None if is_fine else "the job's control variates are none"
 
 
-def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
-    """What the schedule multiplies the learning rate by at the middle of every round, where it is nowhere 0."""
-    if NAME not in config.methods:
-        return None
+def _rate_factors(config: Config) -> list[float]:
+    """What the schedule multiplies the learning rate by at the middle of every round."""
     settings = local_settings(config.training, {}, {}, keep_optimizer=False)
-    return {"rate_factors": [rate_factor(settings, number + 0.5) for number in range(settings.num_rounds)]}
+    return [rate_factor(settings, number + 0.5) for number in range(settings.num_rounds)]
+
+
+def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
+    return {"rate_factors": _rate_factors(config)} if NAME in config.methods else None
 
 
 def _open(setup: ServerSetup) -> Scaffold:
-    return Scaffold(setup.tasks, setup.config.federation.average)
+    federation, training = setup.config.federation, setup.config.training
+    bounded = {
+        "federation.aggregation": federation.aggregation != "mean",
+        "federation.max_share": federation.max_share is not None,
+        "federation.max_update_norm": federation.max_update_norm is not None,
+        "federation.task_weighting": federation.task_weighting.kind != "fixed",
+    }
+    for key, is_set in bounded.items():
+        if is_set:
+            raise ConfigError(
+                f"{key}: found with methods.scaffold, whose control variates it does not reach; leave one of them out"
+            )
+    factors = _rate_factors(setup.config)
+    if min(factors, default=1.0) < LEAST_FACTOR:
+        raise ConfigError(
+            f"training.schedule: found {training.schedule}, which takes the learning rate to {min(factors):g} of itself"
+            " before the last round; methods.scaffold compares steps of all rounds, so let it end higher"
+        )
+    in_loss = training.task_weight_in == "loss"
+    weights = {name: 1.0 if in_loss else task.weight for name, task in setup.tasks.items()}
+    return Scaffold(weights, federation.average, factors, setup.model.table)
 
 
 CAPABILITY = Capability(
