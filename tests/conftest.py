@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from small_config import SMALL
 
@@ -14,8 +15,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
+from fedmtl.runs.folder import RunFolder
 
 MakeConfig = Callable[..., Config]
+RunOnce = Callable[..., RunFolder]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -39,6 +42,22 @@ def make_config(tmp_path: Path) -> MakeConfig:
     return make
 
 
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+    """A finished run of `make_config(*overrides)`, made once; tests compare theirs with it and change nothing of it."""
+    from fedmtl.experiment.run import start_run
+
+    made: dict[tuple[str, ...], RunFolder] = {}
+
+    def run(*overrides: str) -> RunFolder:
+        if overrides not in made:
+            output = f"output={tmp_path_factory.mktemp('once')}"
+            made[overrides] = start_run(load_config(None, [*SMALL, output, *overrides]), "once")
+        return made[overrides]
+
+    return run
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """A run's workers have one thread each; with several, sums come out in another order."""
@@ -52,11 +71,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
-    """A saved model and its ONNX file, which several tests share: tracing one takes seconds."""
+    """A saved model and its ONNX file, which tests of all processes share: tracing one takes seconds."""
     from compress.onnx_models import make_saved
     from fedmtl.export.onnx import export_onnx
     from model.tiny import write_encoder
 
-    folder = tmp_path_factory.mktemp("bert")
-    saved = make_saved(write_encoder("bert", folder / "encoder"))
-    return saved, export_onnx(saved, saved.bind(), folder / "made" / "model.onnx")
+    saved = make_saved(write_encoder("bert", tmp_path_factory.mktemp("bert") / "encoder"))
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    file = folder / "exported" / "model.onnx"
+    with FileLock(folder / "exported.lock"):
+        if not file.exists():
+            export_onnx(saved, saved.bind(), file)
+    return saved, file

@@ -64,12 +64,17 @@ def test_a_dropped_signal_does_not_outlive_what_it_was_to_end():
     wait(0.2)
 
 
+def be_asked_and_raise(error):
+    """Make another error of the signal, as compiled code may."""
+    try:
+        be_asked_and_wait()
+    except Ended:
+        raise error from None
+
+
 def test_an_error_that_was_made_of_a_signal_is_the_signal_again():
     with pytest.raises(Ended) as ended, raised(Ended):
-        try:
-            be_asked_and_wait()
-        except Ended:
-            raise ValueError("as compiled code does") from None
+        be_asked_and_raise(ValueError())
     assert isinstance(ended.value.__cause__, ValueError)
 
 
@@ -86,10 +91,7 @@ def test_an_error_without_a_signal_and_a_second_signal_stay_what_they_are():
     with pytest.raises(ValueError, match="mine"), raised(Ended):
         raise ValueError("mine")
     with pytest.raises(KeyboardInterrupt), raised(Ended):
-        try:
-            be_asked_and_wait()
-        except Ended:
-            raise KeyboardInterrupt from None
+        be_asked_and_raise(KeyboardInterrupt())
 
 
 def signalled(original, at):
