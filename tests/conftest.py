@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
+from fedmtl.engines.start_up import ENCODER_CODE
 from fedmtl.runs.folder import RunFolder
 
 MakeConfig = Callable[..., Config]
 RunOnce = Callable[..., RunFolder]
+PRELOADED = ("fedmtl.engines.local", ENCODER_CODE, "fedmtl_studies.cells", "fedmtl_studies.computing")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -30,6 +33,19 @@ def _token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["FEDMTL_CACHE"]
     else:
         os.environ["FEDMTL_CACHE"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loaded_workers() -> Iterator[None]:
+    """Workers and cells are forked from one process, loaded with what any of them imports: it takes seconds for each.
+
+    A run preloads what it needs itself; here one such process serves the runs of all tests, and the first one would
+    decide for the others.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        first = forkserver.set_forkserver_preload
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: first([*names, *PRELOADED]))
+        yield
 
 
 @pytest.fixture
