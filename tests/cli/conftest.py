@@ -18,6 +18,8 @@ from small_config import SMALL
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
     """`fedmtl` with these arguments, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    # Under `python -m pytest`, click would call the program `python -m pytest.fedmtl`.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
 
     def run(*arguments: str) -> Result:
         capsys.readouterr()

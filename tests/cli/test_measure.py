@@ -18,6 +18,7 @@ def demo(exported_run, tmp_path):
     return Path(shutil.copytree(exported_run, tmp_path / "runs" / "demo"))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_file_are_measured_side_by_side(cli, demo):
     done = cli("measure", "demo", "--length", "16", "--threads", "1,2", "--repeats", "4", "--out", "here")
     assert done.code == 0, done.err

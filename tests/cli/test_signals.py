@@ -62,6 +62,7 @@ def check_folder(process: subprocess.Popen[str], run: RunFolder, number: signal.
     assert not run.spool.exists()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_run_at_its_last_whole_round(started, tmp_path):
     started.terminate()
     check_folder(started, RunFolder(tmp_path / "runs/demo"), signal.SIGTERM)
@@ -85,7 +86,8 @@ def test_a_run_ended_by_ctrl_c_goes_on_to_the_weights_of_one_that_was_not(cli, s
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
-    arguments = [*FEDMTL, "run", *small("training.num_rounds=3")]
+    # `tiny` is the encoder that takes the least to load.
+    arguments = [*FEDMTL, "run", *small("training.num_rounds=1", "model.server_model=tiny")]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     with process:
         assert process.stdout is not None

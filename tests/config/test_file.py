@@ -371,7 +371,7 @@ class TestDump:
         assert load(dump_config(config)) == config
 
     @given(labels=st.lists(st.text(), min_size=2, max_size=4, unique=True))
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=30)
     def test_any_label_comes_back(self, labels):
         config = Config.model_validate({"tasks": {"own": {"labels": labels}}})
         assert Config.model_validate(parse_yaml(dump_config(config), "here")) == config

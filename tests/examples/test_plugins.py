@@ -40,6 +40,12 @@ def test_a_plugin_is_short_and_stands_on_public_names(path):
     assert path.stem in sys.modules
 
 
+@pytest.fixture
+def plain_weights(run_once) -> str:
+    """The weights of the same run without a plug-in."""
+    return str(raw_events(run_once(*ONE_STEP))[-1]["weights_sha256"])
+
+
 def weights_of(make_config, *overrides: str) -> str:
     run = start_run(make_config(*ONE_STEP, *overrides), "plugged")
     end = raw_events(run)[-1]
@@ -47,24 +53,24 @@ def weights_of(make_config, *overrides: str) -> str:
     return str(end["weights_sha256"])
 
 
-def test_a_median_aggregates_other_weights_than_a_mean(make_config):
-    assert weights_of(make_config, "federation.aggregation=median") != weights_of(make_config)
+def test_a_median_aggregates_other_weights_than_a_mean(make_config, plain_weights):
+    assert weights_of(make_config, "federation.aggregation=median") != plain_weights
 
 
 @pytest.mark.parametrize("compute", ["compute.workers=1", "compute.stack=3"])
-def test_a_loss_term_works_in_workers_and_where_clients_are_stacked(make_config, compute):
+def test_a_loss_term_works_in_workers_and_where_clients_are_stacked(make_config, plain_weights, compute):
     term = "methods={rdrop: {weight: 2.0}}"
     alone = weights_of(make_config, term)
-    assert alone != weights_of(make_config)
+    assert alone != plain_weights
     # Workers import the plug-in; in a stack its clients train one at a time, as it does not say that it can be stacked.
     assert weights_of(make_config, term, compute) == alone
 
 
-def test_a_server_method_changes_weights_and_writes_its_event(make_config):
+def test_a_server_method_changes_weights_and_writes_its_event(make_config, plain_weights):
     run = start_run(make_config(*ONE_STEP, "methods={averaged_rounds: {momentum: 0.9}}"), "averaged")
     found = [event for event in raw_events(run) if event["event"] == "averaged_rounds"]
     assert [event["round"] for event in found] == [1, 2]
-    assert raw_events(run)[-1]["weights_sha256"] != weights_of(make_config)
+    assert raw_events(run)[-1]["weights_sha256"] != plain_weights
 
 
 NOISE = "methods={update_noise: {max_norm: 0.05, noise: 0.0001}}"
@@ -114,9 +120,9 @@ def test_a_filter_clips_every_update_and_adds_the_noise_of_its_seed(make_config)
             torch.testing.assert_close(at_once[client].delta[key], value, atol=1e-5, rtol=0)
 
 
-def test_a_filter_works_in_workers_and_where_clients_are_stacked(make_config):
+def test_a_filter_works_in_workers_and_where_clients_are_stacked(make_config, plain_weights):
     alone = weights_of(make_config, NOISE)
-    assert alone != weights_of(make_config)
+    assert alone != plain_weights
     assert weights_of(make_config, NOISE, "compute.workers=1") == alone
     assert weights_of(make_config, NOISE, "compute.stack=3") != weights_of(make_config, "compute.stack=3")
 

@@ -79,10 +79,10 @@ def opposed(tmp_path_factory) -> RunFolder:
 
 
 def test_a_task_under_two_names_keeps_all_layers_shared(tmp_path):
-    run = run_two(tmp_path, False, 7)
+    run = run_two(tmp_path, False, 5)
     for layer in ("encoder.layer.0", "encoder.layer.1"):
         assert {own["after"] for own in decisions(run, layer)} == {"all"}
-        assert len(decisions(run, layer)) == 7
+        assert len(decisions(run, layer)) == 5
 
 
 def test_opposed_tasks_split_the_top_layer_within_five_rounds(opposed):

@@ -78,12 +78,13 @@ def digest(run: RunFolder) -> str:
     ids=["plain", "groups", "kept", "skewed", "int8", "topk", "clipped"],
 )
 def test_1_any_number_of_workers_gives_the_same_weights(make_config, overrides):
-    runs = [start_run(make_config(*overrides, f"compute.workers={workers}"), "parity") for workers in (0, 1, 2)]
+    numbers = (0, 2) if overrides else (0, 1, 2)
+    runs = [start_run(make_config(*overrides, f"compute.workers={workers}"), "parity") for workers in numbers]
     assert len({digest(run) for run in runs}) == 1
 
 
-def test_1_what_crosses_is_what_would_cross_a_network(make_config):
-    run = start_run(make_config(), "bytes")
+def test_1_what_crosses_is_what_would_cross_a_network(make_config, run_once):
+    run = run_once()
     updates = [event for event in raw_events(run) if event["event"] == "update"]
     prepared = prepare(make_config())
     info = prepared.clients[updates[0]["client"]]
@@ -97,11 +98,11 @@ def test_1_what_crosses_is_what_would_cross_a_network(make_config):
 
 
 @pytest.mark.parametrize(("codec", "share"), [("fp16", 0.5), ("int8", 0.25), ("topk", 0.04)])
-def test_1_lossy_codecs_save_what_they_promise_and_are_counted(make_config, codec, share):
+def test_1_lossy_codecs_save_what_they_promise_and_are_counted(run_once, codec, share):
     sizes = []
     down = "int8" if codec == "topk" else codec
     for settings in ([], [f"wire.up={codec}", f"wire.down={down}"]):
-        events = raw_events(start_run(make_config(*settings), "bytes"))
+        events = raw_events(run_once(*settings))
         sizes.append([e["bytes_up"] for e in events if e["event"] == "update"])
     # vectors stay exact, and a model 32 wide has many of them
     for exact, lossy in zip(*sizes, strict=True):
@@ -141,10 +142,10 @@ def test_1_the_encoders_own_module_gives_the_same_weights_up_to_rounding(make_co
     ],
     ids=["update", "round", "checkpoint", "client_state", "client_state_int8", "update_topk", "round_clipped"],
 )
-def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, monkeypatch, where, wire):
+def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, run_once, monkeypatch, where, wire):
     overrides = [PERSONAL, "training.num_rounds=3", "training.keep_optimizer=true", "tasks.sentiment.patience=1"]
     overrides += wire
-    whole = start_run(make_config(*overrides), "whole")
+    config, whole = make_config(*overrides), run_once(*overrides)
 
     class Killed(BaseException):
         pass
@@ -170,8 +171,8 @@ def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, monke
     with monkeypatch.context() as patch:
         patch.setattr(name, dying(getattr(sys.modules[module], attribute), at))
         with pytest.raises(Killed):
-            start_run(make_config(*overrides), "killed")
-    killed = RunFolder(whole.path.parent / "killed")
+            start_run(config, "killed")
+    killed = RunFolder(Path(config.output) / "killed")
     assert not any(event["event"] == "end" for event in raw_events(killed))
     resumed = resume_run(killed)
     assert digest(resumed) == digest(whole)
@@ -221,11 +222,10 @@ def test_2_a_process_killed_at_random_moments_resumes_to_the_same_weights(make_c
         ("another", "answered as a", []),
     ],
 )
-def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_config, monkeypatch, fault, reason, wire):
-    calm = start_run(
-        make_config("clients={a: {tasks: [sentiment, paraphrase]}, b: {tasks: [similarity]}}", *wire), "calm"
-    )
-
+def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(
+    make_config, run_once, monkeypatch, tmp_path, fault, reason, wire
+):
+    calm = run_once("clients={a: {tasks: [sentiment, paraphrase]}, b: {tasks: [similarity]}}", *wire)
     original = local.encode_update
 
     def spoiled(update, **options):
@@ -242,7 +242,7 @@ def test_4_one_bad_client_costs_its_own_contribution_and_nothing_else(make_confi
         return original(replace(update, delta={k: v * float("nan") for k, v in update.delta.items()}))
 
     monkeypatch.setattr(local, "encode_update", spoiled)
-    empty = Path(calm.path.parent / "bad.tsv")
+    empty = tmp_path / "bad.tsv"
     empty.write_text("sentence\tlabel\n" + "a fine film\tpositive\na dull film\tnegative\n" * 10)
     mixed = start_run(
         make_config(
@@ -308,17 +308,17 @@ def test_6_the_resolved_config_alone_reproduces_the_run(make_config):
     assert digest(start_run(again, "again")) == digest(first)
 
 
-def test_6_another_seed_gives_another_run(make_config):
-    assert digest(start_run(make_config("seed=1"), "one")) != digest(start_run(make_config("seed=2"), "two"))
+def test_6_another_seed_gives_another_run(run_once):
+    assert digest(run_once("seed=1")) != digest(run_once())
 
 
 # 7. Every number in a report can be recomputed from the run folder.
 
 
-def test_7_the_scores_can_be_recomputed_from_the_folder(make_config, one_thread):
+def test_7_the_scores_can_be_recomputed_from_the_folder(run_once, one_thread):
     # After two rounds the scores differ by 5e-5 between texts, and single precision rounds them to 1e-7: to five digits
     # Pearson's r is the same only in the same arithmetic, that of one thread.
-    run = start_run(make_config(), "recomputed")
+    run = run_once()
     events = raw_events(run)
     final = {event["task"]: event for event in events if event["event"] == "evaluation" and event["round"] == 2}
     for task, scores in evaluate_validation(load_run(run)).items():
@@ -335,8 +335,8 @@ def test_7_the_scores_can_be_recomputed_from_the_folder(make_config, one_thread)
     assert weights_sha256(state.weights) == digest(run)
 
 
-def test_7_rounds_add_up_to_their_parts(make_config):
-    events = raw_events(start_run(make_config(), "sums"))
+def test_7_rounds_add_up_to_their_parts(run_once):
+    events = raw_events(run_once())
     for number in (1, 2):
         own = [event for event in events if event.get("round") == number]
         updates = [event for event in own if event["event"] == "update"]

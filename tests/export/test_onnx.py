@@ -81,6 +81,7 @@ def test_encoders_that_take_other_inputs(tmp_path, kind, pool):
     assert model.inputs == ("input_ids", "attention_mask")
 
 
+@pytest.mark.slow
 def test_layers_of_a_tasks_own_are_branches_and_lora_is_part_of_its_layers(tmp_path):
     pytest.importorskip("peft")
     tasks = [make_task("single", pool="cls"), make_task("cross", pool="mean", text=("a", "b"))]

@@ -45,6 +45,7 @@ def start_site(programs: Programs, name: str, port: int, *options: str):
                           *options)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_three_sites_with_tls_give_the_weights_of_one_machine(config, programs, tmp_path):
     make_certs(tmp_path / "certs", {name: [task] for name, task in TASKS.items()})
     port = free_port()
@@ -68,6 +69,7 @@ def test_three_sites_with_tls_give_the_weights_of_one_machine(config, programs, 
     assert not deployed.spool.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_server_and_site_and_what_they_started(config, programs):
     port = free_port()
     server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}")
