@@ -16,7 +16,8 @@ CLIENTS = {
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_profiled_run_tells_where_its_seconds_went(make_config, workers):
-    run = start_run(make_config(f"compute.workers={workers}", "training.num_rounds=2"), "timed", profile=True)
+    overrides = (f"compute.workers={workers}", "federation.server_optimizer.kind=fedavgm", "training.num_rounds=2")
+    run = start_run(make_config(*overrides), "timed", profile=True)
     found = [event for event in raw_events(run) if event["event"] == "profile"]
     assert [event["round"] for event in found] == [0, 1, 2]
     last = found[-1]

@@ -21,6 +21,10 @@ from studies.small_cells import settings
 class SmallOptions(StudyOptions):
     steps: tuple[int, ...] = (1, 2)
 
+    @property
+    def folder_name(self):
+        return "small"
+
 
 def num_rounds(run):
     return float(summarize(read_events(run)).rounds)
