@@ -36,6 +36,8 @@ from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
 
 OPTIMIZER = "optimizer."
+# Beside the optimizer's slots: which token rows those of the table are of.
+OPTIMIZER_ROWS = "optimizer_rows"
 
 Shards = Callable[[str, str], Shard]
 
@@ -95,10 +97,23 @@ def open_job(job: Job, site: Site) -> Opened:
     )
 
 
-def optimizer_slots(opened: Opened) -> Slots:
-    """The optimizer's slots in the state that the client saved."""
-    state = opened.state.items()
-    return {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state if slot.startswith(OPTIMIZER)}
+def optimizer_slots(job: Job, opened: Opened, table: str) -> Slots:
+    """The optimizer's slots in the state that the client saved; a token table with other rows begins anew."""
+    saved_rows, rows = opened.state.get(OPTIMIZER_ROWS, {}), _rows(job)
+
+    def is_usable(key: Key) -> bool:
+        return key.name != table or (key in saved_rows and torch.equal(saved_rows[key], rows))
+
+    return {
+        slot.removeprefix(OPTIMIZER): {key: value for key, value in tensors.items() if is_usable(key)}
+        for slot, tensors in opened.state.items()
+        if slot.startswith(OPTIMIZER)
+    }
+
+
+def _rows(job: Job) -> Tensor:
+    """The token rows that a client has; -1 stands for the whole table."""
+    return torch.tensor([-1]) if job.rows is None else torch.from_numpy(job.rows)
 
 
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
@@ -122,9 +137,11 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         extra=trained.sent,
     )
     update, filtered = _filter(update, job, opened, site.model.table)
+    tables = [key for tensors in trained.optimizer.values() for key in tensors if key.name == site.model.table]
     fresh: dict[str, Mapping[Key, Tensor]] = {
         "values": personal,
         **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
+        **({OPTIMIZER_ROWS: dict.fromkeys(tables, _rows(job))} if tables else {}),
         **extra_slots(trained.stored),
     }
     # What belongs to tasks that rest this round stays as it was.
@@ -165,7 +182,7 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        saved=optimizer_slots(opened),
+        saved=optimizer_slots(job, opened, site.model.table),
         methods=opened.methods,
     )
     after = {key: value.cpu() for key, value in bound.weights().items()}
