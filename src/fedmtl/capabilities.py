@@ -246,6 +246,9 @@ def task_kind(name: str, where: str = "kind") -> TaskKind:
         module, leaf = TASK_KINDS.get(name, ("", ""))
         made: type[TaskKind] | None = getattr(import_module(module), leaf) if module else find(name).task_kind
         assert made is not None
+        missing = sorted(getattr(made, "__abstractmethods__", ()))
+        if missing:
+            raise ConfigError(f"{where}: the kind of task {name} does not say {', '.join(missing)}; its package must")
         _KINDS[name] = made()
     return _KINDS[name]
 

@@ -15,7 +15,7 @@ from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.federation import client as client_module
-from fedmtl.federation.client import open_job, optimizer_slots, run_job
+from fedmtl.federation.client import open_job, run_job
 from fedmtl.federation.client_state import load_state
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.faults import fault_of
@@ -112,21 +112,24 @@ def test_a_personal_head_goes_on_from_round_to_round_and_steps_back(given):
     assert torch.equal(kept(2), second)
 
 
-def test_an_optimizer_goes_on_where_the_token_rows_are_others(given):
-    site, job = given("training.keep_optimizer=true")
+def test_what_is_saved_of_a_token_table_with_other_rows_begins_anew(given):
+    site, job = given("training.keep_optimizer=true", "methods.scaffold={}", "training.num_rounds=3")
     run_job(job(1), site)
-    # As many rows, the last of them another; the moments of that row would be another word's.
     same = job(2, accepted=1)
+    # As many rows, the last of them another; what is saved of that row would be another word's.
     other = replace(same, rows=np.append(same.rows[:-1], same.rows[-1] + 1))
-    opened = open_job(same, site)
     table = Key("all", site.model.table)
-    assert all(table in slot for slot in optimizer_slots(same, opened, table.name).values())
-    for name, slot in optimizer_slots(other, opened, table.name).items():
-        assert slot.keys() == opened.state[f"optimizer.{name}"].keys() - {table}
+    kept, dropped = open_job(same, site).state, open_job(other, site).state
+    slots = [slot for slot in kept if slot.startswith(("optimizer.", "extra.scaffold"))]
+    assert len(slots) == 4
+    for slot in slots:
+        assert table in kept[slot]
+        assert dropped[slot].keys() == kept[slot].keys() - {table}
     # The whole table in place of rows, and rows again.
     run_job(job(2, accepted=1, rows=False), site)
     run_job(job(3, accepted=2), site)
-    assert load_state(site.folder / CLIENT, 3)["optimizer.exp_avg"][table].shape[0] == len(same.rows)
+    after = load_state(site.folder / CLIENT, 3)
+    assert {after[slot][table].shape for slot in slots if slot != "optimizer.step"} == {same.weights[table].shape}
 
 
 class Counter(LocalMethod):

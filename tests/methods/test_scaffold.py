@@ -20,10 +20,9 @@ from fedmtl.methods.scaffold import CONTROL, MOVES, NAME, Scaffold, ScaffoldClie
 from fedmtl.model.binding import Buffers, Flat
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.extra import NO_EXTRA, Extra, from_slots
-from fedmtl.sharing.keys import Key, is_personal
+from fedmtl.sharing.keys import is_personal
 from fedmtl.training.local_method import LocalClient, Part
 from raw_events import raw_events
-from training.small_client import CPU, SINGLE, bind_rows, make_shard, small_model
 
 ON = "methods.scaffold={}"
 RATE = 0.25
@@ -50,7 +49,6 @@ class TwoClients(FakeEngine):
             parameters={key: values[place] for key, place in keys.items()},
             views={"sst2": {key.name: key for key in keys}},
             model=SimpleNamespace(table="none"),
-            index=None,
         )
         method = ScaffoldClient({"rate_factors": factors})
         method.start(
@@ -270,25 +268,6 @@ def test_c_stays_the_mean_of_the_clients(make_config, overrides, weights):
 def test_what_its_control_variates_would_get_past_is_refused_by_name(make_config, setting, key):
     with pytest.raises(ConfigError, match=rf"^{key}: .*methods\.scaffold"):
         start_run(make_config(ON, setting), "refused")
-
-
-def test_a_token_table_with_other_rows_begins_anew(tmp_path):
-    shards = {"single": make_shard(SINGLE, tmp_path)}
-    bound, rows = bind_rows(small_model(SINGLE), shards)
-    table = Key("all", bound.model.table)
-    method = ScaffoldClient({"rate_factors": [1.0, 1.0]})
-    method.start(LocalClient(bound, shards, CPU, 0, 1), NO_EXTRA, NO_EXTRA)
-    method.gradient([Part(slice(0, bound.flat.values.numel()), bound.flat.values, bound.flat.values)])
-    stored = method.finish(["single"]).stored
-    assert table not in stored.slot(CONTROL)
-    (slot,) = (slot for slot in stored.tensors if slot != CONTROL)
-    assert stored.slot(slot)[table].shape[0] == len(rows)
-    # As many rows, one of them another.
-    bound.index[rows[-1]], bound.index[rows[-1] - 1] = len(rows), bound.index[rows[-1]]
-    again = ScaffoldClient({"rate_factors": [1.0, 1.0]})
-    again.start(LocalClient(bound, shards, CPU, 0, 2), NO_EXTRA, stored)
-    assert table not in again._control
-    assert len(again._control) == len(stored.slot(CONTROL))
 
 
 def test_it_has_no_options(make_config):

@@ -25,7 +25,7 @@ from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.federation.wire.messages import encode_delta
 from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, from_slots
+from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, PREFIX, from_slots
 from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
@@ -36,8 +36,8 @@ from fedmtl.training.predict import predict
 from fedmtl.training.settings import LocalSettings
 
 OPTIMIZER = "optimizer."
-# Beside the optimizer's slots: which token rows those of the table are of.
-OPTIMIZER_ROWS = "optimizer_rows"
+# Which token rows the optimizer's and the methods' values of the table are of.
+TABLE_ROWS = "table_rows"
 
 Shards = Callable[[str, str], Shard]
 
@@ -84,7 +84,8 @@ class Opened:
 
 def open_job(job: Job, site: Site) -> Opened:
     settings = LocalSettings.from_dict(job.settings)
-    loaded = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
+    saved = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
+    loaded = _of_these_rows(saved, job, site.model.table)
     methods = LocalMethods(local_methods(settings.methods), job.extra, from_slots(loaded))
     state = methods.restore(loaded)
     return Opened(
@@ -97,23 +98,31 @@ def open_job(job: Job, site: Site) -> Opened:
     )
 
 
-def optimizer_slots(job: Job, opened: Opened, table: str) -> Slots:
-    """The optimizer's slots in the state that the client saved; a token table with other rows begins anew."""
-    saved_rows, rows = opened.state.get(OPTIMIZER_ROWS, {}), _rows(job)
+def _of_these_rows(slots: Mapping[str, Weights], job: Job, table: str) -> dict[str, Weights]:
+    """The slots without what the optimizer and methods saved of a token table with other rows; it begins anew there.
 
-    def is_usable(key: Key) -> bool:
-        return key.name != table or (key in saved_rows and torch.equal(saved_rows[key], rows))
+    Filters align rows themselves.
+    """
+    saved_rows, rows = slots.get(TABLE_ROWS, {}), _rows(job)
+
+    def is_usable(slot: str, key: Key) -> bool:
+        is_of_table = key.name == table and slot.startswith((OPTIMIZER, PREFIX))
+        return not is_of_table or (key in saved_rows and torch.equal(saved_rows[key], rows))
 
     return {
-        slot.removeprefix(OPTIMIZER): {key: value for key, value in tensors.items() if is_usable(key)}
-        for slot, tensors in opened.state.items()
-        if slot.startswith(OPTIMIZER)
+        slot: {key: value for key, value in tensors.items() if is_usable(slot, key)} for slot, tensors in slots.items()
     }
 
 
 def _rows(job: Job) -> Tensor:
     """The token rows that a client has; -1 stands for the whole table."""
     return torch.tensor([-1]) if job.rows is None else torch.from_numpy(job.rows)
+
+
+def optimizer_slots(opened: Opened) -> Slots:
+    """The optimizer's slots in the state that the client saved."""
+    state = opened.state.items()
+    return {slot.removeprefix(OPTIMIZER): tensors for slot, tensors in state if slot.startswith(OPTIMIZER)}
 
 
 def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: Weights, trained: Trained) -> Update:
@@ -137,13 +146,12 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         extra=trained.sent,
     )
     update, filtered = _filter(update, job, opened, site.model.table)
-    tables = [key for tensors in trained.optimizer.values() for key in tensors if key.name == site.model.table]
     fresh: dict[str, Mapping[Key, Tensor]] = {
-        "values": personal,
         **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
-        **({OPTIMIZER_ROWS: dict.fromkeys(tables, _rows(job))} if tables else {}),
         **extra_slots(trained.stored),
     }
+    tables = [key for tensors in fresh.values() for key in tensors if key.name == site.model.table]
+    fresh |= {"values": personal, **({TABLE_ROWS: dict.fromkeys(tables, _rows(job))} if tables else {})}
     # What belongs to tasks that rest this round stays as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, {**merged, **filtered}, job.state_round)
@@ -182,7 +190,7 @@ def _train(job: Job, site: Site) -> Update:
         round_number=job.round,
         seed=job.seed,
         device=site.device,
-        saved=optimizer_slots(job, opened, site.model.table),
+        saved=optimizer_slots(opened),
         methods=opened.methods,
     )
     after = {key: value.cpu() for key, value in bound.weights().items()}

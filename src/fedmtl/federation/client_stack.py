@@ -67,7 +67,7 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
     keys = {name: key for view in views.values() for name, key in view.items()}
     trained = [name for task, view in views.items() for name in reached(site.model, task, view)]
-    saved = named_state(optimizer_slots(job, opened, site.model.table), keys, trained)
+    saved = named_state(optimizer_slots(opened), keys, trained)
     if saved is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)

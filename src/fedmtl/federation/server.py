@@ -236,10 +236,9 @@ def _most_weights(
     weights: dict[str, list[float]] = {}
     for client, tasks in sampled.items():
         counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
-        declared = Update(state.round + 1, client, tasks, {}, None, counts, {})
         views = state.plan.keys(server.names, tasks, client).values()
         for scope in {key.scope for view in views for key in view.values()}:
-            weight = client_weight(declared, scope, state.plan, task_weights, server.federation.average)
+            weight = client_weight(counts, scope, state.plan, task_weights, server.federation.average)
             weights.setdefault(scope, []).append(weight)
     return most_weights(weights, share)
 

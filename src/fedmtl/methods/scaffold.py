@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta, client_weight, per_example
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
-from fedmtl.model.binding import BoundModel
 from fedmtl.sharing.extra import NO_EXTRA, Extra
 from fedmtl.sharing.keys import Key, Weights, is_personal
 from fedmtl.sharing.plan import SharingPlan
@@ -46,7 +44,7 @@ from fedmtl.training.schedules import rate_factor
 from fedmtl.training.settings import local_settings
 
 NAME = "scaffold"
-CONTROL, TABLE, MOVES = "control", "table", "moves"
+CONTROL, MOVES = "control", "moves"
 MOST_MOVES = 10**9
 LEAST_FACTOR = 1e-6
 
@@ -69,24 +67,24 @@ class Scaffold(ServerMethod):
     ) -> None:
         self._given_weights, self._average, self._factors, self._table = task_weights, average, rate_factors, table
         self._task_weights = task_weights
-        self._examples: dict[ClientId, Mapping[str, int]] = {}
-        self._clients: list[Update] = []
+        self._declared: dict[ClientId, Mapping[str, int]] = {}
+        self._examples: list[Mapping[str, int]] = []
         self._state: State | None = None
         self._sums: Weights = {}
 
     def before_round(
         self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
     ) -> RoundSettings:
-        known = self._examples
-        self._examples = {client: known.get(client) or dict(infos[client].num_examples) for client in sorted(infos)}
-        self._clients = [
-            _everything_of(client, {task: count[task] for task in sampled.get(client, count)})
-            for client, count in self._examples.items()
+        known = self._declared
+        self._declared = {client: known.get(client) or dict(infos[client].num_examples) for client in sorted(infos)}
+        # Also of those that are not sampled: their c_i is a part of c, and does not change.
+        self._examples = [
+            {task: count[task] for task in sampled.get(client, count)} for client, count in self._declared.items()
         ]
         if self._average == "tasks":
             sizes = Counter[str]()
-            for client in self._clients:
-                sizes.update(client.num_examples)
+            for num_examples in self._examples:
+                sizes.update(num_examples)
             self._task_weights = per_example(self._given_weights, sizes)
         self._state, self._sums = state, {}
         return RoundSettings(extra=state.extra.get(NAME, NO_EXTRA))
@@ -112,15 +110,14 @@ class Scaffold(ServerMethod):
                 change -= before
             if key not in self._sums:
                 self._sums[key] = torch.zeros_like(self._state.weights[key])
-            add_delta(self._sums[key], change, self._weight(key.scope, update), update.rows)
+            add_delta(self._sums[key], change, self._weight(key.scope, update.num_examples), update.rows)
 
     def after_aggregation(self, before: State, after: State) -> Step:
         control = dict(before.extra.get(NAME, NO_EXTRA).slot(CONTROL))
         totals: dict[str, float] = {}
         for key, change in self._sums.items():
             if key.scope not in totals:
-                # Also those that were not sampled: their c_i is a part of c, and did not change.
-                totals[key.scope] = sum(self._weight(key.scope, client) for client in self._clients)
+                totals[key.scope] = sum(self._weight(key.scope, num_examples) for num_examples in self._examples)
             if totals[key.scope] > 0:
                 moved = change.div_(totals[key.scope])
                 control[key] = control[key] + moved if key in control else moved
@@ -131,9 +128,9 @@ class Scaffold(ServerMethod):
         if extra.values or set(extra.tensors) - {CONTROL} or not _are_numbers(extra.slot(CONTROL)):
             raise ValueError("SCAFFOLD has control variates alone")
 
-    def _weight(self, scope: str, update: Update) -> float:
+    def _weight(self, scope: str, num_examples: Mapping[str, int]) -> float:
         assert self._state is not None
-        return client_weight(update, scope, self._state.plan, self._task_weights, self._average)
+        return client_weight(num_examples, scope, self._state.plan, self._task_weights, self._average)
 
 
 class ScaffoldClient(LocalMethod):
@@ -147,10 +144,7 @@ class ScaffoldClient(LocalMethod):
         self._moving: list[slice] = []
 
     def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
-        self._bound = client.bound
-        self._table = f"{TABLE}.{_rows_digest(client.bound)}"
-        # Of a token table with other rows than these, c_i begins anew.
-        self._control = {**stored.slot(CONTROL), **stored.slot(self._table)}
+        self._bound, self._control = client.bound, stored.slot(CONTROL)
         self._factor = self._factors[client.round - 1]
         self._spans = {key: span for key, span in client.bound.flat.spans.items() if not is_personal(key)}
         self._before, self._correction = self._buffer("before"), self._buffer("correction").zero_()
@@ -184,10 +178,7 @@ class ScaffoldClient(LocalMethod):
                 steps = (moved.div_(count) - self._correction[span]).div_(self._factor)
                 control[key] = steps.view(self._bound.parameters[key].shape).cpu()
                 moves.setdefault(key.scope, {})[key.name] = count
-        table = {key: value for key, value in control.items() if key.name == self._bound.model.table}
-        others = {key: value for key, value in control.items() if key not in table}
-        slots = {slot: values for slot, values in ((CONTROL, others), (self._table, table)) if values}
-        return Finished(Extra({MOVES: moves}) if moves else NO_EXTRA, Extra(tensors=slots))
+        return Finished(Extra({MOVES: moves}) if moves else NO_EXTRA, _extra(CONTROL, control))
 
     def _clear_unused_rows(self, client: LocalClient, key: Key) -> None:
         """With vocabulary slices these rows would not be here: without them nothing else happens."""
@@ -200,16 +191,6 @@ class ScaffoldClient(LocalMethod):
     def _buffer(self, name: str) -> Tensor:
         values = self._bound.flat.values
         return self._bound.buffers.take(f"{NAME}.{name}", values.numel(), values.dtype, values.device)
-
-
-def _everything_of(client: ClientId, num_examples: Mapping[str, int]) -> Update:
-    """What an update of all of a client's examples counts for; it brings nothing else."""
-    return Update(0, client, tuple(num_examples), {}, None, num_examples, {})
-
-
-def _rows_digest(bound: BoundModel) -> str:
-    """Which token rows a client has, in a few letters."""
-    return "all" if bound.index is None else sha256(bound.index.tobytes()).hexdigest()[:16]
 
 
 def _extra(slot: str, values: Weights) -> Extra:

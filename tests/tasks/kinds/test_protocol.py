@@ -26,10 +26,17 @@ from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.task import Task, task_facts
 
 
-class Odd(TaskKind):
-    name = "test_odd"
+class Bare(TaskKind):
+    name = "test_bare"
     metrics = ("hits",)
     main_metrics = ("hits",)
+
+
+class Odd(Bare):
+    """What these tests do not call."""
+
+    name = "test_odd"
+    parse = groups = count_names = counts = num_outputs = losses = answer = sum_outputs = read_sums = score = None
 
 
 ODD = Task("mine", Odd.name, ("text",), "label", "hits")
@@ -64,6 +71,15 @@ def test_a_registered_kind_is_found_and_imported_by_workers(odd):
     assert ODD.kind_of is odd
     assert Odd.__module__ in plugin_modules()
     assert task_facts(ODD, "mean").metrics == ["hits"]
+
+
+def test_a_kind_that_leaves_something_out_is_named_with_it():
+    register(Capability(Bare.name, task_kind=Bare))
+    try:
+        with pytest.raises(ConfigError, match=r"the kind of task test_bare does not say answer, count_names, .*losses"):
+            task_kind(Bare.name)
+    finally:
+        _REGISTERED.pop(Bare.name)
 
 
 def test_what_is_registered_without_a_kind_is_none():

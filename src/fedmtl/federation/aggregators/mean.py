@@ -23,20 +23,20 @@ from fedmtl.timing import timed
 
 
 def client_weight(
-    update: Update,
+    num_examples: Mapping[str, int],
     scope: str,
     plan: SharingPlan,
     task_weights: Mapping[str, float],
     average: Average,
 ) -> float:
-    """How much a client counts for a value of that scope: its examples of the tasks in it, times their weights.
+    """How much a client with these examples counts for a value of that scope: those of its tasks, times their weights.
 
     With `average: tasks`, pass task weights that are divided by the task's number of examples (see `per_example`).
     """
-    tasks = scope_tasks(plan, scope, update.tasks)
+    tasks = scope_tasks(plan, scope, tuple(num_examples))
     if average == "uniform":
         return sum(task_weights[task] for task in tasks) / max(1, len(tasks))
-    return sum(update.num_examples[task] * task_weights[task] for task in tasks)
+    return sum(num_examples[task] * task_weights[task] for task in tasks)
 
 
 def per_example(task_weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
@@ -62,7 +62,7 @@ class ClientWeights:
         return {scope: self._weight(update, scope) for scope in dict.fromkeys(key.scope for key in update.delta)}
 
     def _weight(self, update: Update, scope: str) -> float:
-        weight = client_weight(update, scope, self.plan, self.task_weights, self.average)
+        weight = client_weight(update.num_examples, scope, self.plan, self.task_weights, self.average)
         return min(weight, self.most_weight.get(scope, math.inf))
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,9 +76,9 @@ class LabelledKind(TaskKind):
     main_metrics = ("accuracy", "f1", "matthews")
     has_labels = True
 
+    @abstractmethod
     def probabilities(self, task: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Every label's probability by each row of outputs, (n, outputs) to (n, labels)."""
-        raise NotImplementedError
 
     def labels(self, name: str, given: TaskConfig, defaults: BuiltinTask, found: Sequence[str] = ()) -> tuple[str, ...]:
         return tuple(given.labels or defaults.labels or found)

@@ -7,6 +7,7 @@ of a config chooses it. torch is imported inside the hooks that get tensors: tas
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -49,7 +50,7 @@ class PlainHead:
     names: tuple[str, ...]
 
 
-class TaskKind:
+class TaskKind(ABC):
     """Everything that depends on what a task predicts. It has no state: one object serves all tasks of the kind.
 
     An example has one label, a number; a model gives a row of `num_outputs` numbers for it.
@@ -117,21 +118,21 @@ class TaskKind:
 
     # -- labels -------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def parse(self, task: Task, table: Table) -> Labels:
         """The labels of a table's label column; the first that does not fit is a DataError with its line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def groups(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What `partition.kind: dirichlet` deals unevenly: a number for every example, alike where labels are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def count_names(self, task: Task) -> list[str]:
         """What examples are counted by: each of the labels, or SCORE_RANGES ranges of scores (`tasks/task.py`)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counts(self, task: Task, labels: npt.NDArray[Any]) -> list[int]:
         """How many examples there are by each of `count_names`."""
-        raise NotImplementedError
 
     def quantiles(self, task: Task, labels: npt.NDArray[Any]) -> list[float]:
         """The minimum, the quartiles and the maximum of all clients' scores, where there is no list of labels."""
@@ -139,16 +140,16 @@ class TaskKind:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def num_outputs(self, task: Task) -> int:
         """The width of the head."""
-        raise NotImplementedError
 
+    @abstractmethod
     def losses(self, task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of every example, (n, outputs) and (n,) to (n,).
 
         Clients that train as one computation record it once, so it must not look at the numbers.
         """
-        raise NotImplementedError
 
     def plain_losses(self, task: Task, outputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The same for arrays; a kind that does not write it without torch cannot be scored without it."""
@@ -187,14 +188,15 @@ class TaskKind:
 
     # -- answers and scores -------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
         """What the outputs of one example say."""
-        raise NotImplementedError
 
     def predicted(self, task: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The label that each row of outputs says, where there are labels."""
         raise NotImplementedError
 
+    @abstractmethod
     def sum_outputs(
         self,
         task: Task,
@@ -209,15 +211,14 @@ class TaskKind:
 
         `keep_pairs` allows every prediction to be in the sums beside its label.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def read_sums(self, task: Task, data: Mapping[str, Any], *, with_pairs: bool) -> Sums:
         """The sums that a client sent, which may be hostile: a WireError where no outputs can have them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, task: Task, sums: Any) -> tuple[dict[str, Value], str | None]:
         """All `metrics`, and in words whether the model does no better than a constant."""
-        raise NotImplementedError
 
     def constant_score(self, task: Task, labels: npt.NDArray[Any]) -> float:
         """The main metric of the best answer that is always the same; 0 where it is not defined."""
