@@ -31,19 +31,16 @@ from transformers import BertConfig, BertModel
 from fedmtl.config import TrainingConfig
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import Job
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
-from fedmtl.model.multitask import build_model
+from fedmtl.model.multitask import BoundModel, build_model
 from fedmtl.model.wordpiece import SPECIAL, wrap_tokenizer
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.sharing.plan import Key, SharingPlan, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens, tokenize
-from fedmtl.training.predict import predict
-from fedmtl.training.settings import local_settings
+from fedmtl.training.local import predict
+from fedmtl.training.local_method import local_settings
 
 VOCABULARY, SAMPLES, BATCH, WIDTH = 30_522, 300, 32, 128
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}

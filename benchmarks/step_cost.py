@@ -15,7 +15,7 @@ from fedmtl.config import Config
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import prepare
 from fedmtl.methods.smart import step_passes
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.training.local import train
 
 STEPS = 20

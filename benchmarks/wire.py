@@ -23,7 +23,7 @@ import torch
 from fedmtl.federation.messages import Update
 from fedmtl.federation.wire import decode_update, encode_update
 from fedmtl.federation.wire.codecs import encode_tensors
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import Key, Weights
 
 CODECS = (("fp32", 1.0), ("fp16", 1.0), ("int8", 1.0), ("topk", 0.05), ("topk", 0.01))
 

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fedmtl.model.bert.packing import MaskSource, random_masks
+from fedmtl.model.bert.layout import MaskSource, random_masks
 
 
 class Recorder:

@@ -33,7 +33,7 @@ def open_checkpoint(folder: Path) -> Run:
 
 
 def open_tensors(folder: Path) -> Run:
-    from fedmtl.federation.client_state import load_state
+    from fedmtl.federation.client import load_state
     from fedmtl.model.tensor_files import load_tensors
 
     path = folder / f"{ROUND}.safetensors"
@@ -67,8 +67,7 @@ def open_saved_model(folder: Path) -> Run:
 
 def open_events(folder: Path) -> Run:
     from fedmtl.runs.folder import RunFolder
-    from fedmtl.runs.log import read_events
-    from fedmtl.runs.results import cut_back
+    from fedmtl.runs.log import cut_back, read_events
     from fedmtl.runs.summary import run_status, summarize
 
     run_folder = RunFolder(folder)

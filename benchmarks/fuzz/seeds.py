@@ -16,8 +16,8 @@ import torch
 
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation import handshake
+from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import Codecs, Job, Progress, State, Update
-from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.federation.wire import encode_job, encode_update
 from fedmtl.federation.wire.codecs import encode_tensors
 from fedmtl.runs.event_lines import Event, to_line
@@ -41,12 +41,10 @@ from fedmtl.runs.events import (
     TaskWeightsEvent,
     UpdateEvent,
 )
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import local_settings
+from fedmtl.training.local_method import local_settings
 from fuzz.formats import bundle
 from fuzz.targets import CORPUS, scratch
 

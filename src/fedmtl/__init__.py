@@ -35,7 +35,7 @@ _SECTIONS = {
     },
     "The records of a federation": {
         "Task": "fedmtl.tasks.task",
-        "Key": "fedmtl.sharing.keys",
+        "Key": "fedmtl.sharing.plan",
         "SharingPlan": "fedmtl.sharing.plan",
         "Job": "fedmtl.federation.messages",
         "Codecs": "fedmtl.federation.messages",
@@ -53,7 +53,7 @@ _SECTIONS = {
         "Capability": "fedmtl.capabilities",
         "register": "fedmtl.capabilities",
         "options_of": "fedmtl.capabilities",
-        "Extra": "fedmtl.sharing.extra",
+        "Extra": "fedmtl.sharing.plan",
         "ServerMethod": "fedmtl.federation.server_method",
         "ServerSetup": "fedmtl.federation.server_method",
         "RoundSettings": "fedmtl.federation.server_method",
@@ -68,7 +68,7 @@ _SECTIONS = {
         "WaitingUpdates": "fedmtl.federation.aggregators.protocol",
         "UpdateFilter": "fedmtl.federation.filters.protocol",
         "FilterClient": "fedmtl.federation.filters.protocol",
-        "Tracker": "fedmtl.runs.tracker",
+        "Tracker": "fedmtl.runs.log",
         "Event": "fedmtl.runs.event_lines",
         "OtherEvent": "fedmtl.runs.event_lines",
         "event_kind": "fedmtl.runs.event_lines",
@@ -76,7 +76,7 @@ _SECTIONS = {
         "LabelledKind": "fedmtl.tasks.kinds.classification",
         "Answer": "fedmtl.tasks.kinds.protocol",
         "PlainHead": "fedmtl.tasks.kinds.protocol",
-        "Sums": "fedmtl.tasks.sums",
+        "Sums": "fedmtl.tasks.metrics",
         "divergences": "fedmtl.methods.smart",
     },
     "Errors": {
@@ -144,17 +144,17 @@ if TYPE_CHECKING:
     from fedmtl.runs.event_lines import OtherEvent as OtherEvent
     from fedmtl.runs.event_lines import event_kind as event_kind
     from fedmtl.runs.folder import RunFolder as RunFolder
+    from fedmtl.runs.log import Tracker as Tracker
     from fedmtl.runs.summary import RunSummary as RunSummary
-    from fedmtl.runs.tracker import Tracker as Tracker
-    from fedmtl.sharing.extra import Extra as Extra
-    from fedmtl.sharing.keys import Key as Key
+    from fedmtl.sharing.plan import Extra as Extra
+    from fedmtl.sharing.plan import Key as Key
     from fedmtl.sharing.plan import SharingPlan as SharingPlan
     from fedmtl.tasks.kinds.classification import LabelledKind as LabelledKind
     from fedmtl.tasks.kinds.protocol import Answer as Answer
     from fedmtl.tasks.kinds.protocol import PlainHead as PlainHead
     from fedmtl.tasks.kinds.protocol import TaskKind as TaskKind
     from fedmtl.tasks.metrics import Scores as Scores
-    from fedmtl.tasks.sums import Sums as Sums
+    from fedmtl.tasks.metrics import Sums as Sums
     from fedmtl.tasks.task import Task as Task
     from fedmtl.training.local_method import Finished as Finished
     from fedmtl.training.local_method import LocalClient as LocalClient

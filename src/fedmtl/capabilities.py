@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
     from fedmtl.federation.filters.protocol import UpdateFilter
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
-    from fedmtl.runs.tracker import Tracker
-    from fedmtl.sharing.extra import Extra
-    from fedmtl.sharing.keys import Weights
-    from fedmtl.sharing.plan import SharingPlan
+    from fedmtl.runs.log import Tracker
+    from fedmtl.sharing.plan import Extra, SharingPlan, Weights
     from fedmtl.tasks.kinds.protocol import TaskKind
     from fedmtl.tasks.task import Task
     from fedmtl.training.local_method import LocalMethod

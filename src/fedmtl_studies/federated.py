@@ -40,14 +40,7 @@ from fedmtl_studies.federated_results import (
     read_result,
 )
 from fedmtl_studies.folder import StudyFolder, cell_name
-from fedmtl_studies.library import (
-    BUILTIN,
-    ConfigError,
-    find_table,
-    read_table,
-    with_absolute_paths,
-    with_overrides,
-)
+from fedmtl_studies.library import BUILTIN, ConfigError, find_table, read_table, with_absolute_paths, with_overrides
 from fedmtl_studies.options import (
     Option,
     Overrides,

@@ -13,10 +13,9 @@ from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Va
 from fedmtl.config import Config, WireConfig
 from fedmtl.config.file import config_from, load_config, with_absolute_paths, with_overrides
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
+from fedmtl.engines.processes import raised, warm_up
 from fedmtl.engines.start_up import ENCODER_CODE, ENGINE, GPU, worker_imports
-from fedmtl.engines.worker import warm_up
 from fedmtl.errors import CannotContinue, ConfigError, DataError, FedmtlError, RunNotFound
-from fedmtl.experiment.signals import raised
 from fedmtl.foreign import printable
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, padded, svg, x_axis, y_axis
@@ -40,8 +39,7 @@ from fedmtl.runs.events import (
     StartEvent,
     UpdateEvent,
 )
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import RunFolder, create_run, find_run
+from fedmtl.runs.folder import RunFolder, create_run, find_run, write_atomic
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.builtin import BUILTIN

@@ -20,13 +20,7 @@ from pydantic import Field, model_validator
 
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import StudyFolder
-from fedmtl_studies.library import (
-    BUILTIN,
-    ConfigError,
-    find_table,
-    with_absolute_paths,
-    with_overrides,
-)
+from fedmtl_studies.library import BUILTIN, ConfigError, find_table, with_absolute_paths, with_overrides
 from fedmtl_studies.options import (
     Option,
     Quick,

@@ -88,7 +88,7 @@ def test_workers_import_while_the_run_is_loaded(monkeypatch, tmp_path):
     def note(imports):
         asked.append((imports, "torch" in sys.modules))
 
-    monkeypatch.setattr("fedmtl.engines.worker.warm_up", note)
+    monkeypatch.setattr("fedmtl.engines.processes.warm_up", note)
     monkeypatch.setitem(sys.modules, "fedmtl.experiment.run", None)
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(ImportError):

@@ -13,8 +13,7 @@ from fedmtl.export.hf import export_hf
 from fedmtl.export.onnx import export_onnx
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.predict.onnx import compute, open_onnx
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan, move
+from fedmtl.sharing.plan import Key, SharingPlan, move
 from fedmtl.sharing.weights import count_parameters, initial_weights
 from model.tiny import LENGTH, PAIRS, SINGLES, load, make_tokenizer
 

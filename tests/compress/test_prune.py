@@ -12,7 +12,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
 from fedmtl.predict.run import load_run
-from fedmtl.sharing.keys import Key, weights_sha256
+from fedmtl.sharing.plan import Key, weights_sha256
 from raw_events import raw_events
 from small_config import SMALL
 

@@ -10,8 +10,7 @@ from fedmtl.errors import ModelError
 from fedmtl.export.hf import export_hf
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.saved import SavedModel, load_model
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan, move
+from fedmtl.sharing.plan import Key, SharingPlan, move
 from fedmtl.sharing.weights import count_parameters, initial_weights
 from model.tiny import LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 

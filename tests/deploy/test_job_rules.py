@@ -12,10 +12,7 @@ from experiment.welcomed import GRADES, NOTES, Meeting, write_notes
 from fedmtl.engines.flower.site_service import Refused
 from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import used_rows
+from fedmtl.sharing.plan import Extra, Key, SharingPlan, used_rows
 
 TABLE = "embeddings.word_embeddings.weight"
 

@@ -12,14 +12,14 @@ import pytest
 
 from fedmtl.engines import local
 from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.worker import WorkerPool
+from fedmtl.engines.processes import WorkerPool
 from fedmtl.experiment.prepare import open_engine, prepare
 from fedmtl.experiment.run import start_run
 from fedmtl.federation import client as client_side
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Job, Update
 from fedmtl.runs.folder import RunFolder, create_run
-from fedmtl.sharing.keys import weights_sha256
+from fedmtl.sharing.plan import weights_sha256
 from raw_events import raw_events
 
 DEADLY = 2

@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from fedmtl.engines import worker as memory
+from fedmtl.engines import processes as memory
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc's heap is trimmed")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedmtl.engines.open_jobs import Spool, map_message, write_message
+from fedmtl.engines.local import Spool, map_message, write_message
 from fedmtl.errors import FedmtlError
 
 

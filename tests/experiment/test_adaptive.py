@@ -16,7 +16,7 @@ from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
-from fedmtl.sharing.keys import weights_sha256
+from fedmtl.sharing.plan import weights_sha256
 from fedmtl.tasks.embedded import embedded_columns
 from raw_events import raw_events
 

@@ -14,7 +14,7 @@ from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from raw_events import raw_events
 
 CROSS = ["model.pair=cross", "model.pool=cls"]

@@ -30,7 +30,7 @@ from fedmtl.predict.run import evaluate_validation, load_run
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
-from fedmtl.sharing.keys import weights_sha256
+from fedmtl.sharing.plan import weights_sha256
 from raw_events import raw_events
 
 PERSONAL = 'sharing.rules=[{"heads.similarity.*": client}, {"heads.*": task}, {"*": all}]'

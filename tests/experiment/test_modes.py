@@ -6,8 +6,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import read_events
-from fedmtl.runs.results import append_results
+from fedmtl.runs.log import append_results, read_events
 from fedmtl.runs.summary import summarize
 from raw_events import raw_events
 

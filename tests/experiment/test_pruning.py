@@ -12,7 +12,7 @@ from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.methods.pruning import pruned_weights
 from fedmtl.model.saved import load_model
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.keys import Key, weights_sha256
+from fedmtl.sharing.plan import Key, weights_sha256
 from fedmtl.sharing.weights import linear_weights
 from raw_events import raw_events
 

@@ -17,8 +17,7 @@ from fedmtl.federation import server
 from fedmtl.methods import server_optimizers
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import ResumedEvent, RoundEvent
-from fedmtl.runs.files import locked
-from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.folder import RunFolder, locked
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from raw_events import raw_events

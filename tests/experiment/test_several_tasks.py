@@ -13,7 +13,7 @@ from fedmtl.predict.run import evaluate_validation, load_run
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from raw_events import raw_events
 
 TWO_TASKS = "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}}"

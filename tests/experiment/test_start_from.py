@@ -12,7 +12,7 @@ from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.model.saved import load_model
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from raw_events import raw_events
 
 

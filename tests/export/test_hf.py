@@ -8,8 +8,7 @@ from fedmtl.export.hf import LAYOUTS, export_hf
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.multitask import build_model
 from fedmtl.model.saved import SavedModel
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.sharing.weights import initial_weights
 from model.tiny import KINDS, LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 

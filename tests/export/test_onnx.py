@@ -8,8 +8,7 @@ from compress.onnx_models import TASKS, make_saved
 from fedmtl.errors import ModelError
 from fedmtl.export.onnx import export_onnx
 from fedmtl.predict.onnx import FORMAT_KEY, compute, open_onnx, output_name
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 from model.tiny import LENGTH, PAIRS, SINGLES, encode, make_task, write_encoder
 
 pytest.importorskip("onnxruntime")

@@ -9,17 +9,16 @@ import torch
 from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
 from fedmtl.federation.aggregators.clipped_mean import ClippedMean
 from fedmtl.federation.aggregators.mean import Mean
+from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
 from fedmtl.federation.server_method import ServerMethod
-from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.methods.early_stopping import EarlyStopping
 from fedmtl.methods.server_optimizers import ServerOptimizer
 from fedmtl.methods.task_weighting import TaskWeighting
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.tasks.metrics import Scores
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import local_settings
+from fedmtl.training.local_method import local_settings
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
 ENCODER = Key("all", "layer")

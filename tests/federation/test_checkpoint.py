@@ -13,9 +13,7 @@ from fedmtl.federation.messages import Progress, State
 from fedmtl.methods.adaptive_sharing import AdaptiveSharing, LayerTrack, layer_tracks
 from fedmtl.methods.server_optimizers import ServerOptimizer
 from fedmtl.model.tensor_files import load_tensors
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 ENCODER, HEAD = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))

@@ -15,8 +15,7 @@ from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.federation import client as client_module
-from fedmtl.federation.client import open_job, run_job
-from fedmtl.federation.client_state import load_state
+from fedmtl.federation.client import load_state, open_job, run_job
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.faults import fault_of
 from fedmtl.federation.filters.error_feedback import NAME, RESIDUAL
@@ -24,8 +23,7 @@ from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.wire import encode_update
 from fedmtl.federation.wire.frame import read_frame
 from fedmtl.model.tensor_files import save_tensors
-from fedmtl.sharing.extra import FILTER_PREFIX, Extra, slot_name
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import FILTER_PREFIX, Extra, Key, slot_name
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.training.local_method import Finished, LocalMethod
 

@@ -2,16 +2,8 @@ import pytest
 import torch
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import (
-    InitialValues,
-    extra_slots,
-    fixed_digest,
-    load_state,
-    remember_fixed,
-    save_state,
-)
-from fedmtl.sharing.extra import Extra, from_slots
-from fedmtl.sharing.keys import Key
+from fedmtl.federation.client import InitialValues, extra_slots, fixed_digest, load_state, remember_fixed, save_state
+from fedmtl.sharing.plan import Extra, Key, from_slots
 
 OWN = Key("client:c1", "heads.sst2.weight")
 FROZEN = Key("fixed", "layer")

@@ -10,8 +10,7 @@ from fedmtl.errors import ModelError
 from fedmtl.experiment.prepare import prepare
 from fedmtl.federation.guide import MTLAggregator, MTLServerModel
 from fedmtl.federation.messages import Update
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.sharing.weights import initial_weights
 from model.tiny import load, make_task, write_encoder
 

@@ -1,12 +1,10 @@
 import numpy as np
 import torch
 
-from fedmtl.federation.client_state import follow_plan
+from fedmtl.federation.client import follow_plan
 from fedmtl.federation.filters.error_feedback import RESIDUAL, RESIDUAL_ROWS
 from fedmtl.federation.messages import Codecs
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 from .filters.leaving import leave
 

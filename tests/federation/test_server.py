@@ -6,13 +6,12 @@ import torch
 
 from fedmtl.capabilities import _REGISTERED, Capability, register
 from fedmtl.config import EvaluationConfig
+from fedmtl.federation.dispatch import sample_clients
 from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.federation.server_method import ServerMethod, Step
-from fedmtl.federation.server_settings import sample_clients
 from fedmtl.runs.event_lines import OtherEvent, to_json
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Extra, Key
 
 from .fake_engine import ENCODER, FakeEngine, head, make_server, scores, start, trained
 

@@ -17,7 +17,7 @@ from fedmtl.config import TrainingConfig
 from fedmtl.config.file import load_config
 from fedmtl.federation.client_stack import stack_label
 from fedmtl.federation.messages import Job
-from fedmtl.training.settings import LocalSettings, local_settings
+from fedmtl.training.local_method import LocalSettings, local_settings
 from training.small_client import PLAN, SINGLE, make_task, small_model
 
 TOGETHER, ALONE = "together", "alone"

@@ -7,9 +7,7 @@ import torch
 from fedmtl.capabilities import _REGISTERED, Capability, register
 from fedmtl.federation.messages import ClientInfo, Job, Update
 from fedmtl.federation.validate import counted_examples, expect, refusal
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 ENCODER, HEAD = Key("all", "layer"), Key("task:sst2", "heads.sst2.weight")
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))

@@ -20,11 +20,8 @@ from fedmtl.methods.adaptive_sharing import (
     movable_layers,
 )
 from fedmtl.runs.event_lines import to_json
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key, layer_of
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.training.local import train
-from fedmtl.training.objective import Objective
+from fedmtl.sharing.plan import Extra, Key, SharingPlan, layer_of
+from fedmtl.training.local import Objective, train
 from training.small_client import (
     CPU,
     PLAN,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmtl.methods.distillation import options_of
-from fedmtl.training.objective import Objective
+from fedmtl.training.local import Objective
 from training.small_client import CPU, CROSS, bind, make_settings, make_shard, small_model, start_methods
 
 

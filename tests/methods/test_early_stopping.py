@@ -5,8 +5,7 @@ import torch
 from federation.fake_engine import ENCODER, FakeEngine, head, make_server, scores, start
 from fedmtl.federation.server import rounds
 from fedmtl.runs.event_lines import to_json
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Extra, Key
 
 
 def test_early_stopping_fixes_the_head_at_its_best_round_and_the_encoder_goes_on():

@@ -1,6 +1,6 @@
 import torch
 
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from fedmtl.training.optimizer import FlatOptimizer
 from training.small_client import SINGLE, bind, make_settings, small_model, start_methods
 

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from federation.fake_engine import FakeEngine, make_server, scores, start
 from fedmtl.federation.server import rounds
 from fedmtl.methods.logit_adjustment import LabelCounts, check_received, label_offsets
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.training.objective import Objective
+from fedmtl.sharing.plan import Extra, Key
+from fedmtl.training.local import Objective
 from training.small_client import (
     CLASSES,
     CPU,

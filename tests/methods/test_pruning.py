@@ -14,18 +14,8 @@ from fedmtl.federation.filters.error_feedback import RESIDUAL
 from fedmtl.federation.messages import Codecs, State
 from fedmtl.federation.server import rounds
 from fedmtl.federation.wire import decode_job, encode_job
-from fedmtl.methods.pruning import (
-    Pruning,
-    check_received,
-    prunable_names,
-    prune,
-    pruned_weights,
-    share_after,
-    sparsity,
-)
-from fedmtl.sharing.extra import FILTER_PREFIX, Extra, slot_name
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.methods.pruning import Pruning, check_received, prunable_names, prune, pruned_weights, share_after, sparsity
+from fedmtl.sharing.plan import FILTER_PREFIX, Extra, Key, SharingPlan, slot_name
 from fedmtl.sharing.weights import initial_weights, linear_weights
 from fedmtl.training.local import train
 from training.small_client import CPU, CROSS, DUAL, SINGLE, bind, make_methods, make_settings, make_shard, small_model

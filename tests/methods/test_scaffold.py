@@ -13,14 +13,13 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment import run as driver
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.federation.client_state import load_state
+from fedmtl.federation.client import load_state
 from fedmtl.federation.messages import ClientInfo, Update
 from fedmtl.federation.server import rounds
 from fedmtl.methods.scaffold import CONTROL, MOVES, NAME, Scaffold, ScaffoldClient
-from fedmtl.model.binding import Buffers, Flat
+from fedmtl.model.multitask import Buffers, Flat
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.extra import NO_EXTRA, Extra, from_slots
-from fedmtl.sharing.keys import is_personal
+from fedmtl.sharing.plan import NO_EXTRA, Extra, from_slots, is_personal
 from fedmtl.training.local_method import LocalClient, Part
 from raw_events import raw_events
 

@@ -5,7 +5,7 @@ import torch
 
 from fedmtl.config import ServerOptimizerConfig
 from fedmtl.methods.server_optimizers import server_step
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 
 W, OTHER = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
 

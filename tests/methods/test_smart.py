@@ -10,13 +10,11 @@ from torch.nn import functional as F
 
 from fedmtl.config import SmartConfig
 from fedmtl.methods.smart import SameDropout, Smart, SmartMethod, divergences, example_norms, project, step_passes
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs
+from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import collate
-from fedmtl.training.local import train
+from fedmtl.training.local import Objective, task_loss, to_tensors, train
 from fedmtl.training.local_method import LocalClient
-from fedmtl.training.objective import Objective, task_loss, to_tensors
 from training.small_client import (
     CPU,
     CROSS,

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.training.local import train
-from fedmtl.training.predict import predict
+from fedmtl.sharing.plan import Key, SharingPlan, Weights
+from fedmtl.training.local import predict, train
 from training.small_client import (
     CPU,
     DUAL,

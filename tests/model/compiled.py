@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedmtl.model.bert.cpu.compile_kernels import compile_kernels
-from fedmtl.model.bert.cpu.native import Kernels, load
+from fedmtl.model.bert.cpu.encoder_pass import Kernels, load
 
 
 @cache

@@ -9,8 +9,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.adapters import layer_kinds
 from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import Inputs
-from fedmtl.sharing.keys import layer_of, owner_task
-from fedmtl.sharing.plan import SharingPlan, check_plan
+from fedmtl.sharing.plan import SharingPlan, check_plan, layer_of, owner_task
 
 from .tiny import PAIRS, SINGLES, encode, load, make_task
 

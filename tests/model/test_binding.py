@@ -5,11 +5,8 @@ import pytest
 import torch
 
 from fedmtl.errors import ModelError
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.model.multitask import BoundModel, Inputs
+from fedmtl.sharing.plan import Key, SharingPlan, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 
 from .tiny import KINDS, PAIRS, SINGLES, encode, load, make_task, make_tokenizer, write_encoder

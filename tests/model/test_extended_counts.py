@@ -9,8 +9,7 @@ from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import build_model
 from fedmtl.model.wordpiece import basic_tokenizer
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan, check_plan
+from fedmtl.sharing.plan import Key, SharingPlan, check_plan
 from fedmtl.sharing.weights import count_parameters, count_trainable
 
 from .tiny import make_task

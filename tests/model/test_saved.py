@@ -6,11 +6,10 @@ import torch
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import load_model, save_model
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.sharing.keys import Key, weights_sha256
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan, weights_sha256
 from fedmtl.sharing.weights import count_parameters, initial_weights, layer_counts, scope_counts
 
 from .tiny import KINDS, LENGTH, PAIRS, encode, load, make_task

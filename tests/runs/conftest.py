@@ -4,8 +4,7 @@ import pytest
 
 from fedmtl.runs.events import EndEvent, PlanEvent
 from fedmtl.runs.folder import create_run
-from fedmtl.runs.log import append_event
-from fedmtl.runs.results import append_results
+from fedmtl.runs.log import append_event, append_results
 from runs.two_tasks import START, round_events
 
 

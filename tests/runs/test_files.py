@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.files import locked, make_private_folder, write_atomic
-from fedmtl.runs.folder import create_run
+from fedmtl.runs.folder import create_run, locked, make_private_folder, write_atomic
 from fedmtl.runs.log import append_event
 from runs.two_tasks import START
 
@@ -65,7 +64,7 @@ class TestPrivacy:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedmtl.runs.files import locked
+from fedmtl.runs.folder import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(120)

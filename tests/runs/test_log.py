@@ -10,8 +10,7 @@ import pytest
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.event_lines import OtherEvent, round_of
 from fedmtl.runs.events import AnswerEvent, EndEvent, FailureEvent, RoundEvent, StartEvent, UpdateEvent
-from fedmtl.runs.log import append_event, missing_rounds, read_events, repair_events
-from fedmtl.runs.results import cut_back
+from fedmtl.runs.log import append_event, cut_back, missing_rounds, read_events, repair_events
 
 
 class TestEvents:

@@ -3,8 +3,7 @@
 import pytest
 
 from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent, StartEvent, TaskFacts
-from fedmtl.runs.log import append_event, read_events
-from fedmtl.runs.results import append_results, cut_back, results_table
+from fedmtl.runs.log import append_event, append_results, cut_back, read_events, results_table
 from runs.two_tasks import START, round_events
 
 

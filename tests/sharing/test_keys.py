@@ -4,7 +4,7 @@ import struct
 import pytest
 import torch
 
-from fedmtl.sharing.keys import Key, layer_of, owner_task, weights_sha256
+from fedmtl.sharing.plan import Key, layer_of, owner_task, weights_sha256
 
 
 @pytest.mark.parametrize(

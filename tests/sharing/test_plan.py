@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from fedmtl.config import SharingConfig
 from fedmtl.errors import ConfigError
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan, check_plan, move, plan_from_config, scope_tasks
+from fedmtl.sharing.plan import Key, SharingPlan, check_plan, move, plan_from_config, scope_tasks
 
 TREE = {"nlu": {"pair": ["qqp", "stsb"], "single": ["sst2"]}, "other": ["ag"]}
 TASKS = ["sst2", "qqp", "stsb", "ag"]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.sharing.vocabulary import compact_ids, take_rows, used_rows
+from fedmtl.sharing.plan import compact_ids, take_rows, used_rows
 
 
 def test_a_slice_holds_the_used_the_lowest_and_the_padding_row():

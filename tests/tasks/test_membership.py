@@ -4,7 +4,7 @@ import pytest
 
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError
-from fedmtl.tasks.membership import active_tasks, client_sources, task_clients
+from fedmtl.tasks.task import active_tasks, client_sources, task_clients
 
 
 def config(tasks: Any = ("sst2", "qqp"), **keys: Any) -> Config:

@@ -6,7 +6,7 @@ import pytest
 
 from fedmtl.capabilities import TASK_KINDS, task_kind
 from fedmtl.runs.event_lines import to_json, to_line
-from fedmtl.runs.results import METRICS
+from fedmtl.runs.log import METRICS
 from fedmtl.tasks.metrics import Scores, averages, evaluation_event, score
 from fedmtl.tasks.task import Task
 

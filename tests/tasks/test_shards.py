@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedmtl.tasks.batches import Shard
-from fedmtl.tasks.shards import Shards, deal, tasks_by_client
+from fedmtl.tasks.batches import Shard, Shards, deal, tasks_by_client
 
 
 @pytest.fixture

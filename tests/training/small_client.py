@@ -13,20 +13,15 @@ from transformers import BertConfig
 from fedmtl.capabilities import client_methods, local_methods
 from fedmtl.config import Config, TaskConfig, TrainingConfig
 from fedmtl.model.bert.layout import build_encoder, keep_heads
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import describe_encoder
-from fedmtl.model.multitask import MultiTaskModel, build_model
+from fedmtl.model.multitask import BoundModel, MultiTaskModel, build_model
 from fedmtl.model.wordpiece import basic_tokenizer
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import Rows, take_rows, used_rows
+from fedmtl.sharing.plan import Extra, Key, Rows, SharingPlan, Weights, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
-from fedmtl.training.local_method import LocalClient, LocalMethods
-from fedmtl.training.settings import LocalSettings, local_settings
+from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, local_settings
 
 CPU = torch.device("cpu")
 TOKENIZER = basic_tokenizer()

@@ -16,11 +16,11 @@ from transformers import get_scheduler
 
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from fedmtl.tasks.task import Task
 from fedmtl.training import optimizer
 from fedmtl.training.local import planned_steps, train
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
 from same_masks import Recorder, replayed
 
 from .small_client import (

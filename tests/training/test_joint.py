@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.training.local import Trained, TrainingFailed, train
-from fedmtl.training.objective import Objective
+from fedmtl.sharing.plan import Key, SharingPlan, Weights
+from fedmtl.training.local import Objective, Trained, TrainingFailed, train
 from fedmtl.training.optimizer import FlatOptimizer
 
 from .small_client import (

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmtl.training import local
-from fedmtl.training.optimizer import FlatOptimizer
-from fedmtl.training.schedules import rate_factor
+from fedmtl.training.optimizer import FlatOptimizer, rate_factor
 
 from .small_client import CPU, DUAL, SINGLE, bind, make_settings, make_shard, small_model
 

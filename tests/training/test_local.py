@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.training import local
-from fedmtl.training.local import TrainingFailed, num_steps, planned_steps, train
-from fedmtl.training.predict import predict
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local import TrainingFailed, num_steps, planned_steps, predict, train
+from fedmtl.training.local_method import LocalSettings
 
 from .small_client import (
     CPU,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedmtl.training.objective import task_loss
+from fedmtl.training.local import task_loss
 
 from .small_client import make_task
 

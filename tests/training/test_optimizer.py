@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl.model.binding import BoundModel, Buffers, undecayed
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.model.multitask import BoundModel, Buffers, undecayed
+from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import train

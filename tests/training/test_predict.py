@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.training.predict import predict
+from fedmtl.training.local import predict
 
 from .small_client import CPU, CROSS, DUAL, SINGLE, bind, bind_rows, labels_of, make_shard, make_task, small_model
 

@@ -1,6 +1,6 @@
 import json
 
-from fedmtl.training.settings import LocalSettings, with_methods
+from fedmtl.training.local_method import LocalSettings, with_methods
 
 from .small_client import DUAL, SINGLE, make_settings
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmtl.config.schema import TaskSchedule
-from fedmtl.training.schedules import (
+from fedmtl.training.local_method import LocalSettings
+from fedmtl.training.optimizer import (
     Holding,
     Step,
     alternate,
@@ -17,7 +18,6 @@ from fedmtl.training.schedules import (
     chances,
     ordered_batches,
 )
-from fedmtl.training.settings import LocalSettings
 
 from .small_client import make_settings
 

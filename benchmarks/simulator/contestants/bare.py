@@ -15,9 +15,8 @@ import torch
 
 from fedmtl.config.file import load_config
 from fedmtl.experiment.prepare import prepare
-from fedmtl.federation.dispatch import Dispatch
-from fedmtl.federation.server_settings import sample_clients
-from fedmtl.model.binding import BoundModel
+from fedmtl.federation.dispatch import Dispatch, sample_clients
+from fedmtl.model.multitask import BoundModel
 from fedmtl.training.local import train
 from simulator.contestants.telling import tell
 

@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.multitask import Inputs, MultiTaskModel
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import Key, Weights
 from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import Rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import Scores, Sums
 

@@ -8,37 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from protocols import (
-    NOTHING,
-    Aggregator,
-    Capability,
-    Event,
-    Exchange,
-    ExpectedExtra,
-    Extra,
-    Finished,
-    Job,
-    Json,
-    LocalClient,
-    LocalMethod,
-    LocalStep,
-    Part,
-    Participant,
-    PerExampleMethod,
-    RoundSettings,
-    ServerMethod,
-    Slot,
-    State,
-    Step,
-    StoredUpdates,
-    TaskKind,
-    Update,
-)
+from protocols import NOTHING, Aggregator, Capability, Event, Exchange, ExpectedExtra, Extra, Finished, Job, Json, LocalClient, LocalMethod, LocalStep, Part, Participant, PerExampleMethod, RoundSettings, ServerMethod, Slot, State, Step, StoredUpdates, TaskKind, Update
 from pydantic import BaseModel
 from torch import Tensor, nn
 
 from fedmtl.federation.messages import ClientId, Evaluation
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import Key, Weights
 from fedmtl.tasks.metrics import Scores, Sums
 
 

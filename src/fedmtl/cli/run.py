@@ -13,8 +13,7 @@ from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
 from fedmtl.cli.progress import Display, make_display
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ConfigError
-from fedmtl.runs.files import locked
-from fedmtl.runs.folder import RunFolder, find_run
+from fedmtl.runs.folder import RunFolder, find_run, locked
 
 if TYPE_CHECKING:
     from fedmtl.config import Config
@@ -127,8 +126,8 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: 
 
 def _warm_up(config: Config) -> None:
     """Start the workers' imports before ours, so that both go on side by side."""
+    from fedmtl.engines.processes import warm_up
     from fedmtl.engines.start_up import expects_workers, worker_imports
-    from fedmtl.engines.worker import warm_up
 
     if expects_workers(config.compute):
         warm_up(worker_imports(config))

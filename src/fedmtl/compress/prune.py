@@ -36,8 +36,7 @@ from fedmtl.model.encoder import Encoder, describe_encoder
 from fedmtl.model.multitask import build_model
 from fedmtl.model.saved import SavedModel, load_model, save_model
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.keys import LOG_VARIANCE, Key, Weights
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import LOG_VARIANCE, Key, SharingPlan, Weights
 from fedmtl.sharing.weights import count_parameters
 
 VALUE, OUT = "attention.self.value", "attention.output.dense"

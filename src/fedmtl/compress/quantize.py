@@ -27,7 +27,7 @@ from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, 
 from fedmtl.config.file import load_config
 from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.predict.onnx import OnnxModel, Row, feeds, made_up_feeds, open_onnx, require, run, run_of
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 from fedmtl.tasks.load import load_tasks
 
 QUANTIZED_KEY = "fedmtl.quantized"

@@ -7,17 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedmtl.config.errors import WrongKey
-from fedmtl.config.kinds import (
-    Count,
-    Decay,
-    Fraction,
-    Name,
-    NonNegative,
-    OneOrSeveral,
-    Positive,
-    Section,
-    Whole,
-)
+from fedmtl.config.kinds import Count, Decay, Fraction, Name, NonNegative, OneOrSeveral, Positive, Section, Whole
 
 
 class LoraConfig(Section):

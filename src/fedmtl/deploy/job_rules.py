@@ -22,23 +22,20 @@ from fedmtl.capabilities import find
 from fedmtl.config import Config, DataConfig
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.experiment.modes import client_settings, mode_codecs
-from fedmtl.federation.client import Site
-from fedmtl.federation.client_state import DIGEST
+from fedmtl.experiment.population import client_settings, mode_codecs
+from fedmtl.federation.client import DIGEST, Site
 from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.messages import Job, Update
 from fedmtl.federation.policy import Policy, round_up
 from fedmtl.model.lora import extended_plan
-from fedmtl.runs.files import make_private_folder, write_atomic
-from fedmtl.sharing.keys import is_personal, owner_task
-from fedmtl.sharing.plan import SharingPlan, mode_plan
-from fedmtl.sharing.vocabulary import Rows, used_rows
+from fedmtl.runs.folder import make_private_folder, write_atomic
+from fedmtl.sharing.plan import Rows, SharingPlan, is_personal, mode_plan, owner_task, used_rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import planned_steps
-from fedmtl.training.schedules import Step, batches_per_step, rate_factor
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
+from fedmtl.training.optimizer import Step, batches_per_step, rate_factor
 
 COUNTS = "counts.json"
 MOST_RULES = 10_000

@@ -37,8 +37,7 @@ from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
 from fedmtl.runs.event_lines import Event, Observer, first_of
 from fedmtl.runs.events import PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
-from fedmtl.runs.files import locked, write_atomic
-from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
 from fedmtl.runs.log import read_events
 
 

@@ -11,10 +11,9 @@ from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
 from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import serve_site
-from fedmtl.engines.worker import WorkerPool
+from fedmtl.engines.processes import WorkerPool, raised
 from fedmtl.errors import FedmtlError
-from fedmtl.experiment.signals import raised
-from fedmtl.runs.files import locked, make_private_folder
+from fedmtl.runs.folder import locked, make_private_folder
 
 # Before the server's welcome says otherwise.
 MAX_BYTES = 1 << 36

@@ -16,7 +16,7 @@ from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
 from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
-from fedmtl.engines.open_jobs import map_message, write_message
+from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import FedmtlError, PolicyError, WireError
 from fedmtl.experiment.population import ClientInfos, Population, build_population
@@ -29,7 +29,7 @@ from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
 from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import open_model
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import Rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.task import Task

@@ -20,9 +20,8 @@ from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.policy import TaskPolicy
 from fedmtl.model.encoder_files import SHIPPED
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.membership import client_sources
 from fedmtl.tasks.resolve import resolve_task
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, client_sources
 
 RANDOM_NAME = re.compile(r"random-([0-9]{1,2})x([0-9]{1,4})")
 # As on the hub: nothing that could be a path.

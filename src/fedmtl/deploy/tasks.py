@@ -12,14 +12,12 @@ from fedmtl.capabilities import task_kind
 from fedmtl.config import ClientConfig, Config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.population import Population
-from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.batches import Shard, Shards
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.examples import no_examples
 from fedmtl.tasks.load import TaskData, load_tasks
-from fedmtl.tasks.membership import active_tasks, task_clients
 from fedmtl.tasks.resolve import resolve_task
-from fedmtl.tasks.shards import Shards
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, active_tasks, task_clients
 from fedmtl.tasks.tokens import token_cache, tokenize
 
 AT_SITES = "at the sites"

@@ -10,7 +10,7 @@ from typing import Any
 from fedmtl import __version__
 from fedmtl.federation.handshake import SiteTerms, Terms
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.keys import Key, owner_task, weights_sha256
+from fedmtl.sharing.plan import Key, owner_task, weights_sha256
 from fedmtl.tasks.task import Task
 
 # Enough to tell two encoders apart, and short enough to compare by eye.

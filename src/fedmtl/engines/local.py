@@ -1,13 +1,15 @@
 """The engine on one machine: clients run one after another in worker processes.
 
 All that would cross a network is encoded and decoded here too, so bytes are true and the weights are the
-same as with any other engine.
+same as with any other engine. What an engine has of a job until its update comes is a small record, and files that are
+written again and again: a fresh file would cost all its pages.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,20 +19,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmtl.engines.open_jobs import OpenJob, Spool, map_message, write_message
+from fedmtl.engines.processes import Answer, Handler, WorkerPool
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.engines.worker import Answer, Handler, WorkerPool
-from fedmtl.errors import CannotContinue
+from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.client import Site, run_job
-from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
-from fedmtl.federation.wire import decode_job, encode_job, encode_update, pack, unpack
+from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Traffic, Update
+from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, pack, unpack
+from fedmtl.federation.wire.codecs import Bytes
 from fedmtl.federation.wire.frame import ReusedMemory
-from fedmtl.model.binding import BoundModel
+from fedmtl.federation.wire.messages import answer_bytes
+from fedmtl.model.multitask import BoundModel
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.timing import Stopwatch, measuring, part, timed
-from fedmtl.training.predict import predict
+from fedmtl.training.local import predict
 
 # Examples per scoring call: fixed, so that what is computed together does not depend on the workers.
 CHUNK = 128
@@ -183,3 +186,85 @@ def _one_pass(shards: Mapping[str, Shard]) -> list[tuple[str, np.ndarray]]:
     lengths = {task: open_tokens(shard.tokens).lengths() for task, shard in shards.items()}
     longest = [int(lengths[task][chunk].max()) for task, chunk in calls]
     return [calls[i] for i in np.argsort([-length for length in longest], kind="stable")]
+
+
+MESSAGE = "message-"
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """What an engine remembers of a job that it has sent: little, so that the job's weights can be let go."""
+
+    round: int
+    client: ClientId
+    bytes_down: int
+    most_bytes_up: int
+
+    @classmethod
+    def of(cls, job: Job, bytes_down: int) -> OpenJob:
+        """Record a job that was sent with so many bytes."""
+        return cls(job.round, job.client, bytes_down, answer_bytes(job))
+
+    def take(self, data: np.ndarray, max_bytes: int) -> Update | Failure:
+        """Decode the update, with the bytes that crossed and the seconds it took; a Failure where it cannot be read."""
+        try:
+            update, seconds = decode_update(data, max_bytes, self.most_bytes_up)
+        except (WireError, ValueError) as error:
+            return self.failed(str(error))
+        traffic = Traffic(self.bytes_down, len(data), seconds)
+        if update.client != self.client:
+            return Failure(self.round, self.client, f"answered as {update.client}", traffic)
+        return replace(update, traffic=traffic)
+
+    def failed(self, reason: str) -> Failure:
+        return Failure(self.round, self.client, reason, Traffic(self.bytes_down))
+
+
+class Spool:
+    """Hands out files that nobody uses; as many are made as are in use at once.
+
+    Their names are unique to this spool, so that no process of a run that was killed can write to a file that is
+    mapped here; what such a run left is removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._free: list[Path] = []
+        self._num_made = 0
+        self._prefix = f"{MESSAGE}{secrets.token_hex(4)}-"
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"{MESSAGE}*"):
+            path.unlink(missing_ok=True)
+
+    def take(self) -> Path:
+        """A file for one message; it may hold an old one."""
+        if self._free:
+            return self._free.pop()
+        self._num_made += 1
+        return self._folder / f"{self._prefix}{self._num_made}"
+
+    def give_back(self, path: Path) -> None:
+        """Nobody reads the file any more: it may be written over."""
+        self._free.append(path)
+
+
+def write_message(path: Path, message: Bytes) -> None:
+    """Write a message over whatever the file holds."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            rest = message.data
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.ftruncate(file, len(message))
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise FedmtlError(
+            f"{path.parent}: cannot be written ({error.strerror}); free its disk, or set `output`"
+        ) from error
+
+
+def map_message(path: Path) -> Bytes:
+    """The message in a file, of which a process holds the pages that it reads; writing to it changes no file."""
+    return np.memmap(path, dtype=np.uint8, mode="c")

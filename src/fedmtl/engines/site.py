@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 from fedmtl.config import ModelConfig
-from fedmtl.federation.client import Site
-from fedmtl.federation.client_state import InitialValues
+from fedmtl.federation.client import InitialValues, Site
 from fedmtl.federation.wire import MAX_BYTES
 from fedmtl.model.multitask import MultiTaskModel, open_model
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 

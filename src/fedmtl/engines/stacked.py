@@ -15,10 +15,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from fedmtl.engines.local import LocalEngine
-from fedmtl.engines.open_jobs import OpenJob
+from fedmtl.engines.local import LocalEngine, OpenJob
+from fedmtl.engines.processes import too_late
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client_stack import run_stack, stack_label
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update

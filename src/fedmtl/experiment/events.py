@@ -31,8 +31,7 @@ from fedmtl.runs.events import (
     TaskUpdate,
     UpdateEvent,
 )
-from fedmtl.sharing.extra import NO_EXTRA
-from fedmtl.sharing.keys import HEADS, owner_task
+from fedmtl.sharing.plan import HEADS, NO_EXTRA, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_event
 from fedmtl.tasks.task import Task, task_facts

@@ -15,23 +15,25 @@ import torch
 from fedmtl.capabilities import aggregator, check_methods, plugin_modules, server_methods
 from fedmtl.config import Config
 from fedmtl.engines.local import LocalEngine
+from fedmtl.engines.processes import warm_up
 from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.start_up import num_workers, worker_imports
-from fedmtl.engines.worker import warm_up
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.modes import (
+from fedmtl.experiment.population import (
+    ClientInfos,
+    Population,
+    build_population,
     client_settings,
     mode_active_tasks,
     mode_codecs,
     mode_data,
     mode_federation,
 )
-from fedmtl.experiment.population import ClientInfos, Population, build_population
-from fedmtl.federation.client_state import fixed_digest
+from fedmtl.federation.client import fixed_digest
+from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import ServerSetup
-from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder

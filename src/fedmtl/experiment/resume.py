@@ -13,15 +13,13 @@ from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import opening_events
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
-from fedmtl.federation.client_state import saved_rounds
+from fedmtl.federation.client import saved_rounds
 from fedmtl.federation.messages import State
 from fedmtl.runs.event_lines import Event, Observer, round_of
 from fedmtl.runs.events import ClientsEvent, DataEvent, PlanEvent, ResumedEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import missing_rounds, read_events, read_lines, repair_advice, write_lines
-from fedmtl.runs.results import cut_back
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import is_personal
+from fedmtl.runs.log import cut_back, missing_rounds, read_events, read_lines, repair_advice, write_lines
+from fedmtl.sharing.plan import Extra, is_personal
 
 
 def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clients: bool, repair: bool) -> State:

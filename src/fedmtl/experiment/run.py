@@ -15,6 +15,7 @@ import numpy as np
 from fedmtl.capabilities import trackers
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
+from fedmtl.engines.processes import raised
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.events import (
     changed_plan_event,
@@ -29,9 +30,9 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.resume import opened_events, take_up
-from fedmtl.experiment.signals import raised
 from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client_evaluation import client_evaluator
+from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import (
     ClientId,
     ClientInfo,
@@ -45,17 +46,13 @@ from fedmtl.federation.messages import (
     Update,
 )
 from fedmtl.federation.server import RoundFailed, rounds
-from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
-from fedmtl.runs.files import locked, write_atomic
-from fedmtl.runs.folder import RunFolder, create_run
-from fedmtl.runs.log import append_event, read_events
-from fedmtl.runs.results import append_results, cut_back
-from fedmtl.runs.tracker import Trackers
-from fedmtl.sharing.keys import weights_sha256
+from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
+from fedmtl.sharing.plan import weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.timing import timed
@@ -259,7 +256,7 @@ def _record(round_: Round, seconds: float, run: RunFolder, log: Log, prepared: P
     events: list[Event] = [*map(update_event, round_.updates), *map(failure_event, round_.failures)]
     if round_.evaluation is not None:
         events += map(failure_event, round_.evaluation.failures)
-        events += evaluation_events(round_.number, round_.evaluation, prepared.tasks)
+        events += evaluation_events(round_.number, round_.evaluation, prepared.server.tasks)
     events += round_.events
     if any(
         layer.before != layer.after for event in events if isinstance(event, SharingEvent) for layer in event.layers
@@ -278,7 +275,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
     save_model(
         run.model,
         prepared.encoder,
-        prepared.tasks,
+        prepared.server.tasks,
         state.plan,
         state.weights,
         prepared.config.model,

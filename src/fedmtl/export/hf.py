@@ -25,12 +25,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.errors import ModelError
 from fedmtl.model.bert.layout import has_fewer_heads
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder_files import NO_CODE
 from fedmtl.model.lora import merge
-from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.model.multitask import BoundModel, MultiTaskModel
 from fedmtl.model.saved import SavedModel
-from fedmtl.sharing.keys import ADAPTERS, HEADS, owner_task
+from fedmtl.sharing.plan import ADAPTERS, HEADS, owner_task
 from fedmtl.tasks.kinds.protocol import PlainHead
 from fedmtl.tasks.task import Task
 

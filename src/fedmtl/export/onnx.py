@@ -28,13 +28,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from fedmtl.errors import ModelError
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.lora import merge
-from fedmtl.model.multitask import Inputs, MultiTaskModel, pair_features
+from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
 from fedmtl.predict.onnx import FORMAT, FORMAT_KEY, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
-from fedmtl.runs.files import write_atomic
-from fedmtl.sharing.keys import HEADS
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.plan import HEADS
 
 # The first with Gelu as one operator, which ONNX Runtime fuses with the bias before it.
 OPSET = 20

@@ -22,10 +22,8 @@ from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs.files import write_atomic
-from fedmtl.sharing.extra import Extra, from_slots, to_slots
-from fedmtl.sharing.keys import Key, Weights, is_personal, owner_task
-from fedmtl.sharing.plan import PlanRecord
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.plan import Extra, Key, PlanRecord, Weights, from_slots, is_personal, owner_task, to_slots
 
 BEST = "best_head."
 REMEDY = "put back whole copies of its two files"

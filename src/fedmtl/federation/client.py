@@ -1,7 +1,15 @@
-"""The client: a Job in, an Update out. The text never leaves it."""
+"""The client: a Job in, an Update out. The text never leaves it.
+
+What stays here between rounds are personal values, the optimizer's state, and fixed values by digest. States are stored
+per round, the last two of them: a client that is one round ahead of a resumed server steps back to the round the server
+names. When the plan has changed since, a state moves as the server's values do. Only the new plan is known here. A key
+that this plan gives to nobody is from before: a value that was split leaves its state to each of its copies, and one
+that was merged gets the mean of those that went into it.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,29 +19,34 @@ import torch
 from torch import Tensor
 
 from fedmtl.capabilities import local_methods, update_filters
-from fedmtl.errors import FedmtlError
-from fedmtl.federation.client_state import (
-    InitialValues,
-    extra_slots,
-    follow_plan,
-    load_state,
-    remember_fixed,
-    save_state,
-)
+from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.federation.wire.messages import encode_delta
-from fedmtl.model.binding import BoundModel, Buffers
-from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, PREFIX, from_slots
-from fedmtl.sharing.keys import Key, Weights, is_personal
+from fedmtl.model.multitask import BoundModel, Buffers, MultiTaskModel
+from fedmtl.model.tensor_files import load_tensors, save_tensors
+from fedmtl.sharing.plan import (
+    FILTER_PREFIX,
+    NO_EXTRA,
+    PREFIX,
+    Extra,
+    Key,
+    SharingPlan,
+    Weights,
+    from_slots,
+    is_personal,
+    mean_value,
+    owner_task,
+    scope_tasks,
+    slot_name,
+    to_slots,
+    weights_sha256,
+)
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
-from fedmtl.training.local import Trained, TrainingFailed, train
-from fedmtl.training.local_method import LocalMethods
+from fedmtl.training.local import Trained, TrainingFailed, predict, train
+from fedmtl.training.local_method import LocalMethods, LocalSettings
 from fedmtl.training.optimizer import Slots
-from fedmtl.training.predict import predict
-from fedmtl.training.settings import LocalSettings
 
 OPTIMIZER = "optimizer."
 # Which token rows the optimizer's and the methods' values of the table are of.
@@ -241,3 +254,160 @@ def out_of_memory(job: Job) -> str:
     largest = max(job.tasks, key=lambda task: by_task.get(task, common))
     section = "evaluation" if job.kind != "train" else f"tasks.{largest}" if largest in by_task else "training"
     return f"out of memory; lower {section}.batch_size ({by_task.get(largest, common)}) or model.max_length"
+
+
+DIGEST = re.compile(r"[0-9a-f]{16}")
+# What slots were called before filters had names.
+RENAMED = {slot: slot_name("error_feedback", slot, FILTER_PREFIX) for slot in ("residual", "residual_rows")}
+
+
+def fixed_digest(key: Key, value: Tensor) -> str:
+    return weights_sha256({key: value})[:16]
+
+
+def load_state(folder: Path, state_round: int) -> dict[str, Weights]:
+    """The slots saved for that round; none where the client starts anew (round 0) or never had anything to keep.
+
+    A client that keeps states, but not that one, is an error: with another round's the weights would differ in silence.
+    """
+    if state_round == 0:
+        return {}
+    path = _state_path(folder, state_round)
+    if path.exists():
+        return {RENAMED.get(slot, slot): values for slot, values in load_tensors(path).items()}
+    others = saved_rounds(folder)
+    if others:
+        raise FedmtlError(
+            f"this client keeps its state of {_spell(others)}, and the server goes on after round {state_round}; put"
+            f" back {path.name}, or start a new run"
+        )
+    return {}
+
+
+def saved_rounds(folder: Path) -> list[int]:
+    """The rounds whose state a client has."""
+    return sorted(_round_of(path) for path in folder.glob("round-*.safetensors"))
+
+
+def _spell(rounds: list[int]) -> str:
+    return f"round{'s' if len(rounds) > 1 else ''} {' and '.join(map(str, rounds))}"
+
+
+def save_state(folder: Path, round_number: int, slots: Mapping[str, Mapping[Key, Tensor]], before: int) -> None:
+    """Save this round's slots; keep those of `before`, the last round the server accepted, and drop older ones."""
+    if not any(slots.values()):
+        return
+    if before and not _state_path(folder, before).exists():
+        # It had nothing to keep then: said in a file, or that state would seem to be lost.
+        save_tensors(_state_path(folder, before), {})
+    save_tensors(_state_path(folder, round_number), slots)
+    for path in folder.glob("round-*.safetensors"):
+        if _round_of(path) not in (round_number, before):
+            path.unlink(missing_ok=True)
+
+
+class InitialValues:
+    """What a site's model starts with, by canonical name; digests are made when they are first needed."""
+
+    def __init__(self, values: Weights) -> None:
+        self._values = values
+        self._digests: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[Key("", name)]
+
+    def fixed(self, name: str, digest: str) -> Tensor | None:
+        """The value, if that is its digest as a fixed one."""
+        if Key("", name) not in self._values:
+            return None
+        if name not in self._digests:
+            self._digests[name] = fixed_digest(Key("fixed", name), self[name])
+        return self[name] if self._digests[name] == digest else None
+
+
+def remember_fixed(folder: Path, weights: Weights, digests: Mapping[str, str], initial: InitialValues) -> Weights:
+    """All fixed values of a job: as the model started, as sent, which are stored by digest, or from that store.
+
+    Raises KeyError with the name of a value that is in none of them. A digest becomes a file's name: whatever is not
+    one, or not that of the value that came with it, is a PolicyError.
+    """
+    values: Weights = {}
+    for name, digest in digests.items():
+        key = Key("fixed", name)
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise PolicyError("the job names a fixed value by what is no digest").coded("job_weights")
+        path = folder / f"{digest}.safetensors"
+        initial_value = initial.fixed(name, digest)
+        if initial_value is not None:
+            values[key] = initial_value
+        elif key in weights:
+            values[key] = weights[key]
+            if not path.exists():
+                if fixed_digest(key, weights[key]) != digest:
+                    raise PolicyError(f"the fixed value {name} is not that of its digest").coded("job_weights")
+                save_tensors(path, {"fixed": {key: weights[key]}})
+        elif path.exists():
+            values[key] = load_tensors(path)["fixed"][key]
+        else:
+            raise KeyError(name)
+    return values
+
+
+def extra_slots(stored: Mapping[str, Extra], prefix: str = PREFIX) -> dict[str, Mapping[Key, Tensor]]:
+    """What methods and filters store at a client as slots of its state; they store tensors, not plain values."""
+    for name, extra in stored.items():
+        if extra.values:
+            raise TypeError(f"{name} stores plain values at a client, whose state is of tensors only")
+    return to_slots(stored, prefix)
+
+
+def _state_path(folder: Path, round_number: int) -> Path:
+    return folder / f"round-{round_number:04d}.safetensors"
+
+
+def _round_of(path: Path) -> int:
+    match = re.search(r"round-(\d+)", path.name)
+    return int(match[1]) if match else -1
+
+
+def follow_plan(
+    slots: Mapping[str, Weights], plan: SharingPlan, tasks: Sequence[str], client: str
+) -> dict[str, Weights]:
+    """The slots of client state under this plan's keys. What a task that rests would have got is dropped.
+
+    So is what belongs to a value that is fixed now.
+    """
+    return {slot: _follow(values, plan, tasks, client) for slot, values in slots.items()}
+
+
+def _follow(values: Weights, plan: SharingPlan, tasks: Sequence[str], client: str) -> Weights:
+    current = {key: value for key, value in values.items() if _is_current(key, plan, client)}
+    old: dict[str, list[Key]] = {}
+    for key in values:
+        if key not in current:
+            old.setdefault(key.name, []).append(key)
+    for name, keys in old.items():
+        owners = [task for task in tasks if owner_task(name) in (None, task)]
+        for target in dict.fromkeys(plan.key(name, task, client) for task in owners):
+            users = [task for task in owners if plan.key(name, task, client) == target]
+            origins = [values[key] for key in keys if scope_tasks(plan, key.scope, users)]
+            if target in current or target.scope == "fixed" or not origins:
+                continue
+            if len({origin.shape for origin in origins}) > 1:
+                continue
+            mean = mean_value(origins)
+            # Row numbers of two tables have no mean.
+            if mean.dtype == origins[0].dtype:
+                current[target] = mean
+    return current
+
+
+def _is_current(key: Key, plan: SharingPlan, client: str) -> bool:
+    """Whether the plan still gives this key to some task."""
+    kind, _, rest = key.scope.partition(":")
+    if kind == "task":
+        return plan.key(key.name, rest, client) == key
+    if kind == "group":
+        members = [task for depth in plan.groups for task, path in depth.items() if path == rest]
+        return any(plan.key(key.name, task, client) == key for task in members)
+    return plan.key(key.name, "", client) == key

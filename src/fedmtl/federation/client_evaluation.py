@@ -8,9 +8,8 @@ from functools import reduce
 from operator import add
 
 from fedmtl.errors import FedmtlError
-from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.dispatch import Dispatch, ServerSettings
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
-from fedmtl.federation.server_settings import ServerSettings
 from fedmtl.federation.validate import Expected, expect, read_scores, unwelcome
 from fedmtl.tasks.metrics import Sums, averages, score
 from fedmtl.tasks.task import Task

@@ -14,7 +14,7 @@ from fedmtl.capabilities import is_stackable
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Opened, Site, close_job, open_job, optimizer_slots, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
-from fedmtl.sharing.keys import is_personal
+from fedmtl.sharing.plan import is_personal
 from fedmtl.training.local import TrainingFailed
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.outcomes import Outcome

@@ -21,8 +21,7 @@ from fedmtl.federation.messages import Update
 from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
-from fedmtl.sharing.keys import Key, Weights, owner_task
-from fedmtl.sharing.plan import SharingPlan, check_plan, mode_plan
+from fedmtl.sharing.plan import Key, SharingPlan, Weights, check_plan, mode_plan, owner_task
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import known_tasks
 

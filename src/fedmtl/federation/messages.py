@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedmtl.runs.event_lines import Event
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import Extra, Key, Rows, SharingPlan, Weights
 from fedmtl.tasks.metrics import Scores, Sums
 
 ClientId = str
@@ -154,6 +151,11 @@ class State:
     accepted: Mapping[ClientId, int] = field(default_factory=dict)
     best_overall: tuple[int, float] | None = None
     extra: Mapping[str, Extra] = field(default_factory=dict)
+
+    def with_extra(self, name: str, extra: Extra) -> State:
+        """The state with a capability's extra; an empty one is left out."""
+        others = {other: one for other, one in self.extra.items() if other != name}
+        return replace(self, extra={**others, name: extra} if extra else others)
 
 
 @dataclass(frozen=True)

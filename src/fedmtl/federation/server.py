@@ -15,7 +15,7 @@ from fedmtl.capabilities import update_filters
 from fedmtl.errors import CannotContinue, FedmtlError
 from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example
 from fedmtl.federation.aggregators.protocol import Aggregator
-from fedmtl.federation.dispatch import Dispatch
+from fedmtl.federation.dispatch import Dispatch, ServerSettings, sample_clients
 from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.messages import (
     ClientId,
@@ -29,16 +29,14 @@ from fedmtl.federation.messages import (
     State,
     Update,
 )
-from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step, with_extra
-from fedmtl.federation.server_settings import ServerSettings, sample_clients
+from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Weights, owner_task
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Weights, owner_task
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
 
 Evaluate = Callable[[State], Evaluation]
 # Stands for a value that has been averaged and let go.
@@ -204,13 +202,13 @@ def _moved(
     """The state after the step on the round's delta."""
     with _blamed(server.federation.aggregation, number, failures):
         delta = aggregator.result()
-        after = with_extra(state, server.federation.aggregation, aggregator.remember())
+        after = state.with_extra(server.federation.aggregation, aggregator.remember())
     for method in server.methods:
         with _blamed(method.name, number, failures):
             stepped = method.step(state, delta)
         if stepped is not None:
             weights, extra = stepped
-            after = with_extra(after, method.name, extra)
+            after = after.with_extra(method.name, extra)
             break
     else:
         weights, extra = (

@@ -8,7 +8,7 @@ averaged weights), then `constraint` (what must hold whatever the others did).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fedmtl.config import Config
@@ -16,11 +16,9 @@ from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, State, 
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.runs.event_lines import Event, Observer
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Weights
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan, Weights
 from fedmtl.tasks.task import Task
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
 
 Phase = Literal["plan", "weights", "constraint"]
 PHASES: tuple[Phase, ...] = ("plan", "weights", "constraint")
@@ -96,9 +94,3 @@ class ServerMethod:
         """Raise unless an extra that was read from a file is one that this method could have written."""
         if extra:
             raise ValueError("this method has no state")
-
-
-def with_extra(state: State, name: str, extra: Extra) -> State:
-    """The state with a method's extra; an empty one is left out."""
-    others = {other: one for other, one in state.extra.items() if other != name}
-    return replace(state, extra={**others, name: extra} if extra else others)

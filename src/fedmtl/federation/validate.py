@@ -12,9 +12,7 @@ import torch
 
 from fedmtl.capabilities import find
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Update
-from fedmtl.sharing.keys import HEADS, Key, owner_task
-from fedmtl.sharing.plan import SharingPlan, scope_tasks
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import HEADS, Key, Rows, SharingPlan, owner_task, scope_tasks
 from fedmtl.tasks.metrics import Sums, score, sums_from_dict
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed

@@ -34,12 +34,10 @@ from fedmtl.config.sharing import group_depth
 from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
-from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
-from fedmtl.model.binding import BoundModel
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
+from fedmtl.model.multitask import BoundModel
 from fedmtl.runs.events import LayerMove, SharingEvent
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key, Weights, layer_of, owner_task
-from fedmtl.sharing.plan import SharingPlan, move
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, Weights, layer_of, move, owner_task
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod
 from fedmtl.training.stacked.method import StackedMethod
 
@@ -243,7 +241,7 @@ def adapt(
         for layer in layers
     )
     values = {layer: asdict(track) for layer, track in tracks.items()}
-    return with_extra(state, NAME, Extra({LAYERS: values})), decisions
+    return state.with_extra(NAME, Extra({LAYERS: values})), decisions
 
 
 def layer_tracks(state: State) -> dict[str, LayerTrack]:

@@ -21,25 +21,21 @@ from fedmtl.config import Config, DistillationConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import State
 from fedmtl.federation.server_method import ServerMethod, ServerSetup, Step
-from fedmtl.model.binding import BoundModel, Buffers
 from fedmtl.model.encoder import Encoder
-from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.model.multitask import BoundModel, Buffers, MultiTaskModel
 from fedmtl.model.saved import SavedModel, load_model, model_digest, model_folder
 from fedmtl.runs.event_lines import Observer
 from fedmtl.runs.events import DistillationEvent, TeacherEvent
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, SharingPlan
 from fedmtl.tasks.batches import Shard, save_outputs
 from fedmtl.tasks.sources import read_texts
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
 from fedmtl.timing import timed
 from fedmtl.training.distillation import outputs_loss
-from fedmtl.training.local import train
-from fedmtl.training.local_method import LocalClient, LocalMethod, LocalMethods, LocalStep
-from fedmtl.training.predict import predict
-from fedmtl.training.settings import LocalSettings, with_methods
+from fedmtl.training.local import predict, train
+from fedmtl.training.local_method import LocalClient, LocalMethod, LocalMethods, LocalSettings, LocalStep, with_methods
 
 NAME = "distillation"
 TEACHER, TEXTS = "training.distillation.teacher", "training.distillation.texts"

@@ -15,8 +15,7 @@ from fedmtl.capabilities import Capability
 from fedmtl.federation.messages import Evaluation, Progress, State
 from fedmtl.federation.server_method import ServerMethod, ServerSetup, Step
 from fedmtl.runs.events import EarlyStopEvent
-from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
-from fedmtl.sharing.plan import move
+from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, Weights, move, owner_task
 from fedmtl.tasks.task import Task
 
 NAME = "early_stopping"

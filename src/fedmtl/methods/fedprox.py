@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, SharingPlan
 from fedmtl.training.local_method import LocalClient, LocalMethod, Part
 from fedmtl.training.stacked.blocks import Block
 from fedmtl.training.stacked.method import StackedMethod

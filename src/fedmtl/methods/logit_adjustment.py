@@ -22,9 +22,7 @@ from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import ClientId, ClientInfo, State
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import HEADS
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import HEADS, NO_EXTRA, Extra, SharingPlan
 from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import LocalClient, LocalMethod, LocalStep

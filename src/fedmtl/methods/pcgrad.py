@@ -17,8 +17,7 @@ from torch import Tensor
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, SharingPlan
 from fedmtl.training.local_method import Finished, LocalClient, LocalMethod, Shared
 from fedmtl.training.stacked.method import StackedMethod
 

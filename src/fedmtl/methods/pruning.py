@@ -24,13 +24,11 @@ from fedmtl.errors import ConfigError
 from fedmtl.federation.filters.error_feedback import NAME as ERROR_FEEDBACK
 from fedmtl.federation.filters.error_feedback import RESIDUAL
 from fedmtl.federation.messages import ClientId, ClientInfo, State
-from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
-from fedmtl.model.binding import BoundModel
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
+from fedmtl.model.multitask import BoundModel
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import PruningEvent, Zeros
-from fedmtl.sharing.extra import FILTER_PREFIX, NO_EXTRA, Extra, slot_name
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import FILTER_PREFIX, NO_EXTRA, Extra, Key, SharingPlan, Weights, slot_name
 from fedmtl.sharing.weights import linear_weights
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import LocalClient, LocalMethod
@@ -112,7 +110,7 @@ def prune(state: State, settings: PruningConfig, names: Collection[str]) -> Stat
         total = sum(state.weights[key].numel() for key in keys)
         pruned = _smallest(state.weights, keys, pruned, round(share_after(settings, state.round) * total))
     zeroed = replace(state, weights={**state.weights, **without_pruned(state.weights, pruned)})
-    return with_extra(zeroed, NAME, Extra(tensors={MASK: pruned}))
+    return zeroed.with_extra(NAME, Extra(tensors={MASK: pruned}))
 
 
 def pruned_weights(state: State) -> Mapping[Key, Tensor]:

@@ -33,15 +33,11 @@ from fedmtl.config import Average, Config
 from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta, client_weight, per_example
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
-from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step, with_extra
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key, Weights, is_personal
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, Weights, is_personal, take_rows, used_rows
 from fedmtl.tasks.task import Task
-from fedmtl.training.local_method import Finished, LocalClient, LocalMethod, Part
-from fedmtl.training.schedules import rate_factor
-from fedmtl.training.settings import local_settings
+from fedmtl.training.local_method import Finished, LocalClient, LocalMethod, Part, local_settings
+from fedmtl.training.optimizer import rate_factor
 
 NAME = "scaffold"
 CONTROL, MOVES = "control", "moves"
@@ -122,7 +118,7 @@ class Scaffold(ServerMethod):
                 moved = change.div_(totals[key.scope])
                 control[key] = control[key] + moved if key in control else moved
         self._sums = {}
-        return Step(with_extra(after, NAME, _extra(CONTROL, control)))
+        return Step(after.with_extra(NAME, _extra(CONTROL, control)))
 
     def check(self, extra: Extra) -> None:
         if extra.values or set(extra.tensors) - {CONTROL} or not _are_numbers(extra.slot(CONTROL)):

@@ -14,8 +14,7 @@ from fedmtl.capabilities import Capability
 from fedmtl.config import ServerOptimizerConfig
 from fedmtl.federation.messages import State
 from fedmtl.federation.server_method import ServerMethod, ServerSetup
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights
 from fedmtl.timing import timed
 
 NAME = "server_optimizer"

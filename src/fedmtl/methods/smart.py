@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config, SmartConfig
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs
+from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, SharingPlan
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import LocalClient, LocalMethod, LocalStep
 

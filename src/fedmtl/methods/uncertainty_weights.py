@@ -14,9 +14,7 @@ from torch import Tensor
 from fedmtl.capabilities import Capability
 from fedmtl.config import Config
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import HEADS, LOG_VARIANCE
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import HEADS, LOG_VARIANCE, Extra, SharingPlan
 from fedmtl.training.local_method import LocalClient, LocalMethod
 
 NAME = "uncertainty_weights"

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.keys import ADAPTERS, HEADS
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import ADAPTERS, HEADS, SharingPlan
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 ADAPTER = "default"

@@ -21,14 +21,12 @@ from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt, parse_record, read_json, read_record
 from fedmtl.model.bert.layout import build_encoder
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder import Encoder, describe_encoder
 from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside
-from fedmtl.model.multitask import MultiTaskModel, build_model
+from fedmtl.model.multitask import BoundModel, MultiTaskModel, build_model
 from fedmtl.model.tensor_files import load_tensors, save_tensors
-from fedmtl.runs.files import write_atomic
-from fedmtl.sharing.keys import LOG_VARIANCE, Weights, owner_task, weights_sha256
-from fedmtl.sharing.plan import PlanRecord, SharingPlan, move
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.plan import LOG_VARIANCE, PlanRecord, SharingPlan, Weights, move, owner_task, weights_sha256
 from fedmtl.tasks.task import Task, read_tasks
 
 # The settings that say what is added to the encoder.

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt, parse_json
-from fedmtl.runs.files import write_atomic
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.runs.folder import write_atomic
+from fedmtl.sharing.plan import Key, Weights
 
 SEPARATOR = "|"
 DTYPES = {

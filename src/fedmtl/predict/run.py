@@ -15,21 +15,21 @@ import torch
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.federation.client_state import load_state
+from fedmtl.federation.client import load_state
 from fedmtl.foreign import excerpt
-from fedmtl.model.binding import BoundModel
 from fedmtl.model.encoder_files import check_inside
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
 from fedmtl.runs.folder import RunFolder, find_run
-from fedmtl.sharing.keys import Weights
+from fedmtl.sharing.plan import Weights
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
-from fedmtl.training.predict import predict
+from fedmtl.training.local import predict
 
 CPU = torch.device("cpu")
 

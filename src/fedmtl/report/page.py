@@ -16,8 +16,7 @@ from fedmtl.report.results import results
 from fedmtl.report.sharing import sharing
 from fedmtl.report.single_page import STYLE
 from fedmtl.runs.event_lines import Event
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.folder import RunFolder, write_atomic
 from fedmtl.runs.log import read_events
 
 

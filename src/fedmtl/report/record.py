@@ -31,7 +31,7 @@ from fedmtl.runs.events import (
     TaskWeightsEvent,
     UpdateEvent,
 )
-from fedmtl.runs.results import task_metrics
+from fedmtl.runs.log import task_metrics
 
 # A smaller change over the whole window is not worth a word, however steady it is.
 SMALLEST_CHANGE = 0.005

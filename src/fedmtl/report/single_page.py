@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedmtl.report.markup import Html, tag
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 
 _COLOURS = """
 :root {

@@ -12,7 +12,7 @@ from fedmtl.report.formats import MISSING, count, percent, score, size
 from fedmtl.report.markup import Html, join, notes, table, tag
 from fedmtl.report.single_page import TABLE_STYLE, single_page, write_svg
 from fedmtl.report.variants_plot import PLOT_STYLE, variants_plot
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 
 GUIDE = (
     "Size is what has to be shipped: a run's model folder, or the ONNX file; compressed is zlib at level 6.",

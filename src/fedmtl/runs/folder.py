@@ -1,14 +1,130 @@
-"""A run folder has fixed files, as docs/run-folder.md lays down; a run is found by its name or its folder."""
+"""A run folder has fixed files, as docs/run-folder.md lays down; a run is found by its name or its folder.
+
+Files are written whole or not at all, folders are private, and one process at a time is at work in a folder.
+"""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedmtl.errors import FedmtlError, RunNotFound
-from fedmtl.runs.files import storage_error
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+LOCK = ".lock"
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder, and those above it, that only its owner may open; one that is there is closed to others."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+
+
+@contextmanager
+def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
+    """Have a folder to oneself: a second process that asks for it gets an error of one line.
+
+    The lock belongs to the open file, so it ends with the process, however that ends; the file itself stays and says
+    nothing. Child processes do not inherit it.
+    """
+    path = folder / name
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    try:
+        if not _lock(descriptor):
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() if hasattr(os, "pread") else ""
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise FedmtlError(f"{folder}: another process is at work in it{who}; wait until it ends, or end it first")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the open file is ours alone now; on a file system that knows no locks it is taken to be."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True
+
+
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file of these parts whole or not at all, whatever happens; its folder is made where missing.
+
+    Only its owner may read it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(error, path.parent) from error
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add to the end of a file, all of the data or none of it; only its owner may read the file."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(descriptor, data[written:])
+            except OSError:
+                # Half a line would glue itself to the next one.
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, path.parent) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def storage_error(error: OSError, folder: Path) -> FedmtlError:
+    """The error of one line for a folder that cannot be written to, with the remedy."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FedmtlError(f"{folder}: no space left on its disk; free some, or set `output` to another disk")
+    reason = error.strerror or str(error)
+    return FedmtlError(f"{folder}: cannot be written ({reason}); set `output` to a folder you can write to")
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -1,13 +1,23 @@
-"""The sharing plan: for every parameter, who shares its value."""
+"""The sharing plan: for every parameter, who shares its value.
+
+A value's key is its parameter's canonical name together with the scope that shares it. Of a token table a client trains
+only the rows that its texts use: rows without a gradient do not move, and token tables are never weight-decayed, so a
+missing row is a zero delta and slicing changes no average. What a capability adds to a state, a job, an update or a
+client's saved state is an `Extra`: the wire format, checkpoints and client states write it without knowing whose it is,
+as plain values, and as tensors by slot and key, which are cut, moved and merged as weights under the same keys are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
@@ -15,7 +25,76 @@ from torch import Tensor
 from fedmtl.config import Config, SharingConfig
 from fedmtl.config.sharing import group_depth
 from fedmtl.errors import ConfigError
-from fedmtl.sharing.keys import ADAPTERS, HEADS, Key, Weights, owner_task
+
+HEADS = "heads."
+LOG_VARIANCE = ".log_variance"
+ADAPTERS = "adapters."
+
+
+class Key(NamedTuple):
+    """The key of a value: the name of its parameter, and the scope of those who share it.
+
+    `scope` is `all`, `group:<path>`, `task:<task>`, `client:<client>` or `fixed`.
+    """
+
+    scope: str
+    name: str
+
+
+Weights = dict[Key, Tensor]
+
+
+def is_personal(key: Key) -> bool:
+    """Whether the value stays at its client."""
+    return key.scope.startswith("client:")
+
+
+def owner_task(name: str) -> str | None:
+    """The task that a parameter of a head or of adapters belongs to; None for the encoder's."""
+    return name.split(".", 2)[1] if name.startswith((HEADS, ADAPTERS)) else None
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: `encoder.layer.3`, `embeddings`, `heads.sst2`, `adapters.sst2`."""
+    if owner_task(name) is not None:
+        return ".".join(name.split(".", 2)[:2])
+    numbered = re.match(r"(.*?\.\d+)\.", name)
+    return numbered[1] if numbered else name.split(".", 1)[0]
+
+
+def weights_sha256(weights: Weights) -> str:
+    """A digest of (scope, name, dtype, shape, little-endian bytes), sorted, without what stays at clients."""
+    digest = hashlib.sha256()
+    for key in sorted(weights):
+        if is_personal(key):
+            continue
+        tensor = weights[key].detach().cpu().contiguous()
+        digest.update(f"{key.scope}\0{key.name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# Encoders of RoBERTa's kind count positions from the padding id, so low rows keep their index.
+NUM_LOW_ROWS = 8
+
+Rows = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def used_rows(token_ids: Iterable[np.ndarray], pad_id: int) -> Rows:
+    """The sorted token rows that some texts use, with the padding row and the lowest rows."""
+    parts = [np.unique(ids) for ids in token_ids]
+    return np.unique(np.concatenate([*parts, np.arange(NUM_LOW_ROWS), [pad_id]])).astype(np.int64)
+
+
+def compact_ids(rows: Rows, vocabulary_size: int) -> np.ndarray:
+    """token id -> index into the compacted table; ids outside the slice point past its end."""
+    index = np.full(vocabulary_size, len(rows), dtype=np.int64)
+    index[rows] = np.arange(len(rows))
+    return index
+
+
+def take_rows(table: Tensor, rows: Rows) -> Tensor:
+    return table.index_select(0, torch.from_numpy(rows).to(table.device))
 
 
 @dataclass(frozen=True)
@@ -212,3 +291,57 @@ def mean_value(values: Sequence[Tensor]) -> Tensor:
     if all(torch.equal(values[0], value) for value in values[1:]):
         return values[0].clone()
     return sum(values[1:], values[0]) / len(values)
+
+
+Slots = Mapping[str, Mapping[Key, Tensor]]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Plain values, as JSON has them, and tensors by slot and key; one per capability, under its name."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Slots = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.values) or any(self.tensors.values())
+
+    def slot(self, name: str) -> Mapping[Key, Tensor]:
+        """The tensors of a slot; none where there is no such slot."""
+        return self.tensors.get(name, {})
+
+    def changed(self, change: Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]) -> Extra:
+        """The same values, and what `change` makes of the tensors of every slot."""
+        return Extra(self.values, {slot: change(values) for slot, values in self.tensors.items()})
+
+
+NO_EXTRA = Extra()
+# In tensor files an extra's slots are called `extra.<name>/<slot>`. What filters store at a client is `filter.<...>`.
+PREFIX, FILTER_PREFIX, SEPARATOR = "extra.", "filter.", "/"
+
+
+def slot_name(name: str, slot: str, prefix: str = PREFIX) -> str:
+    """What a capability's slot is called in a tensor file."""
+    return f"{prefix}{name}{SEPARATOR}{slot}"
+
+
+def to_slots(extras: Mapping[str, Extra], prefix: str = PREFIX) -> dict[str, Mapping[Key, Tensor]]:
+    """The tensors of all capabilities as slots of one tensor file."""
+    return {
+        slot_name(name, slot, prefix): values
+        for name, extra in extras.items()
+        for slot, values in extra.tensors.items()
+    }
+
+
+def from_slots(
+    slots: Slots, values: Mapping[str, Mapping[str, Any]] | None = None, prefix: str = PREFIX
+) -> dict[str, Extra]:
+    """The extras whose tensors `to_slots` named, with the plain values of each capability where there are any."""
+    given = values or {}
+    tensors: dict[str, dict[str, Mapping[Key, Tensor]]] = {name: {} for name in given}
+    for slot, found in slots.items():
+        if slot.startswith(prefix):
+            name, _, inner = slot.removeprefix(prefix).partition(SEPARATOR)
+            tensors.setdefault(name, {})[inner] = found
+    return {name: Extra(given.get(name, {}), found) for name, found in tensors.items()}

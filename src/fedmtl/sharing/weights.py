@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
-from fedmtl.sharing.keys import ADAPTERS, Weights, layer_of
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import ADAPTERS, SharingPlan, Weights, layer_of
 
 if TYPE_CHECKING:
     # Workers cut and merge weights, and write no events.

@@ -20,10 +20,9 @@ from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
-from fedmtl.tasks.membership import client_sources, task_clients
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
 from fedmtl.tasks.sources import SUFFIXES, Table, as_text, find_table, read_table
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
 

@@ -11,8 +11,7 @@ from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
-from fedmtl.tasks.membership import client_sources, task_clients
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, client_sources, task_clients
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmtl.config import DataConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt
-from fedmtl.runs.files import make_private_folder
+from fedmtl.runs.folder import make_private_folder
 from fedmtl.tasks.task import Task
 
 FORMAT = 2

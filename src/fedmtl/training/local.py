@@ -1,4 +1,4 @@
-"""The local loop: a bound model, some shards, a number of steps."""
+"""The local loop: a bound model, some shards, a number of steps, and what each step minimises."""
 
 from __future__ import annotations
 
@@ -12,16 +12,100 @@ import torch
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.extra import Extra
-from fedmtl.tasks.batches import Shard, training_batches
+from fedmtl.sharing.plan import Extra
+from fedmtl.tasks.batches import Arrays, Shard, collate, sorted_batches, training_batches
+from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
-from fedmtl.training.local_method import LocalClient, LocalMethods
-from fedmtl.training.objective import Objective
-from fedmtl.training.optimizer import FlatOptimizer, Slots
-from fedmtl.training.schedules import Holding, Step, batches_per_step, ordered_batches, rate_factor
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, LocalStep
+from fedmtl.training.optimizer import (
+    FlatOptimizer,
+    Holding,
+    Slots,
+    Step,
+    batches_per_step,
+    ordered_batches,
+    rate_factor,
+)
+
+
+class Objective:
+    """The loss of a batch, for the tasks of one client in one round; `methods` have been started."""
+
+    def __init__(
+        self,
+        bound: BoundModel,
+        shards: Mapping[str, Shard],
+        device: torch.device,
+        methods: LocalMethods | None = None,
+    ) -> None:
+        self._bound, self._shards, self._device = bound, shards, device
+        self._methods = methods or LocalMethods()
+        tasks = {name: bound.model.tasks[name] for name in shards}
+        found = {
+            name: task.kind_of.class_weights(task, shards[name].labels[shards[name].indices])
+            for name, task in tasks.items()
+        }
+        self._class_weights = {
+            task: None if weights is None else torch.from_numpy(weights).to(device) for task, weights in found.items()
+        }
+
+    def loss(self, task: str, batch: np.ndarray) -> Tensor:
+        """What a step on these examples of the task's shard minimises; the model has its values afterwards."""
+        model = self._bound.use(task)
+        arrays = collate(self._shards[task], batch, model.pad_id, self._bound.index)
+        inputs, labels = to_tensors(arrays, self._device)
+        step = LocalStep(task, batch, inputs, labels, lambda outputs: self._labelled(step, outputs))
+        outputs = self._methods.outputs(step)
+        if outputs is None:
+            outputs = model(task, inputs)
+        fit = self._methods.fit(step, outputs)
+        return self._methods.loss(step, outputs, step.labelled(outputs) if fit is None else fit)
+
+    def _labelled(self, step: LocalStep, outputs: Tensor) -> Tensor:
+        adjusted = self._methods.adjust(step, outputs)
+        return task_loss(self._bound.model.tasks[step.task], adjusted, step.labels, self._class_weights[step.task])
+
+
+@timed("batches")
+def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
+    """A batch on the device, with its labels."""
+    inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))
+    return inputs.to(device), torch.from_numpy(arrays.labels).to(device)
+
+
+def task_loss(task: Task, outputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """The mean over the batch; with class weights, the weighted mean."""
+    losses = task.kind_of.losses(task, outputs, labels)
+    if class_weights is None:
+        return losses.mean()
+    weights = class_weights[labels]
+    return (losses * weights).sum() / weights.sum()
+
+
+@torch.inference_mode()
+@timed("scoring", whole=True)
+def predict(
+    bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
+) -> tuple[np.ndarray, float]:
+    """Return the outputs in the order of `shard.indices`, and the summed loss."""
+    # A client whose training failed leaves the model in training mode.
+    model = bound.use(task).eval()
+    of_task = model.tasks[task]
+    outputs = [np.zeros((0, of_task.kind_of.num_outputs(of_task)), dtype=np.float32)]
+    positions = [np.zeros(0, dtype=np.int64)]
+    loss = 0.0
+    for batch in sorted_batches(shard, batch_size):
+        inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)
+        logits = model(task, inputs)
+        loss += float(of_task.kind_of.losses(of_task, logits, labels).double().sum())
+        outputs.append(logits.float().cpu().numpy())
+        positions.append(batch)
+    order = np.argsort(np.concatenate(positions), kind="stable")
+    ranks = np.argsort(np.argsort(shard.indices, kind="stable"), kind="stable")
+    return np.concatenate(outputs)[order][ranks], loss
+
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
 CHECK_STEPS = 64

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 
 from fedmtl.config import ModelConfig, SharingConfig
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import MultiTaskModel
+from fedmtl.model.multitask import BoundModel, MultiTaskModel
 from fedmtl.model.saved import SavedModel, load_model, save_model
 from fedmtl.sharing.plan import plan_from_config
 from fedmtl.sharing.weights import initial_weights

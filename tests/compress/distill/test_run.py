@@ -10,7 +10,7 @@ from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
-from fedmtl.sharing.keys import weights_sha256
+from fedmtl.sharing.plan import weights_sha256
 from raw_events import raw_events
 from small_config import SMALL
 

@@ -8,7 +8,7 @@ from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.steps import hide_words, layer_weights
 from fedmtl.compress.pretrain.student import build_student
 from fedmtl.errors import ModelError
-from fedmtl.training.schedules import scheduled
+from fedmtl.training.optimizer import scheduled
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 

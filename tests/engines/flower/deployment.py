@@ -20,12 +20,11 @@ from fedmtl.engines.flower.certificates import CA, make_authority, make_node_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import SiteJob, serve_site
-from fedmtl.engines.worker import Handler, WorkerPool
+from fedmtl.engines.processes import Handler, WorkerPool
 from fedmtl.federation.policy import Policy
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import FailureEvent, WaitingEvent
-from fedmtl.runs.files import make_private_folder
-from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.folder import RunFolder, make_private_folder
 from raw_events import raw_events
 
 MAX_BYTES = 1 << 30

@@ -25,7 +25,7 @@ from fedmtl.engines.flower.audit import (
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.messages import Update
 from fedmtl.federation.wire import encode_update, frame
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 
 
 @pytest.fixture

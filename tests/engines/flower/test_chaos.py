@@ -23,8 +23,7 @@ from fedmtl.experiment.events import opening_events
 from fedmtl.experiment.prepare import open_engine, prepare
 from fedmtl.experiment.run import Log, drive
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, State, Update
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import RunFolder, create_run
+from fedmtl.runs.folder import RunFolder, create_run, write_atomic
 from small_config import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")]

@@ -25,7 +25,7 @@ from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.audit import NAME, entries, verify
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.site_service import CannotJoin, SiteJob
-from fedmtl.engines.worker import Answer, WorkerPool
+from fedmtl.engines.processes import Answer, WorkerPool
 from fedmtl.federation import client as client_module
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.faults import SENTENCES, UNREADABLE, Fault

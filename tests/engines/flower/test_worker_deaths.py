@@ -25,13 +25,12 @@ from fedmtl.deploy.server import resume_served
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.site_service import SiteJob
-from fedmtl.engines.worker import Handler, WorkerPool
+from fedmtl.engines.processes import Handler, WorkerPool
 from fedmtl.errors import RunNotFound
 from fedmtl.experiment.run import start_run
 from fedmtl.runs.events import WaitingEvent
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import find_run
-from fedmtl.runs.results import cut_back
+from fedmtl.runs.folder import find_run, write_atomic
+from fedmtl.runs.log import cut_back
 from raw_events import raw_events
 
 CLIENT, TASK = "sentiment_client", "sentiment"

@@ -5,8 +5,7 @@ from fedmtl.federation.aggregators import clipped_mean
 from fedmtl.federation.aggregators.clipped_mean import ClippedMean
 from fedmtl.federation.messages import Round, Update
 from fedmtl.federation.server import rounds
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Extra, Key
 
 from ..fake_engine import ENCODER, FakeEngine, head, make_server, scores, start, trained
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from fedmtl.federation.aggregators.mean import combine, most_weights, per_example
 from fedmtl.federation.messages import Update
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 
 PLAN = SharingPlan((("heads.*", "task"), ("top", "group"), ("*", "all")), ({"qqp": "pair", "stsb": "pair"},))
 ENCODER = Key("all", "bottom")

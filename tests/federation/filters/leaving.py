@@ -10,10 +10,7 @@ from fedmtl.capabilities import update_filters
 from fedmtl.federation.filters.protocol import FilterClient
 from fedmtl.federation.messages import Codecs, Job, Update
 from fedmtl.federation.wire import encode_delta
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Rows, SharingPlan
 
 PLAN = SharingPlan((("*", "all"),))
 

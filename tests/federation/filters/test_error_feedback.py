@@ -4,8 +4,7 @@ import torch
 
 from fedmtl.errors import WireError
 from fedmtl.federation.messages import Codecs
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key
 
 from .leaving import leave
 

@@ -3,7 +3,7 @@ import torch
 
 from fedmtl.federation.wire import pack, unpack
 from fedmtl.federation.wire.frame import ALIGN
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 
 
 def test_tensors_are_views_of_the_frame_where_they_can_be():

@@ -18,8 +18,7 @@ from fedmtl.federation.validate import expect, refusal
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update, unpack
 from fedmtl.federation.wire.codecs import FP16_HEAD, INT8_HEAD, TOPK_HEAD, encode_tensors
 from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, START, VERSION, checksum
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Key, SharingPlan
 
 PLAN = SharingPlan((("*", "all"),))
 KEY = Key("all", "w")

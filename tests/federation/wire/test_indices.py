@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.federation.wire.indices import BITMAP, GAPS, decode_indices, encode_indices
+from fedmtl.federation.wire.codecs import BITMAP, GAPS, decode_indices, encode_indices
 
 
 @given(st.sets(st.integers(0, 2**34)), st.sets(st.integers(0, 400)))

@@ -9,9 +9,7 @@ from fedmtl.federation.messages import Codecs, Job, Traffic, Update
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
 from fedmtl.federation.wire.codecs import CodedTensors, encode_tensors
 from fedmtl.federation.wire.messages import answer_bytes
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")), ({"qqp": "pair"},))
 WEIGHTS = {

@@ -5,8 +5,7 @@ import torch
 from transformers import BertConfig
 
 from fedmtl.model.bert.autograd import pooled_vectors
-from fedmtl.model.bert.layout import bert_layout, build_encoder, keep_heads
-from fedmtl.model.bert.packing import Packed, no_masks, pack
+from fedmtl.model.bert.layout import Packed, bert_layout, build_encoder, keep_heads, no_masks, pack
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.multitask import build_model
 from model.compiled import compute_by

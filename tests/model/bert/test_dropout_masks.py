@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedmtl.model.bert.packing import no_masks, random_masks
+from fedmtl.model.bert.layout import no_masks, random_masks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

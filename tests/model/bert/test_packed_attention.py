@@ -2,7 +2,7 @@ import torch
 from torch.nn import functional as F
 
 from fedmtl.model.bert.autograd import attend, head_slots
-from fedmtl.model.bert.packing import pack
+from fedmtl.model.bert.layout import pack
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
 

@@ -1,6 +1,6 @@
 import torch
 
-from fedmtl.model.bert.packing import pack
+from fedmtl.model.bert.layout import pack
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0], [1, 2, 3, 4]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])

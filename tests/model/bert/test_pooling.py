@@ -1,6 +1,6 @@
 import torch
 
-from fedmtl.model.bert.packing import mean_pool
+from fedmtl.model.bert.layout import mean_pool
 
 
 def test_a_mean_leaves_padding_out():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedmtl.errors import ModelError, WireError
 from fedmtl.tasks.metrics import constant_score, score, sum_predictions, sums_from_dict
 from fedmtl.tasks.task import Task, read_tasks
-from fedmtl.training.objective import task_loss
+from fedmtl.training.local import task_loss
 
 from .small_tasks import TWO, classes, confusion, predict, quick
 

@@ -17,7 +17,7 @@ from fedmtl.errors import ModelError, WireError
 from fedmtl.tasks.kinds.regression import RegressionSums
 from fedmtl.tasks.metrics import evaluation_event, score, sum_predictions, sums_from_dict
 from fedmtl.tasks.task import Task, read_tasks
-from fedmtl.training.objective import task_loss
+from fedmtl.training.local import task_loss
 
 from .small_tasks import STSB, quick, regress
 

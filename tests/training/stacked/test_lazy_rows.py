@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmtl.config import TrainingConfig
-from fedmtl.training.settings import local_settings
+from fedmtl.training.local_method import local_settings
 from fedmtl.training.stacked.blocks import Block, Rates, make_block
 
 pytest.importorskip("triton", reason="Triton comes with torch for GPUs")

@@ -8,10 +8,8 @@ from itertools import zip_longest
 import pytest
 import torch
 
-from fedmtl.model.binding import BoundModel
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.vocabulary import take_rows, used_rows
+from fedmtl.model.multitask import BoundModel
+from fedmtl.sharing.plan import Extra, Key, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.training.local import Trained, train
 from fedmtl.training.stacked.loop import Stacks, train_stack

@@ -28,7 +28,7 @@ from fedmtl.compress.augment.candidates import (
 )
 from fedmtl.compress.augment.settings import AugmentSettings
 from fedmtl.model.encoder_files import encoder_folder
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.examples import Examples
 

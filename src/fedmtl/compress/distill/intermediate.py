@@ -20,8 +20,7 @@ from fedmtl.compress.attention import projections, relation_heads
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.errors import ConfigError
 from fedmtl.model.bert.layout import attention_width, num_heads
-from fedmtl.model.binding import BoundModel
-from fedmtl.model.multitask import Inputs, MultiTaskModel
+from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.training.distillation import attention_loss, hidden_loss, relation_loss
 from fedmtl.training.layer_maps import LayerMap, attention_map, hidden_map

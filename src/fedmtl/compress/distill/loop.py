@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from fedmtl.capabilities import local_methods
 from fedmtl.compress.distill.intermediate import Intermediate
 from fedmtl.errors import CannotContinue
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.tensor_files import SEPARATOR
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.keys import Key
+from fedmtl.sharing.plan import Key
 from fedmtl.tasks.batches import Shard, collate
-from fedmtl.training.local import planned_steps
-from fedmtl.training.local_method import LocalClient, LocalMethods
-from fedmtl.training.objective import Objective, to_tensors
-from fedmtl.training.optimizer import FlatOptimizer
-from fedmtl.training.schedules import rate_factor
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local import Objective, planned_steps, to_tensors
+from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings
+from fedmtl.training.optimizer import FlatOptimizer, rate_factor
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50

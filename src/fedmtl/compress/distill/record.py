@@ -23,9 +23,8 @@ from fedmtl.config import Config
 from fedmtl.errors import FedmtlError
 from fedmtl.model.tensor_files import SEPARATOR
 from fedmtl.runs.events import Averages, DataEvent, EvaluationEvent, PlanEvent, RoundEvent, StartEvent
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.keys import HEADS, Key, Weights, owner_task
+from fedmtl.runs.folder import RunFolder, write_atomic
+from fedmtl.sharing.plan import HEADS, Key, Weights, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import Sums, averages, evaluation_event, score

@@ -20,10 +20,8 @@ from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import DistillEvent
-from fedmtl.runs.files import locked, write_atomic
-from fedmtl.runs.folder import RunFolder, create_run
-from fedmtl.runs.log import append_event, read_events
-from fedmtl.runs.results import cut_back
+from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.log import append_event, cut_back, read_events
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.tokens import token_cache

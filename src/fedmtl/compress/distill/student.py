@@ -18,8 +18,7 @@ from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_d
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.saved import SavedModel
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.keys import owner_task
-from fedmtl.sharing.plan import SharingPlan, plan_from_config
+from fedmtl.sharing.plan import SharingPlan, owner_task, plan_from_config
 
 SHAPE = re.compile(r"(\d+)x(\d+)")
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")

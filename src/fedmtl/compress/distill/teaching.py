@@ -17,7 +17,7 @@ from fedmtl.compress.augment.copies import Say, augment
 from fedmtl.compress.augment.settings import AugmentSettings
 from fedmtl.compress.distill.student import Student
 from fedmtl.errors import ModelError
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel, load_model, model_digest
 from fedmtl.tasks.batches import Shard, save_outputs
 from fedmtl.tasks.examples import Examples, join_examples
@@ -25,7 +25,7 @@ from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import Sums, sum_predictions
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens, tokenize
-from fedmtl.training.predict import predict
+from fedmtl.training.local import predict
 
 BATCH = 128
 

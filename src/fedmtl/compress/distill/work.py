@@ -33,17 +33,15 @@ from fedmtl.compress.distill.student import Student
 from fedmtl.compress.distill.teaching import Lessons, Teaching, evaluate
 from fedmtl.config import Config
 from fedmtl.methods.distillation import NAME, options_of
-from fedmtl.model.binding import BoundModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import save_model
 from fedmtl.runs.events import EndEvent, RoundEvent
-from fedmtl.runs.files import write_atomic
-from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import append_event, read_events
-from fedmtl.runs.results import append_results
-from fedmtl.sharing.keys import Weights, weights_sha256
+from fedmtl.runs.folder import RunFolder, write_atomic
+from fedmtl.runs.log import append_event, append_results, read_events
+from fedmtl.sharing.plan import Weights, weights_sha256
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.metrics import Sums
-from fedmtl.training.settings import LocalSettings, local_settings, with_methods
+from fedmtl.training.local_method import LocalSettings, local_settings, with_methods
 
 WARMUP = 0.1
 

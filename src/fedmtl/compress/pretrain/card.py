@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmtl.compress.pretrain.corpus import SourceCount
 from fedmtl.errors import DataError
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 
 CARD = "README.md"
 HEADING = "## Measured"

@@ -22,8 +22,8 @@ from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.compress.pretrain.steps import Step
 from fedmtl.compress.pretrain.student import Student
 from fedmtl.errors import CannotContinue, FedmtlError
-from fedmtl.runs.files import write_atomic
-from fedmtl.training.schedules import scheduled
+from fedmtl.runs.folder import write_atomic
+from fedmtl.training.optimizer import scheduled
 
 # Losses are read back once in so many steps: on a GPU every reading waits for all work before it.
 LOG_STEPS = 50

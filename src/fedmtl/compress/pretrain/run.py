@@ -32,7 +32,7 @@ from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
-from fedmtl.runs.files import locked, make_private_folder, write_atomic
+from fedmtl.runs.folder import locked, make_private_folder, write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
 
 

@@ -18,7 +18,7 @@ from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens, 
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
 from fedmtl.compress.pretrain.student import Student
 from fedmtl.compress.pretrain.targets import LiveTargets, Targets, TargetSource
-from fedmtl.model.bert.packing import mean_pool
+from fedmtl.model.bert.layout import mean_pool
 from fedmtl.seeds import derive_seed
 from fedmtl.training.distillation import hidden_loss, relation_loss, similarity_loss
 

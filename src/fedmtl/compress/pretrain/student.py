@@ -20,8 +20,8 @@ from transformers import BertConfig, BertModel
 from fedmtl.compress.pretrain.card import CARD
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.errors import FedmtlError
-from fedmtl.model.binding import is_decayed
 from fedmtl.model.encoder import Encoder
+from fedmtl.model.multitask import is_decayed
 from fedmtl.model.wordpiece import INSIDE
 from fedmtl.seeds import derive_seed
 

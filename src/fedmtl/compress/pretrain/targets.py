@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmtl.compress.attention import AttentionTap
 from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import Segments
-from fedmtl.model.bert.packing import mean_pool
+from fedmtl.model.bert.layout import mean_pool
 from fedmtl.model.encoder import Encoder
 
 # Shares of the memory that is free on a GPU, and bytes on a CPU, that cached states may take.

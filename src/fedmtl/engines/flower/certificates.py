@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.faults import is_safe_name
-from fedmtl.runs.files import make_private_folder, write_atomic
+from fedmtl.runs.folder import make_private_folder, write_atomic
 
 CA, CA_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 # Sites hold a copy of the authority's certificate, which is why it lives longer than what it signs.

@@ -15,8 +15,8 @@ from fedmtl.engines.flower.enrolment import Enrolments
 from fedmtl.engines.flower.fleet_api import FleetApi
 from fedmtl.engines.flower.link import Link
 from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
-from fedmtl.engines.open_jobs import OpenJob, map_message, write_message
-from fedmtl.engines.worker import too_late
+from fedmtl.engines.local import OpenJob, map_message, write_message
+from fedmtl.engines.processes import too_late
 from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update

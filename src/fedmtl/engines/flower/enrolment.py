@@ -22,7 +22,7 @@ from fedmtl.engines.flower.certificates import (
 )
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt, read_json
-from fedmtl.runs.files import write_atomic
+from fedmtl.runs.folder import write_atomic
 
 BOOK = "enrolled.json"
 REMEDY = "mend it, or remove it and enrol the sites again"

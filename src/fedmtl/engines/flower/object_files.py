@@ -14,7 +14,7 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
 from fedmtl.errors import WireError
-from fedmtl.runs.files import make_private_folder
+from fedmtl.runs.folder import make_private_folder
 
 SMALL = 1 << 16
 # Of a message, besides the chunks of its frame.

@@ -25,9 +25,9 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
 from fedmtl.engines.flower.quiet import silence_flower
-from fedmtl.engines.open_jobs import OpenJob
+from fedmtl.engines.local import OpenJob
+from fedmtl.engines.processes import too_late
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.engines.worker import too_late
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmtl.engines.flower.audit import Audit, describe_frame
 from fedmtl.engines.flower.line import FIRST_WAIT, LONGEST_WAIT, Line, LineLost, Received
-from fedmtl.engines.worker import Answer, WorkerPool
+from fedmtl.engines.processes import Answer, WorkerPool
 from fedmtl.errors import CannotContinue, FedmtlError, WireError
 from fedmtl.federation.faults import Fault
 from fedmtl.foreign import printable

@@ -15,8 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from fedmtl.federation.aggregators.mean import Mean
 from fedmtl.federation.messages import Update
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights
 
 NORMS = "norms"
 # Updates that wait for a first median of norms; more would cost memory and tell little more.

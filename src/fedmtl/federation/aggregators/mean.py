@@ -15,10 +15,7 @@ import torch
 
 from fedmtl.config import Average
 from fedmtl.federation.messages import Update
-from fedmtl.sharing.extra import NO_EXTRA, Extra
-from fedmtl.sharing.keys import Key, Weights
-from fedmtl.sharing.plan import SharingPlan, scope_tasks
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Rows, SharingPlan, Weights, scope_tasks
 from fedmtl.timing import timed
 
 

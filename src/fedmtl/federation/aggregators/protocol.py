@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.federation.messages import ClientId, Update
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.sharing.plan import Extra, Key, Weights
 
 
 class Aggregator(Protocol):

@@ -19,9 +19,7 @@ from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
 from fedmtl.federation.messages import Update
 from fedmtl.federation.wire.codecs import CodedTensors
 from fedmtl.federation.wire.messages import encode_delta
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import Extra, Key, Rows
 
 NAME = "error_feedback"
 RESIDUAL, RESIDUAL_ROWS = "residual", "residual_rows"

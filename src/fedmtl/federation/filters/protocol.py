@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedmtl.config import Config
 from fedmtl.federation.messages import Job, Update
-from fedmtl.sharing.extra import Extra
+from fedmtl.sharing.plan import Extra
 
 
 @dataclass(frozen=True)

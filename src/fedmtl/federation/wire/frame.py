@@ -22,9 +22,8 @@ from torch import Tensor
 
 from fedmtl.config import WireConfig
 from fedmtl.errors import WireError
-from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Coded, CodedTensors, check, encode_tensors
-from fedmtl.federation.wire.indices import Bytes
-from fedmtl.sharing.keys import Key, Weights
+from fedmtl.federation.wire.codecs import DTYPES, ITEM_SIZES, Bytes, Coded, CodedTensors, check, encode_tensors
+from fedmtl.sharing.plan import Key, Weights
 
 # Words of 8 bytes in a row: 8 kB.
 WIDTH = 1024

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmtl.errors import ConfigError, WireError
 from fedmtl.federation.messages import Codecs, Job, Update
-from fedmtl.federation.wire.codecs import CODES, Coded, CodedTensors, decode, encode, encode_rows, encode_tensors
+from fedmtl.federation.wire.codecs import CODES, Bytes, Coded, CodedTensors, decode, encode, encode_rows, encode_tensors
 from fedmtl.federation.wire.frame import (
     MAX_BYTES,
     Memory,
@@ -25,10 +25,7 @@ from fedmtl.federation.wire.frame import (
     pack,
     read_frame,
 )
-from fedmtl.federation.wire.indices import Bytes
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 ROWS = Key("", "rows")
 # Not in the header, which is deflated: equal runs have messages of equal size.
@@ -255,7 +252,7 @@ def _number(value: Any) -> float:
 
 
 def _sums(values: Any) -> dict[str, Mapping[str, Any]]:
-    """The sums of each task; what is in them is checked against the task (`tasks/sums.py`)."""
+    """The sums of each task; what is in them is checked against the task (`tasks/metrics.py`)."""
     if not _is_object(values) or not all(map(_is_object, values.values())):
         raise ValueError("its sums are not those of tasks")
     return dict(values)

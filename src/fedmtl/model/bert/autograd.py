@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmtl.model.bert.layout import BertLayout
-from fedmtl.model.bert.packing import MaskSource, Packed, mean_pool
+from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed, mean_pool
 
 NamedWeights = Mapping[str, Tensor]
 

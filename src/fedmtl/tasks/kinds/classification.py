@@ -18,8 +18,8 @@ from fedmtl.config import TaskConfig
 from fedmtl.errors import ConfigError, DataError, WireError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import Answer, PlainHead, TaskKind, Value, wrong_outputs
+from fedmtl.tasks.metrics import MOST_EXAMPLES, Counts, not_those_of, read_count, read_list, read_loss
 from fedmtl.tasks.sources import Table
-from fedmtl.tasks.sums import MOST_EXAMPLES, Counts, not_those_of, read_count, read_list, read_loss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmtl.tasks.builtin import BuiltinTask
+    from fedmtl.tasks.metrics import Sums
     from fedmtl.tasks.sources import Table
-    from fedmtl.tasks.sums import Sums
     from fedmtl.tasks.task import Task
 
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]

@@ -19,8 +19,8 @@ from fedmtl.config import TaskConfig
 from fedmtl.errors import ConfigError, DataError, WireError
 from fedmtl.tasks.builtin import BuiltinTask
 from fedmtl.tasks.kinds.protocol import Answer, PlainHead, TaskKind, Value, wrong_outputs
+from fedmtl.tasks.metrics import Counts, Floats, not_those_of, read_count, read_list, read_loss, read_moment
 from fedmtl.tasks.sources import Table, as_number
-from fedmtl.tasks.sums import Counts, Floats, not_those_of, read_count, read_list, read_loss, read_moment
 from fedmtl.tasks.task import SCORE_RANGES, Task
 
 if TYPE_CHECKING:

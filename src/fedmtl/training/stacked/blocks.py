@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
 
 ALIGNED = 64
 

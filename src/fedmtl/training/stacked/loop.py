@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
-from fedmtl.sharing.vocabulary import compact_ids
+from fedmtl.sharing.plan import compact_ids
 from fedmtl.training.local import num_steps
+from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
-from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.outcomes import Outcome, StepRecords, make_outcomes
 from fedmtl.training.stacked.plan import Member, StackPlan, folders, num_parts, plan_steps
 from fedmtl.training.stacked.shape import StackShape, reached, round_rows

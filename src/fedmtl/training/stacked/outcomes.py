@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedmtl.sharing.keys import is_personal
+from fedmtl.sharing.plan import is_personal
 from fedmtl.training.local import Trained, TrainingFailed, divergence, num_steps, returned_tasks
+from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
-from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.plan import Member, Named, advance_state
 from fedmtl.training.stacked.stack import Stack
 

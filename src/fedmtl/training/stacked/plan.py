@@ -14,15 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.sharing.extra import Extra
-from fedmtl.sharing.keys import Key, owner_task
-from fedmtl.sharing.vocabulary import Rows
+from fedmtl.sharing.plan import Extra, Key, Rows, owner_task
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import num_steps, planned_steps
-from fedmtl.training.optimizer import STEP, Slots
-from fedmtl.training.schedules import Step, rate_factor
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
+from fedmtl.training.optimizer import STEP, Slots, Step, rate_factor
 from fedmtl.training.stacked.store import NOTHING, TokenStore
 
 Named = dict[str, dict[str, Tensor]]

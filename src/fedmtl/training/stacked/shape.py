@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.keys import HEADS, Key
+from fedmtl.sharing.plan import HEADS, Key
 
 # Token tables are rounded up to this many rows, so that a stack serves other clients of about the same size.
 ROWS = 1024

@@ -14,11 +14,10 @@ from torch.nn import functional as F
 
 from fedmtl.capabilities import stacked_methods
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
-from fedmtl.model.binding import undecayed
-from fedmtl.model.multitask import MultiTaskModel, pair_features
-from fedmtl.sharing.keys import HEADS
+from fedmtl.model.multitask import MultiTaskModel, pair_features, undecayed
+from fedmtl.sharing.plan import HEADS
+from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
-from fedmtl.training.settings import LocalSettings
 from fedmtl.training.stacked.blocks import Block, Rates, make_block, squares, step_block
 from fedmtl.training.stacked.method import StackedMethod
 from fedmtl.training.stacked.plan import FACTORS

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedmtl.training.settings import LocalSettings
+from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.stacked.blocks import Block
 
 SIZE = 2048

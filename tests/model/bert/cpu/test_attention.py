@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fedmtl.model.bert.cpu.layer import attend, attend_backward, attention_slots, padded_width
-from fedmtl.model.bert.packing import pack
+from fedmtl.model.bert.cpu.encoder import attend, attend_backward, attention_slots, padded_width
+from fedmtl.model.bert.layout import pack
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
 

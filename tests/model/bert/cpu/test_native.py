@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmtl.model.bert.cpu import compile_kernels as script
-from fedmtl.model.bert.cpu.native import kernels, load
+from fedmtl.model.bert.cpu.encoder_pass import kernels, load
 from model.compiled import compiled
 
 # Rows that fill no tile, one tile and several, and more than one block of them.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl.engines.worker import WorkerPool
+from fedmtl.engines.processes import WorkerPool
 from fedmtl.errors import FedmtlError
 
 
@@ -216,7 +216,7 @@ PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from engines.test_worker import start_writer
-from fedmtl.engines.worker import WorkerPool
+from fedmtl.engines.processes import WorkerPool
 if __name__ == "__main__":
     list(WorkerPool(start_writer, sys.argv[2], 1).map([0], 60))
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmtl.engines.processes import raised
 from fedmtl.experiment.run import Interrupted, resume_run, start_run
-from fedmtl.experiment.signals import raised
 from fedmtl.federation import checkpoint
 from fedmtl.runs.folder import RunFolder
 from raw_events import raw_events
