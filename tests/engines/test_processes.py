@@ -215,7 +215,7 @@ def test_a_death_while_idle_does_not_use_up_the_repeat(counted, tmp_path):
 PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from engines.test_worker import start_writer
+from engines.test_processes import start_writer
 from fedmtl.engines.processes import WorkerPool
 if __name__ == "__main__":
     list(WorkerPool(start_writer, sys.argv[2], 1).map([0], 60))
