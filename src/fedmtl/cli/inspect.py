@@ -12,7 +12,7 @@ from rich.table import Table
 from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
-from fedmtl.cli.terminal import show, write
+from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import find_run
 
@@ -48,10 +48,17 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
     """Check a config and print it with every default filled in."""
+    from fedmtl.cli.check import config_warnings
     from fedmtl.cli.run import load
     from fedmtl.config.file import config_schema, dump_config
 
-    write(json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [])).rstrip("\n"))
+    if schema:
+        write(json.dumps(config_schema(), indent=2))
+        return
+    loaded = load(file, set or [])
+    write(dump_config(loaded).rstrip("\n"))
+    for line in config_warnings(loaded):
+        make_terminal(stderr=True).print(f"warning: {line}", markup=False)
 
 
 def status(run: Run, json_: Json = False) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 
+from fedmtl.deploy.site_check import check_files
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
@@ -39,6 +40,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")
             say(settings.policy.words())
+            check_files(pool, settings, say, audit)
             say(serve_site(line, pool, say, audit))
         finally:
             pool.close()

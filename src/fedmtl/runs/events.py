@@ -438,6 +438,18 @@ class TeacherEvent(LiveEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarningEvent(LiveEvent):
+    """Something in the data that spoils a run's numbers, in words without any of the data."""
+
+    _kind: ClassVar[str] = "warning"
+
+    words: str
+
+    def lines(self) -> Sequence[str]:
+        return [f"  warning: {self.words}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumedEvent(LiveEvent):
     """A run goes on after a round; `broken` names damaged checkpoints, `missing` rounds without events, in words."""
 
