@@ -63,6 +63,7 @@ def config(
 
 def status(run: Run, json_: Json = False) -> None:
     """How far a run is: its rounds, the sites seen, the last failure."""
+    from fedmtl.runs.energy import energy_words
     from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import run_status
 
@@ -87,11 +88,13 @@ def status(run: Run, json_: Json = False) -> None:
         )
     failure = progress.last_failure
     last = "none" if failure is None else f"{failure.client} in round {failure.round}: {failure.reason}"
+    spent = [] if progress.energy is None else [f"energy so far: {energy_words(progress.energy)}"]
     show(
         table,
         [
             f"{progress.name}: {progress.status}, round {progress.rounds} of {progress.num_rounds}",
             f"last failure: {last}",
+            *spent,
         ],
     )
 

@@ -73,6 +73,10 @@ def result_notes(summary: RunSummary) -> list[str]:
     if summary.failures:
         many = len(summary.failures)
         notes.append(f"{many} {'failure' if many == 1 else 'failures'} of clients; the report names them")
+    if summary.energy is not None:
+        from fedmtl.runs.energy import energy_words
+
+        notes.append(f"energy: {energy_words(summary.energy)}")
     return notes
 
 
