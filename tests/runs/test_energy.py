@@ -140,6 +140,61 @@ def test_status_and_summary_have_the_end_or_the_sum_so_far():
     assert summarize([], "a").energy is None
 
 
+class Driver:
+    """NVIDIA's library as far as it is called; the card has spent `millijoules`."""
+
+    def __init__(self, millijoules, error=0):
+        self.millijoules, self.error, self.opened = millijoules, error, None
+
+    def nvmlInit_v2(self):
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        self.opened = index
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, name, handle):
+        self.opened = name
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle, total):
+        total._obj.value = self.millijoules
+        return self.error
+
+
+def test_a_card_counts_from_the_moment_it_is_watched(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    driver = Driver(5_000_000)
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: driver)
+    meter = Meter(powercap=tmp_path)
+    meter.watch("cuda:1")
+    assert driver.opened == 1
+    driver.millijoules += 1500
+    event = meter.take()
+    assert (event.gpu_joules, event.gpu_source) == (1.5, "nvml")
+    assert 0 < event.gpu_seconds <= event.seconds
+    assert meter.take().gpu_joules == 0.0
+
+
+def test_a_card_without_a_counter_has_seconds_and_no_joules(monkeypatch, tmp_path):
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda name: Driver(0, error=3))
+    meter = Meter(powercap=tmp_path)
+    meter.watch("cuda")
+    event = meter.take()
+    assert (event.gpu_joules, event.gpu_source) == (None, None)
+    assert event.gpu_seconds > 0
+
+
+def test_a_machine_without_a_card_counts_none(monkeypatch, tmp_path):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(energy.ctypes, "CDLL", missing)
+    meter = Meter(powercap=tmp_path)
+    meter.watch("auto")
+    assert meter.take().gpu_seconds == 0.0
+
+
 @pytest.mark.parametrize(
     ("visible", "device", "card"),
     [(None, "cuda", "0"), (None, "cuda:2", "2"), ("3,1", "cuda:1", "1"), ("GPU-ab,GPU-cd", "cuda", "GPU-ab")],

@@ -61,6 +61,14 @@ def test_a_changed_digit_never_passes_luhn(digits, position, change):
     assert not (luhn(digits) and luhn(digits[:position] + changed + digits[position + 1 :]))
 
 
+def test_several_in_one_text_count_each():
+    assert personal_data("a@example.org, b@example.org; 212-555-0123") == {"e-mail addresses": 2, "phone numbers": 1}
+
+
+def test_a_text_of_a_hundred_thousand_addresses_is_counted_at_once():
+    assert personal_data("a@b.co " * 100_000) == {"e-mail addresses": 100_000}
+
+
 def test_luhn_by_hand():
     # From the right: 3, 2*2=4, 6, 1*2=2 -> 3 + 4 + 6 + 2 = 15; with 8 for the last digit 20.
     assert not luhn("1623")

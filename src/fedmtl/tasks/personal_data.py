@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from ipaddress import IPv6Address
+from itertools import pairwise
 
 DIGITS = re.compile(r"[0-9][0-9 .()/-]{4,}[0-9]")
 EMAIL = re.compile(r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+")
@@ -41,11 +42,12 @@ def personal_data(text: str) -> Counter[str]:
     found: Counter[str] = Counter()
     wanted = [*(MAIL if "@" in text else ()), *(NUMBERS if DIGITS.search(text) else ())]
     for kind, pattern, is_one in [*wanted, *(ADDRESSES if text.count(":") > 1 else ())]:
-        matches = [match for match in pattern.finditer(text) if is_one(match[0])]
-        found[kind] += len(matches)
-        for match in reversed(matches):
-            text = f"{text[: match.start()]} | {text[match.end() :]}"
-    return +found
+        matches = [match.span() for match in pattern.finditer(text) if is_one(match[0])]
+        if matches:
+            found[kind] += len(matches)
+            ends = [(0, 0), *matches, (len(text), len(text))]
+            text = " | ".join(text[end:start] for (_, end), (start, _) in pairwise(ends))
+    return found
 
 
 def luhn(digits: str) -> bool:
