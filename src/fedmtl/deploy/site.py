@@ -49,7 +49,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
             finally:
                 spent = total_energy([meter.take()])
                 assert spent is not None, "there is an event"
-                # For this terminal: the server is not told.
+                # For this terminal only: nothing of it is sent.
                 say(f"energy of this site: {energy_words(spent)}")
                 meter.close()
             say(words)
