@@ -44,9 +44,15 @@ def test_a_finished_run_tells_of_itself(made):
     assert made.config.training.num_rounds == 2
     assert made.config is made.config
     assert isinstance(made.events()[0], StartEvent)
+    summary = made.summary()
     assert made.events()[-1] == EndEvent(
-        status="done", rounds=2, seconds=made.summary().seconds, weights_sha256=made.summary().weights_sha256
+        status="done",
+        rounds=2,
+        seconds=summary.seconds,
+        weights_sha256=summary.weights_sha256,
+        energy=summary.energy,
     )
+    assert summary.energy is not None
     assert made.summary().rounds == 2
 
 

@@ -15,8 +15,8 @@ from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
 from fedmtl.methods import server_optimizers
-from fedmtl.runs.event_lines import first_of
-from fedmtl.runs.events import ResumedEvent, RoundEvent
+from fedmtl.runs.event_lines import events_of, first_of
+from fedmtl.runs.events import EndEvent, EnergyEvent, ResumedEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder, locked
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
@@ -265,3 +265,19 @@ def test_a_run_that_ends_by_a_mistake_in_a_method_names_it_and_goes_on_from_its_
     assert (end.kind, end.status, end.reason) == ("end", "failed", reason)
     assert run.report.exists()
     assert digest(resume_run(run)) == digest(plain)
+
+
+def test_energy_is_summed_over_sessions_also_for_rounds_that_were_cut_back(plain):
+    first = events_of(read_events(plain), EnergyEvent)
+    before = summarize(read_events(plain), "plain").energy
+    assert before is not None
+    assert sum(event.cpu_seconds for event in first) == before.cpu_seconds > 0
+    break_tensors(plain, 3)
+    resume_run(plain)
+    spent = events_of(read_events(plain), EnergyEvent)
+    after = first_of(read_events(plain), EndEvent).energy
+    # The first session's event stays as it was, though its last round was trained again.
+    assert spent[: len(first)] == first
+    assert len(spent) == len(first) + 1
+    assert after.cpu_seconds == sum(event.cpu_seconds for event in spent) > before.cpu_seconds
+    assert after.estimated == any(event.cpu_source == "estimated" for event in spent)

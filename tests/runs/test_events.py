@@ -238,7 +238,7 @@ def test_first_and_last_of_a_class():
 
 def test_kinds_for_observers_are_of_no_line():
     live = {cls._kind for cls in LiveEvent.__subclasses__()}
-    assert live == {"answer", "teacher", "resumed", "waiting"}
+    assert live == {"answer", "teacher", "resumed", "waiting", "warning"}
     assert not live & set(event_lines._KINDS)
 
 

@@ -27,6 +27,8 @@ LEFT_OUT = {
     "federation.join_timeout": "as round_timeout",
     "methods": "capabilities of other packages",
     "wire.max_bytes": "refuses a run, and changes none",
+    "energy.cpu_watts": "what is said of a run's energy, not what it comes to",
+    "energy.grams_per_kwh": "as cpu_watts",
 }
 NETWORK = ("hub", "subset", "train_split", "validation_split")
 

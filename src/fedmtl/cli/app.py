@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
+from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
@@ -90,6 +91,7 @@ for command in (
     export,
     report,
     tasks,
+    check,
     config,
     pretrain,
     server,

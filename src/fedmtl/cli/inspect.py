@@ -12,7 +12,7 @@ from rich.table import Table
 from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
-from fedmtl.cli.terminal import show, write
+from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import find_run
 
@@ -48,14 +48,22 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
     """Check a config and print it with every default filled in."""
+    from fedmtl.cli.check import config_warnings
     from fedmtl.cli.run import load
     from fedmtl.config.file import config_schema, dump_config
 
-    write(json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [])).rstrip("\n"))
+    if schema:
+        write(json.dumps(config_schema(), indent=2))
+        return
+    loaded = load(file, set or [])
+    write(dump_config(loaded).rstrip("\n"))
+    for line in config_warnings(loaded):
+        make_terminal(stderr=True).print(f"warning: {line}", markup=False)
 
 
 def status(run: Run, json_: Json = False) -> None:
     """How far a run is: its rounds, the sites seen, the last failure."""
+    from fedmtl.runs.energy import energy_words
     from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import run_status
 
@@ -80,11 +88,13 @@ def status(run: Run, json_: Json = False) -> None:
         )
     failure = progress.last_failure
     last = "none" if failure is None else f"{failure.client} in round {failure.round}: {failure.reason}"
+    spent = [] if progress.energy is None else [f"energy so far: {energy_words(progress.energy)}"]
     show(
         table,
         [
             f"{progress.name}: {progress.status}, round {progress.rounds} of {progress.num_rounds}",
             f"last failure: {last}",
+            *spent,
         ],
     )
 

@@ -68,7 +68,7 @@ def _line(entry: dict[str, Any]) -> str:
     """The facts that a reader looks for first; foreign values come escaped."""
     shown = [f"{_plain(entry.get('number')):>5}", _plain(entry.get("time")), f"{_plain(entry.get('way')):>3}"]
     shown += [_plain(entry.get("kind")), f"{_plain(entry.get('bytes'))} bytes"]
-    for key in ("job", "round", "tasks", "tensors", "values", "answers", "decision"):
+    for key in ("job", "round", "tasks", "tensors", "values", "answers", "rows", "personal", "warnings", "decision"):
         if key in entry:
             shown.append(f"{key} {_plain(entry[key])}")
     return "  ".join([*shown, _plain(entry.get("sha256"))[:16]])

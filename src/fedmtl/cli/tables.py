@@ -10,7 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from fedmtl.runs.event_lines import Event
-    from fedmtl.runs.events import Aggregated, PlanEvent, RoundEvent, StartEvent
+    from fedmtl.runs.events import Aggregated, EnergyTotals, PlanEvent, RoundEvent, StartEvent
     from fedmtl.runs.summary import RunSummary
     from fedmtl.tasks.metrics import Scores
 
@@ -73,6 +73,10 @@ def result_notes(summary: RunSummary) -> list[str]:
     if summary.failures:
         many = len(summary.failures)
         notes.append(f"{many} {'failure' if many == 1 else 'failures'} of clients; the report names them")
+    if summary.energy is not None:
+        from fedmtl.runs.energy import energy_words
+
+        notes.append(f"energy: {energy_words(summary.energy)}")
     return notes
 
 
@@ -131,8 +135,16 @@ def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str
     rows.append(("bytes down", [_ratio(s.bytes_down, first.bytes_down, amount(s.bytes_down)) for s in summaries]))
     rows.append(("rounds", [str(s.rounds) for s in summaries]))
     rows.append(("seconds", [f"{s.seconds:.1f}" for s in summaries]))
+    spent = [s.energy for s in summaries]
+    if any(spent):
+        rows.append(("CPU seconds", ["–" if one is None else f"{one.cpu_seconds:.1f}" for one in spent]))
+        rows.append(("joules", ["–" if one is None else _joules(one) for one in spent]))
     rows.append(("failures", [str(len(s.failures)) for s in summaries]))
     return rows
+
+
+def _joules(spent: EnergyTotals) -> str:
+    return f"{spent.cpu_joules + (spent.gpu_joules or 0.0):.1f}{' (estimated)' if spent.estimated else ''}"
 
 
 def _with_differences(values: Sequence[float | None]) -> list[str]:

@@ -304,6 +304,17 @@ class ComputeConfig(Section):
     )
 
 
+class EnergyConfig(Section):
+    cpu_watts: Positive = Field(
+        85.0,
+        description="What the processor of this machine takes at full load (its TDP), for the estimate where it has no"
+        " counter that can be read; the default is codecarbon's for an unknown one.",
+    )
+    grams_per_kwh: Positive | None = Field(
+        None, description="Grams of CO2 per kWh of your electricity; with it a run's CO2 is computed, without it not."
+    )
+
+
 class Config(Section):
     """A whole run. `fedmtl config` prints it with every default filled in."""
 
@@ -323,6 +334,7 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     compute: ComputeConfig = Field(default_factory=ComputeConfig)
+    energy: EnergyConfig = Field(default_factory=EnergyConfig)
     methods: Annotated[dict[Name, dict[str, Any]], Empty] = Field(
         default_factory=dict,
         description="Capabilities without a key of their own, by name, each with its options: `scaffold: {}` (SCAFFOLD"

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 
+from fedmtl.deploy.site_check import check_files
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
@@ -13,6 +14,7 @@ from fedmtl.engines.flower.line import Line, SiteKeys
 from fedmtl.engines.flower.site_service import serve_site
 from fedmtl.engines.processes import WorkerPool, raised
 from fedmtl.errors import FedmtlError
+from fedmtl.runs.energy import Meter, energy_words, total_energy
 from fedmtl.runs.folder import locked, make_private_folder
 
 # Before the server's welcome says otherwise.
@@ -39,7 +41,18 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")
             say(settings.policy.words())
-            say(serve_site(line, pool, say, audit))
+            check_files(pool, settings, say, audit)
+            meter = Meter()
+            meter.watch(settings.device)
+            try:
+                words = serve_site(line, pool, say, audit)
+            finally:
+                spent = total_energy([meter.take()])
+                assert spent is not None, "there is an event"
+                # For this terminal only: nothing of it is sent.
+                say(f"energy of this site: {energy_words(spent)}")
+                meter.close()
+            say(words)
         finally:
             pool.close()
             shutil.rmtree(settings.spool, ignore_errors=True)

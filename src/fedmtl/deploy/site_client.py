@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from fedmtl import __version__
 from fedmtl.deploy.job_rules import JobCounts, JobRules, Welcomed
+from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
@@ -58,6 +59,8 @@ class JoinedSite:
 
     def __call__(self, call: Any) -> Any:
         try:
+            if isinstance(call, CheckCall):
+                return check_site(self._settings)
             return self._welcomed(call.words) if isinstance(call, WelcomeCall) else self._done(call)
         except FedmtlError as error:
             return Refused(fault_of(error), str(error))

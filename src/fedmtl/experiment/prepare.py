@@ -41,9 +41,11 @@ from fedmtl.model.lora import extended_plan
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.model.saved import start_weights
 from fedmtl.runs.event_lines import Observer
+from fedmtl.runs.events import WarningEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan, mode_plan
 from fedmtl.sharing.weights import initial_weights
+from fedmtl.tasks.check import run_warnings
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.training.stacked.shape import clients_at_once
@@ -113,6 +115,8 @@ def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = start_device(config)
     data = mode_data(config, load_tasks(config))
+    for words in run_warnings(data):
+        observe(WarningEvent(words=words))
     teacher = open_teacher(config, "clients", {name: part.task for name, part in data.items()}, device, observe)
     return assemble(
         config,

@@ -48,6 +48,7 @@ from fedmtl.federation.messages import (
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
+from fedmtl.runs.energy import Meter, total_energy
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
@@ -98,11 +99,12 @@ def start_run(
     make_engine: OpenEngine = open_engine,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
+    meter = Meter(config.energy.cpu_watts)
     prepared = replace(prepare(config, observe), profile=profile)
     run = create_run(Path(config.output), name)
     with locked(run.path):
         write_atomic(run.config, dump_config(config).encode())
-        log = Log(run, observe, prepared.config)
+        log = Log(run, observe, prepared.config, meter)
         for event in opening_events(prepared):
             log(event)
         return drive(prepared, prepared.state, run, log, lambda: make_engine(prepared, run))
@@ -125,19 +127,25 @@ def resume_run(
             raise FedmtlError(
                 f"{run.name}: was distilled, not federated; go on with `fedmtl distill --resume --name NAME`"
             )
-        prepared = replace(prepare(load_config(run.config), observe), profile=profile)
+        config = load_config(run.config)
+        meter = Meter(config.energy.cpu_watts)
+        prepared = replace(prepare(config, observe), profile=profile)
         state = take_up(run, prepared, observe, keeps_clients=True, repair=repair)
         for event in opened_events(run, prepared):
             observe(event)
-        log = Log(run, observe, prepared.config)
+        log = Log(run, observe, prepared.config, meter)
         return drive(prepared, state, run, log, lambda: make_engine(prepared, run))
 
 
 class Log:
-    """Events go to the run's file first, then to whoever watches, then to the trackers that the config names."""
+    """Events go to the run's file first, then to whoever watches, then to the trackers that the config names.
 
-    def __init__(self, run: RunFolder, observe: Observer, config: Config) -> None:
+    `meter` counts what the session spends; without one it begins here.
+    """
+
+    def __init__(self, run: RunFolder, observe: Observer, config: Config, meter: Meter | None = None) -> None:
         self._run, self.observe = run, observe
+        self.meter = meter or Meter(config.energy.cpu_watts)
         self._trackers = Trackers(trackers(config, run.path), self._remark)
 
     def __call__(self, event: Event) -> None:
@@ -145,6 +153,7 @@ class Log:
         self._trackers.event(event)
 
     def close(self) -> None:
+        self.meter.close()
         self._trackers.close()
 
     def _remark(self, reason: str) -> None:
@@ -199,6 +208,7 @@ def drive(
     engine: Engine | None = None
     try:
         with raised(_Stop) as signals, profiling(run.spool) if prepared.profile else nullcontext() as spent:
+            log.meter.watch(prepared.compute.device)
             engine = make_engine()
             watched = _Watched(engine, log.observe, signals.check)
             last = time.perf_counter()
@@ -211,6 +221,8 @@ def drive(
                     _record(round_, now - last, run, log, prepared)
                     if spent is not None:
                         log(spent.take(round_.number))
+                    if log.meter.is_due:
+                        log(log.meter.take())
                     state, last = round_.state, now
             farewell()
     except RoundFailed as failed:
@@ -230,6 +242,7 @@ def drive(
         with suppress(FedmtlError):
             cut_back(run, state.round if state.progress else -1)
     finally:
+        log.meter.sample()
         if engine is not None:
             engine.close()
         shutil.rmtree(run.spool, ignore_errors=True)
@@ -280,7 +293,9 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
         state.weights,
         prepared.config.model,
     )
-    seconds = sum(event.seconds or 0.0 for event in read_events(run) if isinstance(event, RoundEvent))
+    log(log.meter.take())
+    events = read_events(run)
+    seconds = sum(event.seconds or 0.0 for event in events if isinstance(event, RoundEvent))
     log(
         EndEvent(
             status=status,
@@ -288,6 +303,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
             rounds=state.round,
             seconds=seconds,
             weights_sha256=weights_sha256(state.weights),
+            energy=total_energy(events, prepared.config.energy.grams_per_kwh),
         )
     )
     write_report(run.path)

@@ -119,6 +119,12 @@ class Policy(Section):
     repeat_rounds: Whole = Field(
         1, description="How many rounds a resumed server may go back behind the last one that this site trained."
     )
+    max_personal_data: Whole | None = Field(
+        None,
+        description="The site does not start where more of its examples than this have what looks like personal data"
+        " (`fedmtl check`); without a number it warns on its terminal. Texts are read as far as `tasks` names their"
+        " columns, otherwise all columns but the label.",
+    )
     send: SendPolicy = Field(default_factory=SendPolicy, description="What may leave besides updates and losses.")
     encoders: list[str] = Field(
         default_factory=list,
@@ -157,9 +163,11 @@ class Policy(Section):
         leaves += ", scores" if send.scores else ""
         leaves += ", predictions with labels" if send.prediction_pairs else ""
         never = "texts never do" if send.prediction_pairs else "a text or an example's label never does"
+        most = self.max_personal_data
+        personal = "" if most is None else f"; at most {most} examples with what looks like personal data"
         return (
             f"policy: {leaves} may leave; {never};"
-            f" jobs of {self.min_examples} distinct examples or more, at most {self.max_rounds} rounds"
+            f" jobs of {self.min_examples} distinct examples or more, at most {self.max_rounds} rounds{personal}"
         )
 
 

@@ -14,6 +14,7 @@ from fedmtl.report.markup import Html, legend, table, tag
 from fedmtl.report.outline import section
 from fedmtl.report.record import Run
 from fedmtl.report.results import last_evaluation
+from fedmtl.runs.energy import energy_words
 from fedmtl.runs.events import ClientFacts, FailureEvent, RoundEvent, UpdateEvent
 
 MOST_ROWS = 24
@@ -27,7 +28,10 @@ def traffic(run: Run) -> Html:
     if not rounds:
         return section("cost", tag("p", "No round was finished."))
     panels = tag("div", _bytes(rounds), _seconds(rounds), _answers(rounds), class_="panels")
-    return section("cost", panels, *([tag("p", _distillation(run), class_="guide")] if run.distillations else []))
+    notes = [_distillation(run)] if run.distillations else []
+    if run.energy is not None:
+        notes.append(f"Energy, over all sessions of the run on this machine: {energy_words(run.energy)}.")
+    return section("cost", panels, *(tag("p", note, class_="guide") for note in notes))
 
 
 def _bytes(rounds: dict[int, RoundEvent]) -> Html:

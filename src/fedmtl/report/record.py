@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import linear_regression, mean
 from typing import Literal, TypeVar
 
+from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, last_of
 from fedmtl.runs.events import (
     ClientFacts,
@@ -20,6 +21,7 @@ from fedmtl.runs.events import (
     DistillationEvent,
     EarlyStopEvent,
     EndEvent,
+    EnergyTotals,
     EvaluationEvent,
     FailureEvent,
     PlanEvent,
@@ -59,6 +61,7 @@ class Run:
     stops: dict[str, EarlyStopEvent]
     rounds: dict[int, RoundEvent]
     end: EndEvent
+    energy: EnergyTotals | None = None
     distillations: tuple[DistillationEvent, ...] = ()
     weights: dict[int, TaskWeightsEvent] = field(default_factory=dict)
     decisions: dict[int, SharingEvent] = field(default_factory=dict)
@@ -105,6 +108,7 @@ def gather(events: Sequence[Event], name: str) -> Run:
         stops={event.task: event for event in of(EarlyStopEvent)},
         rounds={event.round: event for event in sorted(of(RoundEvent), key=lambda event: event.round)},
         end=(of(EndEvent) or [EndEvent()])[-1],
+        energy=(of(EndEvent) or [EndEvent()])[-1].energy or total_energy(events),
         distillations=tuple(of(DistillationEvent)),
         weights={event.round: event for event in of(TaskWeightsEvent)},
         decisions={event.round: event for event in of(SharingEvent)},

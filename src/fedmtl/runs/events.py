@@ -158,6 +158,21 @@ class Averages:
     classification: Number | None = field(default=None, metadata=NULL)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyTotals:
+    """What a run has spent over all its sessions: the sums of its `energy` events.
+
+    `estimated` says that some of the CPU's joules are; `grams_co2` is there where the config has the grams per kWh.
+    """
+
+    cpu_seconds: Seconds
+    gpu_seconds: Seconds
+    cpu_joules: Number
+    gpu_joules: Number | None = field(default=None, metadata=NULL)
+    estimated: Flag = False
+    grams_co2: Number | None = field(default=None, metadata=NULL)
+
+
 @event_kind("start")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEvent(Event):
@@ -330,6 +345,25 @@ class ProfileEvent(Event):
     clients: dict[str, Seconds]
 
 
+@event_kind("energy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyEvent(Event):
+    """What was spent since the last such event, or since the session began; a round that is cut back was spent too.
+
+    `cpu_source` is rapl or estimated, by `cpu_watts` over `cores`; `gpu_source` is nvml, or None where no card is read.
+    """
+
+    seconds: Seconds
+    cpu_seconds: Seconds
+    gpu_seconds: Seconds
+    cpu_joules: Number | None
+    cpu_source: Text
+    cpu_watts: Number | None = field(default=None, metadata=NULL)
+    cores: Given[Count] = None
+    gpu_joules: Number | None = field(default=None, metadata=NULL)
+    gpu_source: Text | None = field(default=None, metadata=NULL)
+
+
 @event_kind("end")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEvent(Event):
@@ -340,6 +374,7 @@ class EndEvent(Event):
     rounds: Given[Round] = None
     seconds: Given[Seconds] = None
     weights_sha256: Text | None = field(default=None, metadata=NULL)
+    energy: Given[EnergyTotals] = None
 
 
 @event_kind("distillation")
@@ -435,6 +470,18 @@ class TeacherEvent(LiveEvent):
 
     task: str
     examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarningEvent(LiveEvent):
+    """Something in the data that spoils a run's numbers, in words without any of the data."""
+
+    _kind: ClassVar[str] = "warning"
+
+    words: str
+
+    def lines(self) -> Sequence[str]:
+        return [f"  warning: {self.words}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

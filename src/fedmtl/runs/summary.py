@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, last_of
 from fedmtl.runs.events import (
     ClientsEvent,
     DataEvent,
     EndEvent,
+    EnergyTotals,
     EvaluationEvent,
     FailureEvent,
     PlanEvent,
@@ -81,6 +83,7 @@ class RunSummary:
     failures: tuple[ClientFailure, ...]
     parameters: int | None
     weights_sha256: str | None
+    energy: EnergyTotals | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `fedmtl run --json` prints."""
@@ -100,6 +103,7 @@ class RunSummary:
             "bytes_down": self.bytes_down,
             "failures": [asdict(failure) for failure in self.failures],
             "weights_sha256": self.weights_sha256,
+            "energy": None if self.energy is None else asdict(self.energy),
         }
 
 
@@ -135,6 +139,7 @@ def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
         ),
         parameters=None if plan is None or plan.total is None else plan.total + plan.at_clients,
         weights_sha256=end.weights_sha256,
+        energy=end.energy or total_energy(events),
     )
 
 
@@ -189,12 +194,13 @@ class RunStatus:
     num_rounds: int
     sites: Mapping[str, SiteStatus]
     last_failure: ClientFailure | None
+    energy: EnergyTotals | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run_status(events: Iterable[Event], name: str) -> RunStatus:
+def run_status(events: Sequence[Event], name: str) -> RunStatus:
     """How far a run is: its rounds, and every client so far."""
     sites: dict[str, SiteStatus] = {}
     status, rounds, num_rounds = "waiting", 0, 0
@@ -218,7 +224,8 @@ def run_status(events: Iterable[Event], name: str) -> RunStatus:
                 last_failure = ClientFailure(event.round, client, event.reason or "")
             case EndEvent():
                 status = event.status or ""
-    return RunStatus(name, status, rounds, num_rounds, sites, last_failure)
+    spent = (last_of(events, EndEvent) or EndEvent()).energy or total_energy(events)
+    return RunStatus(name, status, rounds, num_rounds, sites, last_failure, spent)
 
 
 def _updated(before: SiteStatus, event: UpdateEvent) -> SiteStatus:

@@ -17,7 +17,7 @@ import numpy as np
 from fedmtl.config import Config, SourceConfig
 from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
-from fedmtl.tasks.builtin import HubTable
+from fedmtl.tasks.builtin import BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
@@ -146,10 +146,30 @@ def known_tasks(config: Config) -> dict[str, Task]:
     return {name: part.task for name, part in load_tasks(config).items()}
 
 
+def read_sources(config: Config, task: Task, *, hub: bool = True) -> dict[str, Tables]:
+    """A task's tables as they are read: "" has what belongs to the task itself, a client's name the files it brings.
+
+    Without `hub`, only what is in files is read.
+    """
+    brought = client_sources(config, task.name)
+    tables = {client: _read(source, task) for client, source in brought.items() if hub or source.hub is None}
+    is_in_files = _folder(config, task) is not None or getattr(config.tasks[task.name].source, "train", None)
+    if not brings_all(config, task.name) and (hub or is_in_files):
+        tables[""] = _read_shared(config, task)
+    return tables
+
+
+def test_table(config: Config, task: Task) -> Table | None:
+    """The test file of a task under `data.root`; no run reads it."""
+    folder = _folder(config, task)
+    path = None if folder is None else find_table(folder, ["test"])
+    return None if path is None else read_table(path)
+
+
 def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     name, given = task.name, config.tasks[task.name]
-    brought = {client: _read(source, task) for client, source in client_sources(config, name).items()}
-    shared = None if brings_all(config, name) else _read_shared(config, task)
+    brought = read_sources(config, task)
+    shared = brought.pop("", None)
     if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]
         task = resolve_task(config, name, labels_in(trains, task))
@@ -177,17 +197,30 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
 
 def _read_shared(config: Config, task: Task) -> Tables:
     """What belongs to the task itself: the user's source, else the built-in one `data` points to."""
-    data, source = config.data, config.tasks[task.name].source
+    source = config.tasks[task.name].source
     if source:
         return _read(source, task)
+    folder = _folder(config, task)
+    if folder is not None:
+        return _read_folder(folder, task)
     builtin = builtin_in_use(config, task.name)
     assert builtin is not None, f"{task.name} has neither a source nor a built-in one"
-    if builtin.embedded and (builtin.hub is None or data.source == "embedded"):
+    if builtin.embedded and _is_embedded(config, builtin):
         return _read_embedded(builtin.embedded)
-    if data.root is not None and data.source != "hub":
-        return _read_folder(Path(data.root) / task.name, task)
     assert builtin.hub is not None, f"{task.name} is neither embedded nor on the hub"
     return _read_builtin_hub(builtin.hub, builtin.text, builtin.label, task)
+
+
+def _folder(config: Config, task: Task) -> Path | None:
+    """The folder of a built-in task under `data.root`; None where its examples are elsewhere."""
+    data, builtin = config.data, builtin_in_use(config, task.name)
+    if config.tasks[task.name].source or builtin is None or _is_embedded(config, builtin):
+        return None
+    return Path(data.root) / task.name if data.root is not None and data.source != "hub" else None
+
+
+def _is_embedded(config: Config, builtin: BuiltinTask) -> bool:
+    return builtin.embedded is not None and (builtin.hub is None or config.data.source == "embedded")
 
 
 def _read(source: SourceConfig, task: Task) -> Tables:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,23 @@ ALWAYS_INFLATED = 64 << 20
 # A row of a text set has some dozens of values. Each jsonl row may bring new names: rows times names are stored.
 MOST_COLUMNS = 1000
 PARQUET_ROWS = 4096
+# A file without a config: columns that others call so are taken for the label and the texts.
+LABEL_NAMES = ("label", "labels", "score", "class", "target", "category", "topic", "gold_label", "is_duplicate")
+TEXT_NAMES = (
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("text1", "text2"),
+    ("sentence",),
+    ("text",),
+    ("review",),
+    ("message",),
+    ("content",),
+    ("question",),
+)
+COMMON_NAMES = frozenset({"id", *LABEL_NAMES, *(name for names in TEXT_NAMES for name in names)})
+# What can be the name of a column.
+COLUMN_NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,17 @@ def find_table(folder: Path, stems: Sequence[str]) -> Path | None:
     """The first file in the folder named by one of the stems and a suffix we read, or nothing."""
     paths = (folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
+
+
+def looks_like_names(header: Sequence[str]) -> bool:
+    """Whether these can be names of columns; a file without a header begins with its first example."""
+    return all(COLUMN_NAME.fullmatch(name) for name in header)
+
+
+def _shown(header: Sequence[str]) -> str:
+    """The names of columns in a message, which must not quote an example: only where one of them is common."""
+    is_header = looks_like_names(header) and not COMMON_NAMES.isdisjoint(map(str.lower, header))
+    return f" ({excerpt(', '.join(header))})" if is_header else ""
 
 
 def as_number(value: str) -> float:
@@ -187,13 +216,14 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Table:
     _check_columns(path, len(header))
     twice = sorted(name for name, count in Counter(header).items() if count > 1)
     if twice:
-        raise DataError(f"{path}, line {first}: column {twice[0]!r} stands there twice; give each column its own name")
+        name = f"column {twice[0]!r}" if _shown(header) else "the name of a column"
+        raise DataError(f"{path}, line {first}: {name} stands there twice; give each column its own name")
     lines: list[int] = []
     records: list[list[str]] = []
     for line, row in rows:
         if len(row) != len(header):
             raise DataError(
-                f"{path}, line {line}: has {len(row)} values, the header {len(header)} ({excerpt(', '.join(header))})"
+                f"{path}, line {line}: has {len(row)} values, the header {len(header)}{_shown(header)}"
                 "; mend the line or its quoting"
             )
         lines.append(line)

@@ -183,6 +183,7 @@ class Regression(TaskKind):
         if not fits.all():
             row = int(np.argmin(fits))
             what = "is not a number" if np.isnan(scores[row]) else f"lies outside {low:g} to {high:g}"
+            what += " (decimals have a point here, no comma)" if "," in values[row] else ""
             raise DataError(
                 f"{table.location(row)}: score {values[row]!r} in column {task.label} {what}; "
                 f"mend the row, or write another range under tasks.{task.name}.score_range"

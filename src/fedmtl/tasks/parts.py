@@ -1,0 +1,180 @@
+"""What `fedmtl check` looks over: the rows of a file, or those that a config names, with their columns and their owner.
+
+A message of this file names a column only where its name can be no text of an example.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedmtl.errors import DataError
+from fedmtl.tasks.builtin import BUILTIN
+from fedmtl.tasks.sources import COMMON_NAMES, LABEL_NAMES, SUFFIXES, TEXT_NAMES, Table, looks_like_names, read_table
+
+if TYPE_CHECKING:
+    from fedmtl.config import Config
+
+Split = Literal["train", "validation", "test"]
+
+SPLIT_WORDS: dict[str, Split] = {"train": "train", "dev": "validation", "valid": "validation", "val": "validation",
+                                 "validation": "validation", "test": "test"}  # fmt: skip
+# A label with more words may be a text in a wrong column.
+MOST_WORDS = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows to look over: whose they are, what they are for, and which columns are texts and label.
+
+    `is_named` says that a config, a policy or the user named the text columns, `is_label_named` that the label column
+    has not been guessed from its values. `is_scored` says that labels are numbers on a
+    scale; None leaves it to how they look.
+    """
+
+    table: Table
+    text: tuple[str, ...]
+    label: str | None
+    split: Split = "train"
+    task: str = ""
+    client: str = ""
+    is_named: bool = True
+    is_label_named: bool = True
+    is_scored: bool | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        return [] if self.label is None else self.table.columns[self.label]
+
+
+def file_parts(paths: Sequence[Path], text: Sequence[str] = (), label: str | None = None) -> list[Part]:
+    """The parts of files and folders.
+
+    A file's name says whether it is train, dev (or validation) or test; a name that says nothing is train. Files of one
+    folder belong together, unless their names say nothing: then each is a client's. A folder named as a built-in task
+    is that task, every other one a client.
+    """
+    files = [file for path in paths for file in (_tables_in(path) if path.is_dir() else [path])]
+    named = [(file, _split_of(file)) for file in files]
+    folders = {file.parent for file in files}
+    parts = []
+    for file, split in named:
+        table = read_table(file)
+        folder = file.absolute().parent.name
+        task = folder if folder in BUILTIN else ""
+        client = _stem(file) if split is None else folder if len(folders) > 1 and not task else ""
+        client = client if len(files) > 1 else ""
+        parts.append(make_part(table, text, label, split=split or "train", task=task, client=client))
+    return parts
+
+
+def make_part(
+    table: Table, text: Sequence[str], label: str | None, *, split: Split, task: str, client: str = ""
+) -> Part:
+    """A part of a table whose columns are named, or else guessed: from a built-in task, common names, or values."""
+    found = _columns(table, text, label, task)
+    is_label_named = label is not None or (found[1] or "").lower() in LABEL_NAMES
+    return Part(table, *found, split, task, client, is_named=bool(text), is_label_named=is_label_named)
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    found = [path for path in sorted([*folder.glob("*"), *folder.glob("*/*")]) if _is_table(path)]
+    if not found:
+        raise DataError(f"{folder}: has no file of examples; they end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def _is_table(path: Path) -> bool:
+    return path.is_file() and path.name.lower().endswith(SUFFIXES)
+
+
+def _stem(path: Path) -> str:
+    return path.name[: -len(next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")) or None]
+
+
+def _split_of(path: Path) -> Split | None:
+    words = re.split("[^a-z]+", _stem(path).lower())
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
+
+
+def _columns(table: Table, text: Sequence[str], label: str | None, task: str) -> tuple[tuple[str, ...], str | None]:
+    """The text columns and the label column: those that were named, else the task's, else what they look like."""
+    for name in (*text, *filter(None, [label])):
+        if name not in table.columns:
+            raise DataError(f"{table.origin}: has no column {name}; it has {', '.join(shown_columns(table).values())}")
+    builtin = BUILTIN.get(task)
+    if builtin and not text and set(builtin.text) <= set(table.columns):
+        text = builtin.text
+    label = label or next((name for name in table.columns if name.lower() in LABEL_NAMES), None)
+    label = label or _likely_label(table, text)
+    return tuple(text) or _likely_texts(table, label), label
+
+
+def _likely_label(table: Table, text: Sequence[str]) -> str | None:
+    """The last column whose values are few and short."""
+    most = max(2, len(table) // 4)
+    for name in reversed([name for name in table.columns if name not in text]):
+        values = Counter(table.columns[name])
+        if 1 < len(values) <= most and all(len(value.split()) <= MOST_WORDS for value in values):
+            return name
+    return None
+
+
+def _likely_texts(table: Table, label: str | None) -> tuple[str, ...]:
+    names = {name.lower(): name for name in table.columns if name != label}
+    for known in TEXT_NAMES:
+        if set(known) <= names.keys():
+            return tuple(names[name] for name in known)
+    if not names:
+        return ()
+    return (max(names.values(), key=lambda name: sum(map(len, table.columns[name]))),)
+
+
+def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
+    """The parts of every task of a config as a run would read them, and the test files of `data.root`.
+
+    Without `hub`, only files are read.
+    """
+    from fedmtl.tasks.load import read_sources, test_table
+    from fedmtl.tasks.resolve import resolve_task
+
+    parts = []
+    for name in config.tasks:
+        task = resolve_task(config, name)
+        for client, tables in read_sources(config, task, hub=hub).items():
+            splits: list[tuple[Split, Table | None]] = [("train", tables.train), ("validation", tables.validation)]
+            for split, table in [*splits, ("test", None if client else test_table(config, task))]:
+                if table is not None:
+                    _check_columns(table, (*task.text, task.label), name)
+                    is_scored = not task.kind_of.has_labels
+                    parts.append(Part(table, task.text, task.label, split, name, client, is_scored=is_scored))
+    return parts
+
+
+def _check_columns(table: Table, columns: Iterable[str], task: str) -> None:
+    for name in columns:
+        if name not in table.columns:
+            raise DataError(
+                f"{table.origin}: has no column {name}, which tasks.{task} names; it has"
+                f" {', '.join(shown_columns(table).values())}"
+            )
+
+
+def lacks_header(table: Table) -> bool:
+    """Whether the names of columns are likely the first example: they are no names, or stand in their columns again."""
+    return not looks_like_names(list(table.columns)) or any(name in values for name, values in table.columns.items())
+
+
+def shown_columns(table: Table, named: Iterable[str | None] = ()) -> dict[str, str]:
+    """The name of every column as it may be shown: its number unless the header is sure to be one.
+
+    It is where it has a name that was given by a config or a user, or one that is common.
+    """
+    is_header = not COMMON_NAMES.isdisjoint(map(str.lower, table.columns)) or not set(named).isdisjoint(table.columns)
+    if is_header and not lacks_header(table):
+        return {name: name for name in table.columns}
+    return {name: f"column {number}" for number, name in enumerate(table.columns, start=1)}

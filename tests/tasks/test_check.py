@@ -1,0 +1,182 @@
+"""What is found in examples, and that no text of them gets out."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmtl.config.file import demo_config, load_config
+from fedmtl.errors import DataError
+from fedmtl.tasks.check import check_parts, label_problems, run_warnings, similar_labels
+from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.parts import Part, file_parts
+from fedmtl.tasks.sources import Table
+from tasks.small_files import ROWS, config_of, write
+
+
+def part(texts, labels, split="train", client="", **more):
+    return Part(Table({"text": texts, "label": labels}, "made.tsv"), ("text",), "label", split, "mood", client, **more)
+
+
+def codes(*parts):
+    return {warning.code: warning.count for warning in check_parts(parts).warnings}
+
+
+def test_examples_without_a_fault_have_no_warning():
+    assert codes(part(["a b c", "d e", "f"], ["x", "y", "x"]), part(["g"], ["y"], "validation")) == {"label_once": 1}
+    assert codes(part(["a", "b", "c", "d"], ["x", "y", "x", "y"]), part(["g"], ["y"], "validation")) == {}
+
+
+def test_lengths_are_words():
+    (facts,) = check_parts([part(["one", "one two", "one two three"], ["x", "y", "x"])]).parts
+    assert facts.words == [1, 2, 3, 3]
+
+
+def test_equal_texts_are_equal_but_for_case_and_spaces():
+    found = check_parts(
+        [
+            part(["The  cat", "the cat", "a dog", "a cow"], ["x", "y", "x", "y"]),
+            part(["THE CAT", "a bird"], ["x", "y"], "validation"),
+            part(["a dog", "A DOG", "a fly"], ["x", "x", "y"], "test"),
+        ]
+    )
+    (overlap,) = found.tasks
+    assert (overlap.validation_in_train, overlap.test_in_train, overlap.conflicting) == (1, 2, 1)
+    assert found.parts[0].repeated == 1
+
+
+def test_texts_at_several_clients_are_counted_once():
+    first = part(["a", "b", "c", "b"], ["x", "y", "x", "y"], client="one")
+    second = part(["b", "c", "d"], ["y", "x", "x"], client="two")
+    (overlap,) = check_parts([first, second]).tasks
+    assert overlap.between_clients == 2
+
+
+def test_a_pair_is_equal_only_as_a_whole():
+    table = Table({"a": ["x y", "x y"], "b": ["z", "w"], "label": ["0", "1"]}, "made.tsv")
+    found = check_parts([Part(table, ("a", "b"), "label")])
+    assert found.parts[0].repeated == 0
+    assert found.parts[0].words == [3, 3, 3, 3]
+
+
+def test_a_client_with_one_label_is_named():
+    parts = [part(["a", "b"], ["x", "x"], client="one"), part(["c", "d"], ["x", "y"], client="two")]
+    (warning,) = [each for each in check_parts(parts).warnings if each.code == "one_class"]
+    assert warning.where == "mood, one, train"
+
+
+def test_scores_with_decimal_commas_are_found_and_are_no_classes():
+    assert codes(part(["a", "b", "c"], ["3,5", "1.0", "2,25"])) == {"decimal_comma": 2}
+
+
+def test_empty_texts_and_missing_labels_are_counted():
+    assert codes(part(["a", " ", "c", "d", "e"], ["x", "y", "x", "y", ""])) == {"empty_text": 1, "missing_label": 1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "pairs"),
+    [
+        ({"positive": 90, "positve": 2, "negative": 80}, [("positve", "positive")]),
+        ({"positive": 90, "psoitive": 1}, [("psoitive", "positive")]),
+        ({"positive": 90, "positives": 9}, [("positives", "positive")]),
+        ({"World": 50, "world": 40}, [("world", "World")]),
+        ({"World": 50, "World ": 3}, [("World ", "World")]),
+        ({"1 star": 90, "2 star": 1}, []),
+        ({"positive": 90, "positves": 1}, []),
+        ({"acceptable": 900, "unacceptable": 2}, []),
+        ({"cats": 50, "bats": 40}, []),
+        ({"yes": 90, "yep": 1}, []),
+    ],
+)
+def test_labels_that_look_like_typing_mistakes(labels, pairs):
+    assert similar_labels(labels) == pairs
+
+
+def test_a_hundred_labels_of_one_example_are_one_warning():
+    problems = list(label_problems({f"text {number}": 1 for number in range(100)}))
+    assert [code for code, _, _ in problems] == ["many_labels"]
+
+
+def test_personal_data_is_counted_by_rows_and_kinds():
+    (facts,) = check_parts([part(["a@example.org b@example.org", "call 212-555-0123", "c"], ["x", "y", "x"])]).parts
+    assert facts.personal == {"e-mail addresses": 2, "phone numbers": 1}
+    assert facts.personal_rows == 2
+
+
+def test_where_nobody_named_the_text_all_columns_but_the_label_are_searched():
+    table = Table({"text": ["a", "b"], "from": ["a@example.org", ""], "label": ["c@example.org", "d"]}, "made.tsv")
+    guessed = check_parts([Part(table, ("text",), "label", is_named=False)])
+    named = check_parts([Part(table, ("text",), "label")])
+    assert (guessed.personal_rows, named.personal_rows) == (1, 0)
+
+
+def test_labels_are_named_only_where_they_can_be_no_text():
+    texts = [f"text {number}" for number in range(12)]
+    labels = ["good"] * 4 + ["bad"] * 4 + ["text 1"] * 2 + ["seen once", "a label of far too many words"]
+    (facts,) = check_parts([part(texts, labels)]).parts
+    assert (facts.labels, facts.other_labels) == ({"good": 4, "bad": 4}, 3)
+    (guessed,) = check_parts([part(texts, labels, is_label_named=False)]).parts
+    assert guessed.labels == {"#1": 4, "#2": 4, "#3": 2, "#4": 1, "#5": 1}
+
+
+# Letters that no word of ours is written with, so that any of them in an output is a leak.
+FOREIGN = "абвгдежзиклмнопрстуфхцчшщъыьэюя"
+TEXTS = st.text(alphabet=FOREIGN + " @.0123456789", min_size=8, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(TEXTS, min_size=4, max_size=20),
+    st.data(),
+)
+def test_no_output_has_eight_letters_of_any_text(tmp_path_factory, texts, data):
+    folder = tmp_path_factory.mktemp("leak")
+    has_header, is_shifted = data.draw(st.booleans()), data.draw(st.booleans())
+    labels = [data.draw(st.sampled_from(["good", "bad", *texts] if is_shifted else ["good", "bad"])) for _ in texts]
+    rows = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
+    rows += rows[:2] * data.draw(st.integers(0, 2))
+    if data.draw(st.booleans()):
+        rows.append(f"{texts[0]}\t{texts[1]}\t{texts[2]}")
+    lines = ["text\tlabel", *rows] if has_header else rows
+    for name in ("train.tsv", "dev.tsv"):
+        (folder / name).write_text("\n".join(lines), encoding="utf-8")
+    try:
+        found = check_parts(file_parts([folder]))
+        said = json.dumps(found.to_json(), ensure_ascii=False)
+    except DataError as error:
+        said = str(error)
+    pieces = {text[at : at + 8] for text in texts for at in range(len(text) - 7)}
+    assert not [piece for piece in pieces if piece.strip(" .0123456789") and piece in said]
+
+
+def test_a_file_without_a_header_has_no_names_of_columns():
+    table = Table({"a good film": ["x y", "b"], "positive": ["positive", "negative"]}, "made.tsv")
+    found = check_parts([Part(table, ("a good film",), "positive")])
+    assert found.parts[0].columns == ["column 1", "column 2"]
+    assert "no_header" in {warning.code for warning in found.warnings}
+
+
+# Before a run
+
+
+def test_a_run_is_warned_of_what_spoils_its_numbers(tmp_path):
+    train = write(tmp_path / "train.tsv", [*ROWS, ("echo five", "z")])
+    validation = write(tmp_path / "dev.tsv", [ROWS[0], ("fox six", "y")])
+    task = {"kind": "classification", "text": ["text"], "label": "label"}
+    source = {"train": str(train), "validation": str(validation)}
+    config = load_config({"tasks": {"mood": task | {"source": source}}})
+    assert run_warnings(load_tasks(config)) == [
+        "mood: 1 of 2 validation examples are in train too",
+        "mood: 1 label occurs in one training example only",
+    ]
+
+
+def test_a_run_names_a_client_with_one_label(tmp_path):
+    one = [(f"text {number}", "x") for number in range(8)]
+    config = config_of(tmp_path, north=write(tmp_path / "n.tsv", ROWS * 4), south=write(tmp_path / "s.tsv", one))
+    assert "mood: south has examples of one label only" in run_warnings(load_tasks(config))
+
+
+def test_the_data_of_the_package_is_passed_over():
+    assert run_warnings(load_tasks(demo_config([]))) == []
