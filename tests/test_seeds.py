@@ -174,6 +174,7 @@ ITEMS: dict[str, dict[str, tuple[str, ...]]] = {
         "3.2 Models": (
             "BERT, ALBERT, DistilBERT, base and cased",
             "DistilBERT's classifier: a hidden layer on the first token",
+            "models with a trained head from transformers",
             "what works with which encoder",
             "encoders of other shapes without weights",
         ),
@@ -214,6 +215,7 @@ ITEMS: dict[str, dict[str, tuple[str, ...]]] = {
             "1. general distillation from a plain BERT",
             "2. task distillation from a fine-tuned teacher",
             "augmented data in stage 2",
+            "both stages, measured",
         ),
         "Data augmentation": (
             "words are replaced",
@@ -249,6 +251,7 @@ ITEMS: dict[str, dict[str, tuple[str, ...]]] = {
         "Extension 2": (
             "FP32 to INT8, smaller and faster",
             "static, with calibration data",
+            "INT8 weights, INT8 or UINT8 activations",
             "for the fine-tuned teacher, not the students",
             "QDQ",
             "QOperator",
