@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import typer
 from fedmtl.cli.app import app
 from fedmtl.cli.guide_main import as_command
 from fedmtl.config.file import demo_config, load_config
+from fedmtl.tasks.builtin import BUILTIN
 from fedmtl_studies.folder import open_study
 from fedmtl_studies.study import Study
 
@@ -448,14 +449,19 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     context = parse(words)
     options = context.params
     if words[0] == "study" and words[1] != "wire":
+        check_tasks(filter(None, (options.get("tasks") or "").split(",")))
         context.command.callback(**options)  # with `plan_only` this makes the cells, and runs none
         return
     config = options.get("config") or options.get("file") if words[0] in ("run", "config", "server") else None
     settings = [value for option in context.command.params if "--set" in option.opts for value in options[option.name]]
-    if config is not None:
-        load_config(config, settings)
-    elif settings:
-        demo_config(settings)
+    if config is not None or settings:
+        read = demo_config(settings) if config is None else load_config(config, settings)
+        check_tasks(name for name, task in read.tasks.items() if task.source is None)
+
+
+def check_tasks(names: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in BUILTIN]
+    assert not unknown, f"{', '.join(unknown)}: no built-in task"
 
 
 @pytest.fixture(autouse=True)
@@ -506,7 +512,9 @@ def test_the_commands_before_the_tables_are_read_too(monkeypatch):
         "fedmtl study nothing --quick",
         "fedmtl study federated --quick --rows nothing",
         "fedmtl study multitask --quick --tables 9",
+        "fedmtl study compression --data DATA --tasks nothing",
         "fedmtl run --set training.nothing=1",
+        "fedmtl run --set 'tasks={nothing: }'",
         "fedmtl run --set training.num_rounds=many",
         "fedmtl distill demo --student 1x128 --set nothing=1",
         "fedmtl quantize demo --scheme nothing",
