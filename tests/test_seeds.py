@@ -280,11 +280,17 @@ ITEMS: dict[str, dict[str, tuple[str, ...]]] = {
         "Conclusion": (
             "strong compression, drops by task",
             "quantization as an alternative to distillation",
+            "pruning has little effect",
+            "augmentation and distillation cost time",
+            "results depend on the set-up",
             "structured pruning, which the slides do not have",
         ),
     },
     "The minBERT report": {
         "Abstract": ("three tasks, one model, against one model a task",),
+        "1 Key information": ("who did what",),
+        "2 Introduction": ("small devices: memory, power and compute",),
+        "3 Related work": ("BERT, LoRA, PALs, SMART",),
         "4 Approach": (
             "12 layers, self-attention and AdamW written anew",
             "heads: dropout and a linear layer, one output for PARA with BCE",
