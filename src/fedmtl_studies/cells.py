@@ -210,8 +210,8 @@ def _run(work: CellWork) -> None:
         resume_run(run)
     else:
         start_run(work.does, work.name)
-    if torch.cuda.is_initialized():
-        note_memory(run, torch.cuda.max_memory_allocated())
+    if (allocated := torch.cuda.max_memory_allocated()) > 0:
+        note_memory(run, allocated)
     elif before is not None and (after := peak_bytes()) is not None:
         # The imports are the same for every cell, and were there before.
         note_memory(run, after - before)

@@ -24,7 +24,6 @@ from fedmtl.runs.events import (
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
 Metrics = dict[str, float | None]
-AVERAGES = ("overall", "classification")
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
         },
         overall=averaged[-1].overall if averaged else None,
         classification=averaged[-1].classification if averaged else None,
-        averages={name: _summarize_average(name, averaged) for name in AVERAGES} if averaged else {},
+        averages=_summarize_averages(averaged),
         rounds=max((event.round for event in rounds), default=0),
         seconds=end.seconds or sum(event.seconds or 0.0 for event in rounds),
         bytes_up=sum(event.bytes_up or 0 for event in rounds),
@@ -172,9 +171,16 @@ def _summarize_task(facts: TaskFacts, scored: Sequence[EvaluationEvent], num_pas
     )
 
 
-def _summarize_average(name: str, rounds: Sequence[RoundEvent]) -> AverageSummary:
-    values: list[tuple[float | None, int]] = [(getattr(event, name), event.round) for event in rounds]
-    return AverageSummary(values[0][0], _best(name, values), values[-1][0])
+def _summarize_averages(rounds: Sequence[RoundEvent]) -> dict[str, AverageSummary]:
+    series = {
+        "overall": [(event.overall, event.round) for event in rounds],
+        "classification": [(event.classification, event.round) for event in rounds],
+    }
+    return {
+        name: AverageSummary(values[0][0], _best(name, values), values[-1][0])
+        for name, values in series.items()
+        if values
+    }
 
 
 def _best(metric: str, values: Sequence[tuple[float | None, int]]) -> Best | None:
