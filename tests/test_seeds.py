@@ -283,7 +283,6 @@ ITEMS: dict[str, dict[str, tuple[str, ...]]] = {
             "pruning has little effect",
             "augmentation and distillation cost time",
             "results depend on the set-up",
-            "structured pruning, which the slides do not have",
         ),
     },
     "The minBERT report": {
