@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedmtl_studies.folder import StudyFolder, first_difference
+from fedmtl_studies.folder import StudyFolder, first_difference, memory_path, read_memory
 from fedmtl_studies.library import (
     ENCODER_CODE,
     ENGINE,
@@ -198,17 +198,28 @@ def _print_into(log: Path) -> None:
 def _run(work: CellWork) -> None:
     import torch
 
-    from fedmtl_studies.computing import resume_run, start_run
+    from fedmtl_studies.computing import peak_bytes, resume_run, start_run
 
     torch.set_num_threads(1)
     if isinstance(work.does, Made):
         derive(work.does.derivation, work.does.cells, work.name, is_alone=work.does.is_alone)
         return
     run = RunFolder(Path(work.does.output) / work.name)
+    before = peak_bytes()
     if run.config.exists():
         resume_run(run)
     else:
         start_run(work.does, work.name)
+    if (allocated := torch.cuda.max_memory_allocated()) > 0:
+        note_memory(run, allocated)
+    elif before is not None and (after := peak_bytes()) is not None:
+        # The imports are the same for every cell, and were there before.
+        note_memory(run, after - before)
+
+
+def note_memory(run: RunFolder, peak: int) -> None:
+    """Record the most memory that a cell took; of one that was resumed, the most of all its processes that ended."""
+    write_atomic(memory_path(run), json.dumps(max(peak, read_memory(run) or 0)).encode())
 
 
 def source_of(derivation: Derivation, cells: Path) -> RunFolder:

@@ -6,6 +6,7 @@ The processes of cells are forked from one that has imported this module.
 from __future__ import annotations
 
 from fedmtl.compress.distill.run import distill
+from fedmtl.compress.measure.process import peak_bytes
 from fedmtl.compress.measure.variants import measure
 from fedmtl.compress.prune import prune_run
 from fedmtl.compress.quantize import Quantization, needs_reduced_range, quantize

@@ -134,13 +134,14 @@ def _flat(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def settle(run: RunFolder, at_once: int, keep: Keep) -> None:
-    """Record a finished run's sizes and how many cells shared the machine, then remove what `keep` does not name."""
+    """Record a finished run's sizes, memory and neighbours on the machine, then remove what `keep` does not name."""
     record = record_path(run)
     if not record.exists():
         sizes = {
             "cells_at_once": at_once,
             "trained_bytes": trained_bytes(run.model / _WEIGHTS),
             "model_bytes": sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file()),
+            "peak_bytes": read_memory(run),
         }
         write_atomic(record, json.dumps(sizes).encode())
     if keep != "all":
@@ -159,6 +160,16 @@ def has_weights(run: RunFolder) -> bool:
 
 def record_path(run: RunFolder) -> Path:
     return run.path / "cell.json"
+
+
+def memory_path(run: RunFolder) -> Path:
+    return run.path / "memory.json"
+
+
+def read_memory(run: RunFolder) -> int | None:
+    """Return the most memory that the cell's process noted; None where there is no note."""
+    path = memory_path(run)
+    return int(json.loads(path.read_text())) if path.exists() else None
 
 
 def is_settled(run: RunFolder) -> bool:

@@ -102,6 +102,10 @@ def _size_columns(number: int) -> list[Measuring]:
         (Column("report: trainable", "report_trainable", "count"), None),
         (Column("trained values", "trained_bytes", "bytes"), lambda cell: float(cell.trained_bytes)),
         (Column("model folder", "model_bytes", "bytes"), lambda cell: float(cell.model_bytes)),
+        (
+            Column("memory", "peak_bytes", "bytes"),
+            lambda cell: None if cell.peak_bytes is None else float(cell.peak_bytes),
+        ),
     ]
 
 
@@ -189,7 +193,8 @@ GUIDE = (
     " dev` is the best average of any evaluation, as the report chose its models: optimistic, as it is chosen by the"
     " examples it is scored on. Deviations are over seeds. The report's averages are recomputed from its scores."
     " Every row trains on the same number of examples, a single-task model on as many as a multi-task one, or a"
-    " third. Seconds of training hold no evaluation."
+    " third. Seconds of training hold no evaluation. Memory is the most that training and evaluation took, on a GPU or,"
+    " without one, in the process beside its imports."
 )
 BASELINE = "epoch"
 
@@ -200,6 +205,7 @@ _COSTS: dict[str, Callable[[MeasuredCell], object]] = {
     "trainable": lambda cell: cell.trainable,
     "trained_bytes": lambda cell: cell.trained_bytes,
     "model_bytes": lambda cell: cell.model_bytes,
+    "peak_bytes": lambda cell: cell.peak_bytes,
     "steps": lambda cell: cell.budget.steps,
     "examples": lambda cell: cell.budget.examples,
     "train_seconds": lambda cell: cell.budget.train_seconds,

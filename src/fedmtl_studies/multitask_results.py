@@ -87,7 +87,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """A finished cell. `best` is the evaluation with the best average: chosen by the examples it is scored on."""
+    """A finished cell. `best` is the evaluation with the best average: chosen by the examples it is scored on.
+
+    `peak_bytes` is the most memory of training and evaluation: allocated on a GPU, or taken by the process.
+    """
 
     cell: str
     final: Reached
@@ -99,6 +102,7 @@ class MeasuredCell:
     trainable: int
     trained_bytes: int
     model_bytes: int
+    peak_bytes: int | None
 
 
 def average(sst: float, para: float, sts: float) -> float:
@@ -130,6 +134,7 @@ def read_cell(run: RunFolder, average: Average = average_of) -> MeasuredCell:
         trainable=sum(scope.parameters for scope in plan.scopes if scope.level != "fixed"),
         trained_bytes=record["trained_bytes"],
         model_bytes=record["model_bytes"],
+        peak_bytes=record.get("peak_bytes"),
     )
 
 

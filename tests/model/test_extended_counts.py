@@ -1,4 +1,4 @@
-"""The counts of seed 004's tables 1 and 2, to the unit: BERT-base, five classes, one output with BCE, and one score."""
+"""The counts of the minBERT report's tables 1 and 2, to the unit: BERT-base, five classes, one output, one score."""
 
 import pytest
 import torch

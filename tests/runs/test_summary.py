@@ -3,7 +3,7 @@
 import json
 
 from fedmtl.runs.event_lines import from_json
-from fedmtl.runs.summary import Best, ClientFailure, summarize
+from fedmtl.runs.summary import AverageSummary, Best, ClientFailure, summarize
 
 
 def evaluation(number, task, **metrics):
@@ -49,6 +49,13 @@ def test_first_best_and_final_of_every_metric():
     assert tasks["stsb"].marked == "no better than the mean prediction"
 
 
+def test_first_best_and_final_of_the_averages():
+    assert summarize(EVENTS).averages == {
+        "overall": AverageSummary(0.9, Best(0.9, 1), None),
+        "classification": AverageSummary(0.8, Best(0.8, 1), 0.7),
+    }
+
+
 def test_costs_are_added_up_over_the_rounds():
     summary = summarize(EVENTS, "demo")
     assert (summary.rounds, summary.bytes_up, summary.bytes_down) == (2, 20, 200)
@@ -87,7 +94,7 @@ def test_a_run_that_has_not_ended_is_unfinished():
 
 def test_json_has_the_promised_keys():
     printed = json.loads(json.dumps(summarize(EVENTS, "demo").to_json()))
-    keys = "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name passes energy"
+    keys = "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name passes energy averages"
     assert set(printed) == set(keys.split())
     assert printed["metrics"]["sst2"]["accuracy"] == 0.8
     assert printed["best"]["stsb"] == {"pearson": None, "mse": {"value": 2.0, "round": 1}}

@@ -11,8 +11,8 @@ from fedmtl.experiment.run import start_run
 from fedmtl.runs.events import RoundEvent
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
-from fedmtl_studies.cells import Cell
-from fedmtl_studies.folder import open_study, read_record
+from fedmtl_studies.cells import Cell, note_memory
+from fedmtl_studies.folder import open_study, read_memory, read_record
 from fedmtl_studies.grid import GridInterrupted, Paced, run_grid, seconds_left, suitable_at_once
 from raw_events import raw_events
 from studies.small_cells import settings
@@ -92,6 +92,24 @@ def test_a_settled_cell_has_what_is_to_stay_and_knows_its_sizes(folder):
     run_grid(folder, [Cell("cell", settings(1))], 1, keep="scores")
     assert not weights.exists()
     assert read_record(run) == noted
+
+
+def test_a_cell_notes_the_most_memory_that_it_took(folder):
+    wider = {**settings(1), "model": {"server_model": "random-1x512"}}
+    run_grid(folder, [Cell("narrow", settings(1)), Cell("wide", wider)], 1)
+    narrow, wide = (read_record(folder.cell(name))["peak_bytes"] for name in ("narrow", "wide"))
+    weights = read_record(folder.cell("wide"))["trained_bytes"]
+    # Weights, gradients and two moments of AdamW; the process of the narrow one hardly grows.
+    assert wide - narrow > 3 * weights
+
+
+def test_of_a_cell_that_was_resumed_the_larger_memory_counts(folder):
+    run = folder.cell("cell")
+    run.path.mkdir(parents=True)
+    assert read_memory(run) is None
+    for peak, noted in ((5, 5), (3, 5), (7, 7)):
+        note_memory(run, peak)
+        assert read_memory(run) == noted
 
 
 def test_fixed_values_are_not_counted_as_trained(folder):

@@ -138,11 +138,12 @@ def costs_table(measured: Sequence[Measured]) -> Table:
     """What is shipped and computed, and the memory it takes."""
     from fedmtl.report.variants import large
 
-    table = _table("size, operations of one example, memory", ["size", "zlib", "params", "FLOPs", "peak"])
+    table = _table("size, operations of one example, memory", ["size", "of first", "zlib", "params", "FLOPs", "peak"])
     for one in measured:
         table.add_row(
             one.variant.name,
             amount(one.bytes),
+            _share(one.bytes / measured[0].bytes),
             amount(one.compressed_bytes),
             large(one.parameters),
             large(one.flops),

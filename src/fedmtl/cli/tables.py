@@ -11,7 +11,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from fedmtl.runs.event_lines import Event
     from fedmtl.runs.events import Aggregated, EnergyTotals, PlanEvent, RoundEvent, StartEvent
-    from fedmtl.runs.summary import RunSummary
+    from fedmtl.runs.summary import Best, RunSummary
     from fedmtl.tasks.metrics import Scores
 
 
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def results_table(summary: RunSummary) -> Table:
-    """Every task's metrics before and after."""
+    """Every task's metrics, and the averages over tasks, before, at their best and after."""
     synthetic = ", synthetic data" if summary.synthetic else ""
     rounds = "1 round" if summary.rounds == 1 else f"{summary.rounds} rounds"
     table = Table(
@@ -49,18 +49,24 @@ def results_table(summary: RunSummary) -> Table:
         table.add_column(column, justify="right")
     for task, result in summary.tasks.items():
         for position, metric in enumerate(result.final):
-            best = result.best.get(metric)
-            at_best = f"{number(best.value)} @{best.round}" if best else "–"
             table.add_row(
                 task if position == 0 else "",
                 metric,
                 number(result.start.get(metric)),
-                at_best,
+                _at_round(result.best.get(metric)),
                 number(result.final[metric]),
                 style="bold" if metric == result.metric else "",
                 end_section=position == len(result.final) - 1,
             )
+    if len(summary.tasks) > 1:
+        for position, (name, average) in enumerate(summary.averages.items()):
+            values = (number(average.start), _at_round(average.best), number(average.final))
+            table.add_row("all tasks" if position == 0 else "", name, *values)
     return table
+
+
+def _at_round(best: Best | None) -> str:
+    return f"{number(best.value)} @{best.round}" if best else "–"
 
 
 def result_notes(summary: RunSummary) -> list[str]:

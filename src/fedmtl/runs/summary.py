@@ -62,6 +62,15 @@ class TaskSummary:
 
 
 @dataclass(frozen=True)
+class AverageSummary:
+    """An average over the tasks at its first, best and last evaluation; None is undefined."""
+
+    start: float | None
+    best: Best | None
+    final: float | None
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """A run in numbers.
 
@@ -76,6 +85,7 @@ class RunSummary:
     tasks: dict[str, TaskSummary]
     overall: float | None
     classification: float | None
+    averages: dict[str, AverageSummary]
     rounds: int
     seconds: float
     bytes_up: int
@@ -91,6 +101,7 @@ class RunSummary:
             "name": self.name,
             "mode": self.mode,
             "metrics": {name: task.final for name, task in self.tasks.items()},
+            "averages": {name: asdict(average) for name, average in self.averages.items()},
             "start": {name: task.start for name, task in self.tasks.items()},
             "best": {
                 name: {metric: asdict(best) if best else None for metric, best in task.best.items()}
@@ -128,6 +139,7 @@ def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
         },
         overall=averaged[-1].overall if averaged else None,
         classification=averaged[-1].classification if averaged else None,
+        averages=_summarize_averages(averaged),
         rounds=max((event.round for event in rounds), default=0),
         seconds=end.seconds or sum(event.seconds or 0.0 for event in rounds),
         bytes_up=sum(event.bytes_up or 0 for event in rounds),
@@ -155,15 +167,29 @@ def _summarize_task(facts: TaskFacts, scored: Sequence[EvaluationEvent], num_pas
         kind=facts.kind,
         metric=facts.metric or "",
         start=dict(scored[0].metrics) if scored else {},
-        best={metric: _best(metric, scored) for metric in metrics},
+        best={
+            metric: _best(metric, [(event.metrics.get(metric), event.round) for event in scored]) for metric in metrics
+        },
         final=dict(scored[-1].metrics) if scored else {},
         marked=scored[-1].marked if scored else None,
         passes=num_passes,
     )
 
 
-def _best(metric: str, scored: Sequence[EvaluationEvent]) -> Best | None:
-    defined = [(value, event.round) for event in scored if (value := event.metrics.get(metric)) is not None]
+def _summarize_averages(rounds: Sequence[RoundEvent]) -> dict[str, AverageSummary]:
+    series = {
+        "overall": [(event.overall, event.round) for event in rounds],
+        "classification": [(event.classification, event.round) for event in rounds],
+    }
+    return {
+        name: AverageSummary(values[0][0], _best(name, values), values[-1][0])
+        for name, values in series.items()
+        if values
+    }
+
+
+def _best(metric: str, values: Sequence[tuple[float | None, int]]) -> Best | None:
+    defined = [(value, number) for value, number in values if value is not None]
     if not defined:
         return None
     # min and max return the first of equals, so a tie is won by the earlier round.
