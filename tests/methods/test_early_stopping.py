@@ -16,7 +16,7 @@ from fedmtl.runs.log import read_events
 from fedmtl.sharing.plan import Extra, Key, SharingPlan, weights_sha256
 
 BY_ROUND = {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.6}
-OWN = {task: Key(f"task:{task}", "own") for task in ("sst2", "stsb")}
+LAYER = {task: Key(f"task:{task}", "top") for task in ("sst2", "stsb")}
 
 
 def scored(by_round):
@@ -25,9 +25,9 @@ def scored(by_round):
 
 def layered():
     """The state and the server of a federation whose tasks have a layer each beside their heads."""
-    plan = SharingPlan((("own", "task"), *PLAN.rules))
-    weights = {**start().weights, **{key: torch.zeros(1) for key in OWN.values()}}
-    return State(0, weights, plan), replace(make_server(patience=1), names=(*NAMES, "own"))
+    plan = SharingPlan((("top", "task"), *PLAN.rules))
+    weights = {**start().weights, **{key: torch.zeros(1) for key in LAYER.values()}}
+    return State(0, weights, plan), replace(make_server(patience=1), names=(*NAMES, "top"))
 
 
 def scope_digests(state):
@@ -57,8 +57,8 @@ def test_after_a_stop_no_value_of_the_tasks_scope_moves():
     before, after = scope_digests(stopped), scope_digests(last)
     assert {scope for scope in before if before[scope] == after[scope]} == {"task:sst2"}
     # as they were in the best round, round 1
-    assert {last.weights[key].item() for key in (OWN["sst2"], head("sst2"))} == {1.0}
-    assert {last.weights[key].item() for key in (OWN["stsb"], head("stsb"), ENCODER)} == {3.0}
+    assert {last.weights[key].item() for key in (LAYER["sst2"], head("sst2"))} == {1.0}
+    assert {last.weights[key].item() for key in (LAYER["stsb"], head("stsb"), ENCODER)} == {3.0}
 
 
 def test_an_update_that_moves_a_value_of_a_stopped_task_is_refused():
