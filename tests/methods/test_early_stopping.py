@@ -4,14 +4,18 @@ import pytest
 import torch
 
 from federation.fake_engine import ENCODER, NAMES, PLAN, FakeEngine, head, make_server, scores, start
+from fedmtl.errors import FedmtlError
+from fedmtl.experiment import run as run_module
 from fedmtl.experiment.prepare import prepare
-from fedmtl.experiment.run import start_run
+from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.messages import State
 from fedmtl.federation.server import rounds
 from fedmtl.methods.early_stopping import NAME, EarlyStopping
+from fedmtl.model.tensor_files import load_tensors
 from fedmtl.runs.event_lines import events_of, to_json
 from fedmtl.runs.events import EarlyStopEvent
+from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.sharing.plan import Extra, Key, SharingPlan, weights_sha256
 
@@ -136,7 +140,7 @@ def test_a_state_that_it_did_not_write_is_refused(extra):
 
 
 LAYERS = 'sharing.rules=[{"heads.*": task}, {"encoder.layer.0.output.*": task}, {"*": all}]'
-STOPPED = (LAYERS, "tasks.sentiment.patience=1", "training.num_rounds=5", "checkpoint.every=1")
+STOPPED = (LAYERS, "tasks.sentiment.patience=1", "training.num_rounds=4", "checkpoint.every=1")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ STOPPED = (LAYERS, "tasks.sentiment.patience=1", "training.num_rounds=5", "check
         ["federation.server_optimizer.kind=fedadam", "training.keep_optimizer=true", "wire.up=int8"],
         ["clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [paraphrase]}}", "training.task_schedule=joint"],
         ["methods.scaffold={}"],
-        ["training.pruning={amount: 0.5, rounds: 4}"],
+        ["training.pruning={amount: 0.5, rounds: 3}"],
         ["mode=federated_single_task"],
         [
             LAYERS.replace("0.output.*", "*"),
@@ -162,20 +166,61 @@ def test_a_stopped_tasks_values_stay_to_the_last_bit_in_a_run(make_config, monke
     assert falling, "the scores were made up"
     stop = events_of(read_events(run), EarlyStopEvent)
     assert [(event.round, event.best_round) for event in stop] == [(2, 1)]
-    states = [load_checkpoint(run.checkpoints, number) for number in (1, 2, 3, 4, 5)]
+    states = [load_checkpoint(run.checkpoints, number) for number in (1, 2, 3, 4)]
     digests = [scope_digests(state) for state in states]
     assert len({found["task:sentiment"] for found in digests[1:]}) == 1
     for scope in {"task:similarity", "task:paraphrase"}:
-        assert len({found[scope] for found in digests}) == 5
+        assert len({found[scope] for found in digests}) == 4
     if not overrides:
         assert digests[0]["task:sentiment"] == digests[1]["task:sentiment"]
 
 
+def test_a_run_with_a_stop_resumes_to_the_same_bits(make_config, monkeypatch):
+    """It breaks off before the stop, when the best values are in the state, and once more just after it."""
+    _falling(monkeypatch)
+    config = make_config(*STOPPED, "federation.server_optimizer.kind=fedadam", "training.keep_optimizer=true")
+    whole = start_run(config, "whole")
+    real, broken = run_module.save_checkpoint, RunFolder(whole.path.parent / "broken")
+    for after, go_on in ((1, lambda: start_run(config, "broken")), (2, lambda: resume_run(broken))):
+
+        def save(folder, state, after=after, **rest):
+            if state.round > after:
+                raise FedmtlError("broken off")
+            real(folder, state, **rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "save_checkpoint", save)
+            with pytest.raises(FedmtlError, match="broken off"):
+                go_on()
+    resume_run(broken)
+    for number in range(1, 5):
+        first, second = (load_checkpoint(run.checkpoints, number) for run in (whole, broken))
+        assert scope_digests(first) == scope_digests(second)
+        assert (first.plan, first.progress, first.extra.keys()) == (second.plan, second.progress, second.extra.keys())
+
+
+def test_adapters_stop_with_their_task_and_a_personal_head_where_it_is(make_config, monkeypatch):
+    _falling(monkeypatch)
+    adapted = start_run(make_config(*STOPPED[1:], "model.adapters={kind: low_rank, size: 4}"), "adapted")
+    found = [load_checkpoint(adapted.checkpoints, number).weights for number in (2, 4)]
+    names = {key.name for key in found[0] if key.scope == "task:sentiment"}
+    assert {name.split(".")[0] for name in names} == {"adapters", "heads"}
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0] if key.name in names)
+    rules = 'sharing.rules=[{"heads.*": client}, {"*": all}]'
+    personal = start_run(make_config(rules, *STOPPED[1:], "training.learning_rate=3e-2"), "personal")
+    events = read_events(personal)
+    stops = [event.round for event in events_of(events, EarlyStopEvent)]
+    assert stops, "the scores of sentiment fall at this rate"
+    assert stops[0] < 4
+    last, before = (load_tensors(personal.clients / "sentiment_client_1" / f"round-000{n}.safetensors") for n in (4, 3))
+    heads = [key for key in last["values"] if key.name.startswith("heads.sentiment")]
+    assert heads
+    assert all(torch.equal(last["values"][key], before["values"][key]) for key in heads)
+
+
 def _falling(monkeypatch):
     """The scores of sentiment fall after round 1, whatever the model answers."""
-    from fedmtl.experiment import run as module
-
-    real, seen = module.evaluate_at_server, []
+    real, seen = run_module.evaluate_at_server, []
 
     def evaluate(state, *rest):
         found = real(state, *rest)
@@ -183,5 +228,5 @@ def _falling(monkeypatch):
         value = replace(found.scores["sentiment"], metrics={"accuracy": 0.9 - 0.1 * abs(state.round - 1)})
         return replace(found, scores={**found.scores, "sentiment": value})
 
-    monkeypatch.setattr(module, "evaluate_at_server", evaluate)
+    monkeypatch.setattr(run_module, "evaluate_at_server", evaluate)
     return seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedmtl.predict.rounds import Part, combine_rounds, load_round, run_at
 from fedmtl.predict.run import load_run
 from fedmtl.runs.event_lines import events_of
 from fedmtl.runs.events import EvaluationEvent
+from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize, task_rounds
 from fedmtl.sharing.plan import Key, SharingPlan, weights_sha256
@@ -123,13 +125,7 @@ def _interrupted(config, monkeypatch, after):
         patch.setattr(run_module, "save_checkpoint", save)
         with pytest.raises(FedmtlError, match="broken down"):
             start_run(config, "broken")
-    return run_module.RunFolder(next(iter((config_output(config)).glob("broken*"))))
-
-
-def config_output(config):
-    from pathlib import Path
-
-    return Path(config.output)
+    return RunFolder(Path(config.output) / "broken")
 
 
 def test_a_run_that_keeps_its_best_round_ends_with_it_and_has_the_last_too(unsteady, make_config):
