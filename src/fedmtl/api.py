@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.run import LoadedRun
     from fedmtl.runs.event_lines import Event, Observer
-    from fedmtl.runs.summary import RunSummary
+    from fedmtl.runs.summary import Round, RunSummary
     from fedmtl.tasks.metrics import Scores
 
 # One text, or the two texts of a pair.
@@ -72,7 +72,7 @@ class Run:
     """
 
     path: Path
-    _models: dict[str | None, tuple[int, LoadedRun]] = field(
+    _models: dict[tuple[str | None, Round | None], tuple[int, LoadedRun]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -136,33 +136,43 @@ class Run:
         """
         return _metric_rows(self.events())
 
-    def model(self, client: str | None = None) -> LoadedRun:
-        """Load the final model; where values stay at clients, the model of the client that is named.
+    def model(self, client: str | None = None, round: Round | None = None) -> LoadedRun:
+        """Load the model that the run ended with; where values stay at clients, the model of the client that is named.
 
-        It is loaded once, and again after a resume has written another.
+        `round` is `best`, `last` or a number: the model after that round, as far as its checkpoint is there. It is
+        loaded once, and again after a resume has written another.
         """
         from fedmtl.predict.run import load_run
 
         record = self.folder.model / "tasks.json"
         written = record.stat().st_mtime_ns if record.exists() else 0
-        if client not in self._models or self._models[client][0] != written:
-            self._models[client] = (written, load_run(self.folder, client))
-        return self._models[client][1]
+        key = (client, round)
+        if key not in self._models or self._models[key][0] != written:
+            self._models[key] = (written, load_run(self.folder, client, round))
+        return self._models[key][1]
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a text is an iterable of texts, and still one text
-        self, texts: str | Row, task: str | None = None, client: str | None = None
+        self, texts: str | Row, task: str | None = None, client: str | None = None, round: Round | None = None
     ) -> list[Prediction]: ...
 
     @overload
     def predict(
-        self, texts: Iterable[str | Sequence[str]], task: str | None = None, client: str | None = None
+        self,
+        texts: Iterable[str | Sequence[str]],
+        task: str | None = None,
+        client: str | None = None,
+        round: Round | None = None,
     ) -> list[list[Prediction]]: ...
 
     def predict(
-        self, texts: str | Row | Iterable[str | Sequence[str]], task: str | None = None, client: str | None = None
+        self,
+        texts: str | Row | Iterable[str | Sequence[str]],
+        task: str | None = None,
+        client: str | None = None,
+        round: Round | None = None,
     ) -> list[Prediction] | list[list[Prediction]]:
-        """Answer texts with every head that takes them, or with the head of one task.
+        """Answer texts with every head that takes them, or with the head of one task; `round` is as in `model`.
 
         One text is a string, a pair is a tuple of two; either gives a list with one prediction for each task. A list
         of texts, or of pairs, gives such a list for each of them.
@@ -173,19 +183,27 @@ class Run:
         rows = _rows([texts] if is_one else texts)
         if not rows:
             return []
-        model = self.model(client)
+        model = self.model(client, round)
         answers = predict_texts(model, rows, answerable(model, len(rows[0]), task))
         return answers[0] if is_one else answers
 
     def evaluate(
-        self, task: str | None = None, file: str | os.PathLike[str] | None = None, client: str | None = None
+        self,
+        task: str | None = None,
+        file: str | os.PathLike[str] | None = None,
+        client: str | None = None,
+        round: Round | None = None,
     ) -> dict[str, Scores]:
-        """Score the final model on the run's validation examples, or one task on any labelled file; scores by task."""
+        """Score the model on the run's validation examples, or one task on any labelled file; scores by task.
+
+        `round` is as in `model`. On the validation examples of a run that the server scored on a CPU, the scores are
+        those of results.csv, to the last digit.
+        """
         if file is not None and task is None:
             raise FedmtlError("evaluate: a file needs a task, which says whose columns and labels it has")
         from fedmtl.predict.run import evaluate_file, evaluate_validation
 
-        model = self.model(client)
+        model = self.model(client, round)
         if task is not None and file is not None:
             return {task: evaluate_file(model, task, Path(file))}
         return evaluate_validation(model, task)
@@ -205,28 +223,52 @@ class Run:
         return write_report(self.path)
 
     def export_hf(
-        self, folder: str | os.PathLike[str] | None = None, client: str | None = None
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        client: str | None = None,
+        round: Round | None = None,
     ) -> dict[str, Path | str]:
         """Write one folder for each task that plain transformers can load; by task, its folder, or why it has none.
 
-        Without a folder they are written into `export` in the run's folder.
+        Without a folder they are written into `export` in the run's folder, those of a round, which is as in `model`,
+        into `export/best`, `export/last` or such as `export/round-3`.
         """
         from fedmtl.export.hf import export_hf
 
-        model = self.model(client)
-        return export_hf(model.saved, model.bound, self.path / "export" if folder is None else Path(folder))
+        model = self.model(client, round)
+        target = self.path / "export" / _round_name(round) if folder is None else Path(folder)
+        return export_hf(model.saved, model.bound, target)
 
-    def export_onnx(self, file: str | os.PathLike[str] | None = None, client: str | None = None) -> Path:
-        """Write one ONNX file with every head, by default `export/model.onnx` in the run's folder; return its path."""
+    def export_onnx(
+        self,
+        file: str | os.PathLike[str] | None = None,
+        client: str | None = None,
+        round: Round | None = None,
+    ) -> Path:
+        """Write one ONNX file with every head, and return its path.
+
+        It is `export/model.onnx` in the run's folder unless one is given, that of a round, which is as in `model`, such
+        as `export/model.best.onnx` or `export/model.round-3.onnx`.
+        """
         from fedmtl.predict.onnx import require
 
         require("export --to onnx", "onnx", "onnxscript")
         from fedmtl.export.onnx import export_onnx
 
-        target = self.path / "export" / "model.onnx" if file is None else Path(file)
-        model = self.model(client)
+        name = ".".join(filter(None, ("model", _round_name(round), "onnx")))
+        target = self.path / "export" / name if file is None else Path(file)
+        model = self.model(client, round)
         export_onnx(model.saved, model.bound, target)
         return target
+
+
+def _round_name(round: Round | None) -> str:
+    """What files of a round are called; empty for the model that a run ended with."""
+    if round is None:
+        return ""
+    from fedmtl.predict.rounds import round_name
+
+    return round_name(round)
 
 
 def _metric_rows(events: Sequence[Event]) -> list[dict[str, Any]]:

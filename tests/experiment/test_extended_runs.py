@@ -14,7 +14,6 @@ from fedmtl.export.hf import export_hf
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.plan import Key
 from raw_events import raw_events
 
 CROSS = ["model.pair=cross", "model.pool=cls"]
@@ -95,8 +94,9 @@ def test_a_task_that_is_stopped_keeps_the_adapters_of_its_best_round(make_config
     [stop] = events(run, "early_stop")
     end, best = load_checkpoint(run.checkpoints), load_checkpoint(run.checkpoints, stop["best_round"])
     own = [key for key in end.weights if key.name.startswith(("adapters.sentiment.", "heads.sentiment."))]
-    assert {key.scope for key in own} == {"fixed"}
-    assert all(torch.equal(end.weights[key], best.weights[Key("task:sentiment", key.name)]) for key in own)
+    assert {key.scope for key in own} == {"task:sentiment"}
+    assert end.plan.stopped == ("sentiment",)
+    assert all(torch.equal(end.weights[key], best.weights[key]) for key in own)
     assert {key.scope for key in end.weights if key.name.startswith("adapters.paraphrase.")} == {"task:paraphrase"}
     assert 0 < stop["best_round"] < stop["round"]
 

@@ -95,7 +95,7 @@ def test_a_stopped_head_is_left_as_its_best_round_had_it(make_config):
     name = "heads.sentiment.weight"
     best = load_checkpoint(run.checkpoints, stop["best_round"]).weights[Key("task:sentiment", name)]
     state = load_checkpoint(run.checkpoints)
-    assert torch.equal(state.weights[Key("fixed", name)], best)
+    assert torch.equal(state.weights[Key("task:sentiment", name)], best)
 
 
 @pytest.mark.parametrize(

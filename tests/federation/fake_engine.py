@@ -57,14 +57,19 @@ def make_server(
         settings=SETTINGS,
         task_weights=weights,
         seed=0,
-        methods=[*weighting, ServerOptimizer(config.server_optimizer), EarlyStopping(tasks), *methods],
+        methods=[
+            *weighting,
+            ServerOptimizer(config.server_optimizer),
+            EarlyStopping(tasks, dict.fromkeys(tasks, 1)),
+            *methods,
+        ],
         aggregator={"mean": Mean, "clipped_mean": ClippedMean}[config.aggregation],
     )
 
 
 def trained(job: Job, step: float = 1.0) -> Update:
     """Every value of the job moved by one step; client b has three examples, the others one."""
-    delta = {key: torch.full_like(value, step) for key, value in job.weights.items() if key.scope != "fixed"}
+    delta = {key: torch.full_like(value, step) for key, value in job.weights.items() if job.plan.trains(key)}
     count = 3 if job.client == "b" else 1
     return Update(job.round, job.client, job.tasks, delta, job.rows, dict.fromkeys(job.tasks, count), {})
 

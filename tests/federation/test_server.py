@@ -13,7 +13,7 @@ from fedmtl.federation.server_method import ServerMethod, Step
 from fedmtl.runs.event_lines import OtherEvent, to_json
 from fedmtl.sharing.plan import Extra, Key
 
-from .fake_engine import ENCODER, FakeEngine, head, make_server, scores, start, trained
+from .fake_engine import ENCODER, PLAN, FakeEngine, head, make_server, scores, start, trained
 
 
 def flat(state):
@@ -164,7 +164,7 @@ def test_a_second_answer_of_one_client_does_not_count():
                 yield answer
                 if answer.client == "a":
                     yield trained(
-                        Job("train", answer.round, "a", ("sst2",), {ENCODER: torch.zeros(1)}, None, None, 0, 0, {}),
+                        Job("train", answer.round, "a", ("sst2",), {ENCODER: torch.zeros(1)}, PLAN, None, 0, 0, {}),
                         99.0,
                     )  # type: ignore[arg-type]
 

@@ -37,6 +37,7 @@ SETTINGS = {
     "max_grad_norm": ("0.5", TOGETHER),
     "schedule": ("cosine", TOGETHER),
     "warmup_rounds": ("1", TOGETHER),
+    "keep": ("best", TOGETHER),
     "step_rounds": ("2", TOGETHER),
     "step_factor": ("0.5", TOGETHER),
     "task_weight_in": ("loss", TOGETHER),

@@ -186,4 +186,4 @@ def test_a_model_with_lora_is_computed_by_its_own_module_and_not_stacked(folders
     _, model = extended(folders["bert"])
     assert model.layout is None
     keys = PLAN.keys(model.canonical(), ["single"], "c1")
-    assert stacks_with(model, ["single"], keys) is None
+    assert stacks_with(model, ["single"], keys, PLAN) is None

@@ -227,7 +227,8 @@ def build_events(finished: int = NUM_ROUNDS, *, ended: bool = True, **start_chan
         trained = training(at) if at else []
         events += [*trained, *evaluations(at)]
         if at == 7:
-            events.append({"event": "early_stop", "round": 7, "task": "qqp", "best_round": 4, "score": 0.741})
+            stop = {"event": "early_stop", "round": 7, "task": "qqp", "best_round": 4, "score": 0.741}
+            events.append({**stop, "stop_score": 0.725})
         events.append(closing(at, trained))
     if ended:
         seconds = 121.4

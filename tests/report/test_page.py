@@ -153,8 +153,12 @@ def test_client_row_adds_up_its_updates_and_failures():
 
 def test_early_stop_and_late_joining_are_marked_in_the_curves():
     text = Reader(page_of(build_events())).text
-    assert "|head fixed, best round 4|" in text
-    assert "qqp stopped early after round 7: its head stays as it was in round 4, which scored .741" in text
+    assert "|stopped, best round 4|" in text
+    stopped = (
+        "qqp stopped early after round 7 (score .725): its head and the layers that are its alone stay as they were"
+    )
+    assert f"{stopped} in round 4, which scored .741." in text
+    assert "it scores " in text
     assert "|joins|" not in text
     late = build_events()
     for event in late:

@@ -94,7 +94,9 @@ def test_a_run_that_has_not_ended_is_unfinished():
 
 def test_json_has_the_promised_keys():
     printed = json.loads(json.dumps(summarize(EVENTS, "demo").to_json()))
-    keys = "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name passes energy averages"
+    keys = (
+        "metrics start best rounds seconds bytes_up bytes_down failures weights_sha256 mode name passes energy averages"
+    )
     assert set(printed) == set(keys.split())
     assert printed["metrics"]["sst2"]["accuracy"] == 0.8
     assert printed["best"]["stsb"] == {"pearson": None, "mse": {"value": 2.0, "round": 1}}

@@ -22,6 +22,15 @@ Model = Annotated[
     typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN"),
 ]
 Client = Annotated[str | None, typer.Option(help="With the values that stay at this client.")]
+Round = Annotated[
+    str | None,
+    typer.Option(
+        "--round",
+        help="The model after this round: best (overall score; of a task that stopped early, its score), last,"
+        " or a number; otherwise the model that the run ended with.",
+        metavar="best|last|N",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")]
 Settings = Annotated[
     list[str] | None,
@@ -41,10 +50,11 @@ ConfigFile = Annotated[
 ]
 
 
-def onnx_path(run: str, client: str | None = None) -> Path | None:
+def onnx_path(run: str, client: str | None = None, round: str | None = None) -> Path | None:
     """The ONNX file that is named instead of a run; None where a run is."""
     if not run.endswith(".onnx"):
         return None
-    if client is not None:
-        raise FedmtlError(f"--client {client}: an ONNX file has one set of values; export it with --client")
+    for option, value in (("--client", client), ("--round", round)):
+        if value is not None:
+            raise FedmtlError(f"{option} {value}: an ONNX file has one set of values; export it with {option}")
     return Path(run)

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fedmtl import api
-from fedmtl.cli.arguments import LayerMap, Model, Run, Settings, onnx_path
+from fedmtl.cli.arguments import LayerMap, Model, Round, Run, Settings, onnx_path
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.tables import duration, number
 from fedmtl.cli.terminal import Stages, make_stages, show, write
@@ -116,6 +116,7 @@ def distill(
     ] = ADDED.most,
     name: Annotated[str | None, typer.Option("--name", help="Name of the new run.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last whole pass of that name.")] = False,
+    round: Round = None,
     set_: Settings = None,
 ) -> None:
     """Make a finished run's model smaller: a student with the same tasks learns its states, then its answers."""
@@ -137,6 +138,7 @@ def distill(
     )
     from fedmtl.compress.distill.run import distill
     from fedmtl.config.file import load_config
+    from fedmtl.predict.rounds import run_at
     from fedmtl.report.page import write_report
 
     config = load_config(found.config, set_ or [])
@@ -144,7 +146,9 @@ def distill(
         config = config.model_copy(update={"output": str(found.path.parent)})
     with make_stages() as shown:
         listener = Listener(shown)
-        made = distill(found, config, settings, name or _name(found.name, student), listener, resume=resume)
+        made = distill(
+            run_at(found, round), config, settings, name or _name(found.name, student), listener, resume=resume
+        )
     write_report(made.run.path)
     show(retention_table(made.teacher, made.student))
     write(f"written: {made.run.path}")
@@ -187,6 +191,7 @@ def prune(
     layers: Annotated[int, typer.Option(help="Layers to remove from the top.", min=0)] = 0,
     epochs: Annotated[int, typer.Option(help="Epochs to train, one a round; 0 only prunes and scores.", min=0)] = 6,
     out: Annotated[str | None, typer.Option(help="The new run's name; otherwise this one's with -pruned.")] = None,
+    round: Round = None,
     set: Settings = None,
 ) -> None:
     """Take weights out of a finished run's model, and train what is left in a new run on the same data."""
@@ -196,8 +201,9 @@ def prune(
         from fedmtl.compress.cut import Cut
         from fedmtl.compress.prune import prune_run
         from fedmtl.experiment.run import start_run
+        from fedmtl.predict.rounds import run_at
 
-        pruned = prune_run(found, Cut(amount, ffn, layers, heads), epochs, set or [])
+        pruned = prune_run(run_at(found, round), Cut(amount, ffn, layers, heads), epochs, set or [])
         before, after = pruned.parameters
         display.say(f"{found.name}: {before:,} parameters" + (f", {after:,} after the cut" if after < before else ""))
         done = start_run(pruned.config, out or f"{found.name}-pruned", display)
@@ -247,14 +253,15 @@ def quantize(
         typer.Option(help="Weights of 7 bits, for CPUs without VNNI; otherwise where this CPU needs it."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to time with; otherwise one per core.")] = None,
+    round: Round = None,
 ) -> None:
     """Make an INT8 ONNX file of a finished run, and say what that brings and costs."""
     from fedmtl.predict.onnx import require
 
     require("quantize", "onnx", "onnxscript", "onnxruntime")
-    onnx = onnx_path(run)
+    onnx = onnx_path(run, round=round)
     if onnx is None:
-        onnx = api.Run.open(run).export_onnx()
+        onnx = api.Run.open(run).export_onnx(round=round)
     from fedmtl.compress.quantize import Quantization, calibration_rows, needs_reduced_range, quantize_measured
 
     reduced = needs_reduced_range() if reduce_range is None else reduce_range

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedmtl import api
-from fedmtl.cli.arguments import Client, Run
+from fedmtl.cli.arguments import Client, Round, Run
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ModelError
 
@@ -30,14 +30,15 @@ def export(
         typer.Option(help="The folder, or the ONNX file; otherwise `export`, `export/model.onnx` in the run's folder."),
     ] = None,
     client: Client = None,
+    round: Round = None,
 ) -> None:
     """Write a finished run for other programs to load."""
     found = api.Run.open(run)
     if to is Format.onnx:
-        file = found.export_onnx(out, client)
-        write(f"{file}: {', '.join(found.model(client).tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
+        file = found.export_onnx(out, client, round)
+        write(f"{file}: {', '.join(found.model(client, round).tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
         return
-    written = found.export_hf(out, client)
+    written = found.export_hf(out, client, round)
     for task, result in written.items():
         write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
     if not any(isinstance(result, Path) for result in written.values()):

@@ -106,6 +106,12 @@ def compare(
             help="Names or folders of runs; the first is what others are compared to.", autocompletion=complete_run
         ),
     ],
+    round: Annotated[
+        str | None,
+        typer.Option(
+            "--round", help="Scores of this round, with best of each run's; otherwise the last.", metavar="best|last|N"
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Put runs side by side, with differences, parameters and bytes."""
@@ -115,7 +121,7 @@ def compare(
     found = [find_run(name) for name in runs]
     if len(found) < 2:
         raise FedmtlError(f"compare: found only {found[0].name}; name two runs or more")
-    summaries = [summarize(read_events(run), run.name) for run in found]
+    summaries = [summarize(read_events(run), run.name, round) for run in found]
     if json_:
         write(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
     else:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedmtl.cli.arguments import complete_run
+from fedmtl.cli.arguments import Round, complete_run, onnx_path
 from fedmtl.cli.tables import amount, number
 from fedmtl.cli.terminal import make_stages, show, write
 from fedmtl.compress.measure.measured import Load, Measured, Teacher, Variant, mean, remarks, retentions
@@ -43,6 +43,7 @@ def measure(
             metavar="NAME",
         ),
     ] = None,
+    round: Round = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder to write to; otherwise `measure` in the first run's folder.")
     ] = None,
@@ -54,7 +55,8 @@ def measure(
     from fedmtl.report.variants import write_measures
 
     # A file may be named beside its run.
-    variants = list({variant.path.resolve(): variant for given in runs for variant in variants_of(given)}.values())
+    found = [variant for given in runs for variant in variants_of(given, None if onnx_path(given) else round)]
+    variants = list({variant.path.resolve(): variant for variant in found}.values())
     if teacher is not None:
         _check_teacher(teacher, variants, no_scores)
     with make_stages() as shown:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl import api
-from fedmtl.cli.arguments import Client, Json, Model, onnx_path
+from fedmtl.cli.arguments import Client, Json, Model, Round, onnx_path
 from fedmtl.cli.tables import number, scores_table
 from fedmtl.cli.terminal import show, write
 from fedmtl.errors import DataError, FedmtlError
@@ -35,13 +35,14 @@ def evaluate(
         Path | None, typer.Option(help="A labelled file with the task's columns, instead of validation.")
     ] = None,
     client: Client = None,
+    round: Round = None,
     json_: Json = False,
 ) -> None:
     """Score a finished run, or an ONNX file in its folder, on its validation data or on any labelled file."""
     if file is not None and task is None:
         raise FedmtlError("--file: needs --task, which says whose columns and labels the file has")
-    onnx = onnx_path(run, client)
-    scores, main_metrics = _score_onnx(onnx, task, file) if onnx else _score_run(run, client, task, file)
+    onnx = onnx_path(run, client, round)
+    scores, main_metrics = _score_onnx(onnx, task, file) if onnx else _score_run(run, client, round, task, file)
     if json_:
         record = {
             name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked} for name, s in scores.items()
@@ -51,10 +52,10 @@ def evaluate(
     show(scores_table(scores, main_metrics))
 
 
-def _score_run(run: str, client: str | None, task: str | None, file: Path | None) -> Scored:
+def _score_run(run: str, client: str | None, round: str | None, task: str | None, file: Path | None) -> Scored:
     found = api.Run.open(run)
-    scores = found.evaluate(task, file, client)
-    return scores, {name: found.model(client).saved.tasks[name].metric for name in scores}
+    scores = found.evaluate(task, file, client, round)
+    return scores, {name: found.model(client, round).saved.tasks[name].metric for name in scores}
 
 
 def _score_onnx(onnx: Path, task: str | None, file: Path | None) -> Scored:
@@ -74,13 +75,14 @@ def predict(
     task: Annotated[str | None, typer.Option(help="Only this task; otherwise every head that fits.")] = None,
     file: Annotated[Path | None, typer.Option(help="Lines of one text, or two separated by a tab.")] = None,
     client: Client = None,
+    round: Round = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
     """Answer with every head in one pass."""
-    onnx = onnx_path(run, client)
+    onnx = onnx_path(run, client, round)
     found = None if onnx else api.Run.open(run)
     rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
-    answered = found.predict(rows, task, client) if found else _ask_onnx(Path(run), rows, task)
+    answered = found.predict(rows, task, client, round) if found else _ask_onnx(Path(run), rows, task)
     for row, answers in zip(rows, answered, strict=True):
         if json_:
             line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})

@@ -76,6 +76,7 @@ def result_notes(summary: RunSummary) -> list[str]:
     passes = [f"{task} {result.passes:.2f}" for task, result in summary.tasks.items() if result.passes is not None]
     if len({result.passes for result in summary.tasks.values()}) > 1:
         notes.append(f"passes over their data: {', '.join(passes)}")
+    notes += round_notes(summary)
     if summary.failures:
         many = len(summary.failures)
         notes.append(f"{many} {'failure' if many == 1 else 'failures'} of clients; the report names them")
@@ -83,6 +84,24 @@ def result_notes(summary: RunSummary) -> list[str]:
         from fedmtl.runs.energy import energy_words
 
         notes.append(f"energy: {energy_words(summary.energy)}")
+    return notes
+
+
+def round_notes(summary: RunSummary) -> list[str]:
+    """Which round was best and how to use it, and what became of tasks that were stopped early."""
+    notes = []
+    for task, stop in summary.stops.items():
+        result = summary.tasks.get(task)
+        now = number(result.final.get(result.metric)) if result else "–"
+        then = number(stop.stop_score) if stop.stop_score is not None else "–"
+        notes.append(
+            f"{task} stopped after round {stop.round}, at {then}; its head and layers are those of round"
+            f" {stop.best_round}, which scored {number(stop.score)}; its last score is {now}"
+        )
+    best = summary.averages["overall"].best if summary.averages else None
+    if summary.stops or (best is not None and best.round != summary.rounds):
+        where = f"best overall score {number(best.value)} after round {best.round}; " if best else ""
+        notes.append(f"{where}`fedmtl evaluate {summary.name} --round best` opens the best round, as other commands do")
     return notes
 
 

@@ -221,6 +221,8 @@ def prune_run(run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str]
         return Pruned(config, (size, size))
     smaller = cut(saved, wanted.ffn, wanted.layers, wanted.heads)
     name = f"ffn{wanted.ffn:g}-layers{wanted.layers}" + (f"-heads{wanted.heads:g}" if wanted.heads else "")
+    if run.model_folder is not None:
+        name = f"{run.model_folder.name}-{name}"
     folder = run.path / "cut" / name
     config = _config(run, wanted, epochs, overrides, write_cut(smaller, folder.absolute()), smaller)
     return Pruned(config, (size, count_parameters(smaller.weights)))

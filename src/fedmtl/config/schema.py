@@ -112,6 +112,11 @@ class TrainingConfig(Section):
         "constant", description="How the learning rate falls over all rounds."
     )
     warmup_rounds: NonNegative = Field(0.0, description="Rounds, or part of one, over which it rises from 0.")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="The round whose model a run ends with: its last, or the one with the best overall score (for a"
+        " task that was stopped early, its best round).",
+    )
     step_rounds: Count = Field(10, description="With `step`: rounds between two drops.")
     step_factor: Fraction = Field(0.1, description="With `step`: what each drop multiplies by.")
     task_weight_in: Literal["averaging", "loss"] = Field(
@@ -278,7 +283,9 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: Whole = Field(0, description="Keep every n-th round besides the last and the best.")
+    every: Whole = Field(
+        0, description="Keep every n-th round besides the last two and the best; `--round N` opens them."
+    )
 
 
 class ComputeConfig(Section):

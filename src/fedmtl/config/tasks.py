@@ -96,7 +96,8 @@ class TaskConfig(Section):
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
     patience: Count | None = Field(
         None,
-        description="Evaluations without a better score before the task's head is fixed at its best round.",
+        description="Evaluations without a better score before the task stops: its head, and layers that no other task"
+        " shares, go back to its best round and stay. Rounds count from the first one after training.warmup_rounds.",
     )
     auxiliary: bool = Field(False, description="Trains the encoder but does not count in the overall score.")
     from_round: Count = Field(1, description="First round in which the task is trained.")

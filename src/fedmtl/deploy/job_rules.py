@@ -282,6 +282,9 @@ class JobRules:
         )
         if not is_whole or not all(isinstance(depth, dict) for depth in plan.groups):
             raise PolicyError("the job's sharing plan is not one").coded("job_plan")
+        tasks = self._welcomed.config.tasks
+        if not isinstance(plan.stopped, tuple) or not all(task in tasks for task in plan.stopped):
+            raise PolicyError("the job's plan stops a task that the config does not have").coded("job_plan")
         if plan.groups != self._plan.groups:
             raise PolicyError("the job's groups of tasks are not those of the server's config").coded("job_plan")
         for name in self._names:

@@ -31,6 +31,7 @@ from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.resume import opened_events, take_up
 from fedmtl.federation.checkpoint import save_checkpoint
+from fedmtl.federation.client import drop_best, store_best
 from fedmtl.federation.client_evaluation import client_evaluator
 from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import (
@@ -47,13 +48,14 @@ from fedmtl.federation.messages import (
 )
 from fedmtl.federation.server import RoundFailed, rounds
 from fedmtl.model.saved import save_model
+from fedmtl.predict.rounds import best_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.energy import Meter, total_energy
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
-from fedmtl.sharing.plan import weights_sha256
+from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.timing import timed
@@ -281,18 +283,31 @@ def _record(round_: Round, seconds: float, run: RunFolder, log: Log, prepared: P
     for event in events:
         log(event)
     append_results(run, events)
-    save_checkpoint(run.checkpoints, round_.state, keep_every=prepared.config.checkpoint.every)
+    _save_state(round_.state, run, prepared)
+
+
+def _save_state(state: State, run: RunFolder, prepared: Prepared) -> None:
+    """Save the checkpoint; the best rounds' stay, and with them what clients of this run folder have of these rounds.
+
+    A task that may stop early has a best round itself.
+    """
+    patient = [name for name, task in prepared.server.tasks.items() if task.patience is not None]
+    best = {state.progress[name].best_round for name in patient if name in state.progress}
+    best.add(state.best_overall[0] if state.best_overall else None)
+    keep = {number for number in best if number is not None}
+    has_personal = any(level == "client" for _, level in state.plan.rules)
+    if has_personal and state.round in keep:
+        for client, accepted in state.accepted.items():
+            store_best(run.clients / client, accepted, state.round)
+    save_checkpoint(run.checkpoints, state, keep_every=prepared.config.checkpoint.every, keep=keep)
+    # Not before: a run that is killed here goes on from the checkpoint before, and its best round.
+    for client in state.accepted if has_personal else ():
+        drop_best(run.clients / client, keep)
 
 
 def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: str, reason: str | None) -> None:
-    save_model(
-        run.model,
-        prepared.encoder,
-        prepared.server.tasks,
-        state.plan,
-        state.weights,
-        prepared.config.model,
-    )
+    plan, weights = _final_model(prepared, state, run, log)
+    save_model(run.model, prepared.encoder, prepared.server.tasks, plan, weights, prepared.config.model)
     log(log.meter.take())
     events = read_events(run)
     seconds = sum(event.seconds or 0.0 for event in events if isinstance(event, RoundEvent))
@@ -302,8 +317,18 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
             reason=reason,
             rounds=state.round,
             seconds=seconds,
-            weights_sha256=weights_sha256(state.weights),
+            weights_sha256=weights_sha256(weights),
             energy=total_energy(events, prepared.config.energy.grams_per_kwh),
         )
     )
     write_report(run.path)
+
+
+def _final_model(prepared: Prepared, state: State, run: RunFolder, log: Log) -> tuple[SharingPlan, Weights]:
+    """What the run ends with; where the best round cannot be opened, the last one, and the run says so."""
+    if prepared.config.training.keep == "best" and state.progress:
+        try:
+            return best_model(run, prepared.server.tasks, prepared.server.names)
+        except FedmtlError as error:
+            log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
+    return state.plan, state.weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +23,8 @@ from fedmtl.federation.messages import Progress, State
 from fedmtl.foreign import excerpt, parse_json, parse_record, read_record
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs.folder import write_atomic
-from fedmtl.sharing.plan import Extra, Key, PlanRecord, Weights, from_slots, is_personal, owner_task, to_slots
+from fedmtl.sharing.plan import Extra, Key, PlanRecord, Weights, from_slots, is_personal, to_slots
 
-BEST = "best_head."
 REMEDY = "put back whole copies of its two files"
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
@@ -66,24 +65,19 @@ class Checkpoint:
     broken: tuple[str, ...] = ()
 
 
-def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
+def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0, keep: Collection[int] = ()) -> None:
     """Write the state; the JSON comes last, so a checkpoint without it does not count.
 
-    The last two, the best by overall score and every `keep_every`-th round stay, others are removed: clients keep what
-    is theirs for two rounds, so a run whose last checkpoint breaks goes on from the one before.
+    The last two, the best by overall score, those to `keep` and every `keep_every`-th round stay, others are removed:
+    clients keep what is theirs for two rounds, so a run whose last checkpoint breaks goes on from the one before.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = folder / f"{_stem(state.round)}.safetensors"
-    slots = {
-        "weights": state.weights,
-        **to_slots(state.extra),
-        **{BEST + task: progress.best_head for task, progress in state.progress.items()},
-    }
-    digest = save_tensors(tensors, slots)
+    digest = save_tensors(tensors, {"weights": state.weights, **to_slots(state.extra)})
     record = {
         "round": state.round,
         "plan": state.plan.to_dict(),
-        "progress": {task: _progress_to_dict(progress) for task, progress in state.progress.items()},
+        "progress": {task: asdict(progress) for task, progress in state.progress.items()},
         "accepted": dict(state.accepted),
         "best_overall": state.best_overall,
         "extra": {name: dict(extra.values) for name, extra in state.extra.items()},
@@ -92,9 +86,9 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
     record["digest"] = _digest(record)
     write_atomic(folder / f"{_stem(state.round)}.json", json.dumps(record, indent=1).encode())
     best = state.best_overall[0] if state.best_overall else None
-    earlier = [number for number in _rounds(folder) if number < state.round]
+    earlier = [number for number in saved_checkpoints(folder) if number < state.round]
     for number in earlier:
-        if number not in (max(earlier), best) and not (keep_every and number % keep_every == 0):
+        if number not in (max(earlier), best, *keep) and not (keep_every and number % keep_every == 0):
             (folder / f"{_stem(number)}.json").unlink(missing_ok=True)
             (folder / f"{_stem(number)}.safetensors").unlink(missing_ok=True)
 
@@ -102,10 +96,10 @@ def save_checkpoint(folder: Path, state: State, *, keep_every: int = 0) -> None:
 def load_checkpoint(folder: Path, round_number: int | None = None) -> State | None:
     """The state of that round, or of the last one; None where there is none. A broken one is an error."""
     if round_number is None:
-        rounds = _rounds(folder)
+        rounds = saved_checkpoints(folder)
         return _load(folder, max(rounds)) if rounds else None
     if not (folder / f"{_stem(round_number)}.json").exists():
-        saved = ", ".join(map(str, sorted(_rounds(folder)))) or "none"
+        saved = ", ".join(map(str, saved_checkpoints(folder))) or "none"
         raise FedmtlError(f"{folder}: no checkpoint of round {round_number}; saved: {saved}")
     return _load(folder, round_number)
 
@@ -113,7 +107,7 @@ def load_checkpoint(folder: Path, round_number: int | None = None) -> State | No
 def last_whole_checkpoint(folder: Path) -> Checkpoint:
     """What a resume goes on from; where every checkpoint is broken, the last one's error."""
     broken: list[FedmtlError] = []
-    for number in sorted(_rounds(folder), reverse=True):
+    for number in reversed(saved_checkpoints(folder)):
         try:
             return Checkpoint(_load(folder, number), tuple(map(str, broken)))
         except FedmtlError as error:
@@ -143,7 +137,7 @@ def check_state(
             " with the run's own config.yaml"
         )
 
-    unknown = [task for task in state.progress if task not in tasks]
+    unknown = [task for task in (*state.progress, *state.plan.stopped) if task not in tasks]
     if unknown:
         raise refuse(f"it has a task {unknown[0]}")
     views = state.plan.keys(names, tasks, "").values()
@@ -151,15 +145,10 @@ def check_state(
     odd = sorted(expected ^ set(state.weights))
     if odd:
         raise refuse(f"{'it lacks' if odd[0] in expected else 'it has'} {odd[0].name} of scope {odd[0].scope}")
-    slots: dict[str, Mapping[Key, Tensor]] = {"weights": state.weights}
-    slots |= {task: progress.best_head for task, progress in state.progress.items()}
-    for slot, values in slots.items():
-        for key, value in values.items():
-            problem = _misfit(key, value, names)
-            if slot in state.progress and owner_task(key.name) != slot:
-                problem = "is not the head's"
-            if problem is not None:
-                raise refuse(f"{slot}: {key.name} {problem}")
+    for key, value in state.weights.items():
+        problem = _misfit(key, value, names)
+        if problem is not None:
+            raise refuse(f"weights: {key.name} {problem}")
     for name, extra in state.extra.items():
         for slot, values in extra.tensors.items():
             for key, value in values.items():
@@ -231,9 +220,7 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
         weights=slots.get("weights", {}),
         plan=record.plan.to_plan(),
         progress={
-            task: Progress(
-                tuple(saved.scores), saved.best_round, saved.best_score, slots.get(BEST + task, {}), saved.stopped_round
-            )
+            task: Progress(tuple(saved.scores), saved.best_round, saved.best_score, saved.stopped_round)
             for task, saved in record.progress.items()
         },
         accepted=record.accepted,
@@ -242,15 +229,10 @@ def _state(record: _Record, slots: dict[str, Weights]) -> State:
     )
 
 
-def _progress_to_dict(progress: Progress) -> dict[str, Any]:
-    values = asdict(Progress(progress.scores, progress.best_round, progress.best_score, {}, progress.stopped_round))
-    del values["best_head"]
-    return values
-
-
-def _rounds(folder: Path) -> list[int]:
+def saved_checkpoints(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint, in their order."""
     names = (re.fullmatch(r"round-(\d{4,9})", path.stem) for path in folder.glob("round-*.json"))
-    return [int(match[1]) for match in names if match]
+    return sorted(int(match[1]) for match in names if match)
 
 
 def _stem(number: int) -> str:

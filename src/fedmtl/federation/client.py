@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +49,8 @@ from fedmtl.training.local_method import LocalMethods, LocalSettings
 from fedmtl.training.optimizer import Slots
 
 OPTIMIZER = "optimizer."
+# The values that stay at the client.
+VALUES = "values"
 # Which token rows the optimizer's and the methods' values of the table are of.
 TABLE_ROWS = "table_rows"
 
@@ -104,7 +106,7 @@ def open_job(job: Job, site: Site) -> Opened:
     return Opened(
         settings,
         state,
-        _gather(job, site, state.get("values", {})),
+        _gather(job, site, state.get(VALUES, {})),
         {task: site.train_shard(job.client, task) for task in job.tasks},
         methods,
         update_filters(settings.methods, job.codecs.filters),
@@ -164,7 +166,7 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         **extra_slots(trained.stored),
     }
     tables = [key for tensors in fresh.values() for key in tensors if key.name == site.model.table]
-    fresh |= {"values": personal, **({TABLE_ROWS: dict.fromkeys(tables, _rows(job))} if tables else {})}
+    fresh |= {VALUES: personal, **({TABLE_ROWS: dict.fromkeys(tables, _rows(job))} if tables else {})}
     # What belongs to tasks that rest this round stays as it was.
     merged = {slot: {**state.get(slot, {}), **fresh.get(slot, {})} for slot in {**state, **fresh}}
     save_state(site.folder / job.client, job.round, {**merged, **filtered}, job.state_round)
@@ -209,13 +211,13 @@ def _train(job: Job, site: Site) -> Update:
     after = {key: value.cpu() for key, value in bound.weights().items()}
     personal = {key: value.clone() for key, value in after.items() if is_personal(key)}
     # Against what came, however coarse: the server adds it to its weights, which were never rounded.
-    delta = {key: after[key] - values[key] for key in after if key not in personal and key.scope != "fixed"}
+    delta = {key: after[key] - values[key] for key in after if key not in personal and job.plan.trains(key)}
     return close_job(job, site, opened, delta, personal, trained)
 
 
 def _evaluate(job: Job, site: Site) -> Update:
     state = load_state(site.folder / job.client, job.state_round)
-    values = _gather(job, site, state.get("values", {}))
+    values = _gather(job, site, state.get(VALUES, {}))
     bound = BoundModel(site.model, job.plan, job.tasks, job.client, values, job.rows, site.device, read=True)
     sums = {}
     counts = {}
@@ -306,6 +308,42 @@ def save_state(folder: Path, round_number: int, slots: Mapping[str, Mapping[Key,
             path.unlink(missing_ok=True)
 
 
+def store_best(folder: Path, accepted: int, round_number: int) -> None:
+    """Copy a client's values, which it saved in round `accepted`, as those of a best round of the run.
+
+    The optimizer's state is not copied: nobody goes on from there.
+    """
+    path = _state_path(folder, accepted)
+    values = load_tensors(path).get(VALUES, {}) if path.exists() else {}
+    if values:
+        save_tensors(_best_path(folder, round_number), {VALUES: values})
+
+
+def drop_best(folder: Path, rounds: Collection[int]) -> None:
+    """Remove the copies of a client's values, but for those of these rounds."""
+    for path in folder.glob("best-*.safetensors"):
+        if path not in [_best_path(folder, number) for number in rounds]:
+            path.unlink(missing_ok=True)
+
+
+def load_values(folder: Path, accepted: int, round_number: int) -> Weights:
+    """What stays at a client, as it was after the run's round `round_number`; it was last accepted in `accepted`."""
+    saved = saved_rounds(folder)
+    for path in (_best_path(folder, round_number), _state_path(folder, accepted)):
+        if path.exists():
+            return load_tensors(path).get(VALUES, {})
+    if saved:
+        raise FedmtlError(
+            f"--client {folder.name}: its values after round {round_number} are no longer stored, only those of"
+            f" {_spell(saved)} and of the best round; write --round last or best"
+        )
+    return {}
+
+
+def _best_path(folder: Path, round_number: int) -> Path:
+    return folder / f"best-{round_number:04d}.safetensors"
+
+
 class InitialValues:
     """What a site's model starts with, by canonical name; digests are made when they are first needed."""
 
@@ -375,9 +413,13 @@ def follow_plan(
 ) -> dict[str, Weights]:
     """The slots of client state under this plan's keys. What a task that rests would have got is dropped.
 
-    So is what belongs to a value that is fixed now.
+    So is what belongs to a value that does not train any more, other than the value itself.
     """
-    return {slot: _follow(values, plan, tasks, client) for slot, values in slots.items()}
+    followed = {slot: _follow(values, plan, tasks, client) for slot, values in slots.items()}
+    return {
+        slot: {key: value for key, value in values.items() if slot == VALUES or plan.trains(key)}
+        for slot, values in followed.items()
+    }
 
 
 def _follow(values: Weights, plan: SharingPlan, tasks: Sequence[str], client: str) -> Weights:

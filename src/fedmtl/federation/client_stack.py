@@ -28,7 +28,8 @@ def stack_label(job: Job, site: Site) -> str | None:
     """What jobs of one stack have in common; None for one that must be run by itself."""
     if job.kind != "train" or not is_stackable(job.settings["methods"], len(job.tasks)):
         return None
-    label = stacks_with(site.model, job.tasks, job.plan.keys(site.model.canonical(), job.tasks, job.client))
+    views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
+    label = stacks_with(site.model, job.tasks, views, job.plan)
     if label is None or len(job.tasks) == 1:
         return label
     # Of several tasks a step is of one, another one at each client.
@@ -66,12 +67,15 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
         return error
     views = job.plan.keys(site.model.canonical(), job.tasks, job.client)
     keys = {name: key for view in views.values() for name, key in view.items()}
-    trained = [name for task, view in views.items() for name in reached(site.model, task, view)]
+    fixed = frozenset(name for name, key in keys.items() if not job.plan.trains(key))
+    trained = [name for task, view in views.items() for name in reached(site.model, task, view, fixed)]
     saved = named_state(optimizer_slots(opened), keys, trained)
     if saved is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)
-    return _Entered(job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, saved, job.extra))
+    return _Entered(
+        job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, saved, job.extra, fixed)
+    )
 
 
 def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:
@@ -108,7 +112,7 @@ def _answer(
     delta = {
         key: outcome.delta[name] if name in outcome.delta else torch.zeros_like(before[key])
         for name, key in keys.items()
-        if key not in personal and key.scope != "fixed"
+        if key not in personal and name not in entered.member.fixed
     }
     try:
         update = close_job(entered.job, site, entered.opened, delta, personal, outcome.trained)

@@ -128,12 +128,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Progress:
-    """A task's way so far: main metric by round, the best one with its head, and when it was stopped."""
+    """A task's way so far: main metric by round, the best one, and when it was stopped."""
 
     scores: tuple[tuple[int, float | None], ...] = ()
     best_round: int | None = None
     best_score: float | None = None
-    best_head: Mapping[Key, Tensor] = field(default_factory=dict)
     stopped_round: int | None = None
 
 

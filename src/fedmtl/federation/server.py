@@ -33,7 +33,7 @@ from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod,
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
-from fedmtl.sharing.plan import NO_EXTRA, Extra, Weights, owner_task
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Weights
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalSettings
@@ -428,10 +428,7 @@ def _advance(state: State, task: Task, progress: Progress, evaluation: Evaluatio
         return progress
     if progress.best_score is not None and score <= progress.best_score:
         return progress
-    head = {}
-    if task.patience is not None:
-        head = {key: value for key, value in state.weights.items() if owner_task(key.name) == task.name}
-    return replace(progress, best_round=state.round, best_score=score, best_head=head)
+    return replace(progress, best_round=state.round, best_score=score)
 
 
 def _best_overall(state: State, evaluation: Evaluation) -> tuple[int, float] | None:

@@ -42,7 +42,7 @@ class Expected:
 
 def expect(job: Job, info: ClientInfo | None = None) -> Expected:
     """What the answer to a job may hold, of a client of which `info` is known; without it counts are not bounded."""
-    tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if key.scope != "fixed"}
+    tensors = {key: (tensor.shape, tensor.dtype) for key, tensor in job.weights.items() if job.plan.trains(key)}
     methods = job.settings.get("methods", {})
     known = {} if info is None else info.num_examples if job.kind == "train" else info.num_validation
     pairs = bool(job.settings.get("share_pairs", False))

@@ -186,7 +186,13 @@ class Rule:
         return calm[0] if calm else finer[-1] if finer else None
 
     def merge(self, level: str, agreement: Mapping[str, float]) -> str | None:
-        """The coarsest level at which all pairs that would come to share are known to agree."""
+        """The coarsest level at which all pairs that would come to share are known to agree.
+
+        What a stopped task has for itself does not move, so that it is not merged either.
+        """
+        here = SharingPlan((("*", level),), self.plan.groups)
+        if any(here.key("", task, "").scope == f"task:{task}" for task in self.plan.stopped):
+            return None
         for other, pairs in self.pairs.items():
             joined = pairs - self.pairs[level]
             if self.is_finer(level, other) and all(

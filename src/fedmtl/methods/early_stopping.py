@@ -1,12 +1,16 @@
-"""Early stopping per task: its head is fixed at its best round, and its clients go on training the encoder through it.
+"""Early stopping per task: all values that are the task's alone go back to its best round and stay there.
 
-Adapters are fixed with the head they were trained with. Which round was a task's best is followed by the core
-(`federation/server.py`).
+These are its head, its adapters and the layers that no other task shares. What it shares with others goes on moving,
+and its clients go on training that through its head; so a stopped task's score may still change, and `--round best`
+opens the whole model of its best round. A head that stays at a client stops as it is then: the server has no other.
+
+A task's rounds count from the first one after warm-up in which it trains: before that its head says little, and the
+best of those scores is an accident.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -15,66 +19,106 @@ from fedmtl.capabilities import Capability
 from fedmtl.federation.messages import Evaluation, Progress, State
 from fedmtl.federation.server_method import ServerMethod, ServerSetup, Step
 from fedmtl.runs.events import EarlyStopEvent
-from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, Weights, move, owner_task
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights, owner_task
 from fedmtl.tasks.task import Task
 
 NAME = "early_stopping"
 
 
 class EarlyStopping(ServerMethod):
-    """Fixes the head of every task that has run out of patience."""
+    """Stops every task that has run out of patience.
+
+    `first_rounds` gives each task's first round that counts. The state's extra has, for every task that may still stop,
+    its values as they were in its best round.
+    """
 
     name = NAME
     phase = "plan"
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Mapping[str, Task], first_rounds: Mapping[str, int]) -> None:
+        self._tasks = {name: task for name, task in tasks.items() if task.patience is not None}
+        self.first_rounds = first_rounds
 
     def after_evaluation(self, state: State, evaluation: Evaluation) -> Step:
-        due = [name for name, task in self._tasks.items() if _is_due(state.progress[name], task)]
-        for name in due:
-            state = _fix_head(state, name, list(self._tasks))
-        events = [
-            EarlyStopEvent(
-                round=state.round,
-                task=name,
-                best_round=state.progress[name].best_round,
-                score=state.progress[name].best_score,
-            )
-            for name in due
-        ]
+        events = []
+        for name, task in self._tasks.items():
+            if state.progress[name].stopped_round is not None:
+                continue
+            state = self._remember(state, name)
+            if _is_due(state.progress[name], task):
+                progress = state.progress[name]
+                state = _stop(state, name)
+                events.append(
+                    EarlyStopEvent(
+                        round=state.round,
+                        task=name,
+                        best_round=progress.best_round,
+                        score=progress.best_score,
+                        stop_score=progress.scores[-1][1],
+                    )
+                )
         return Step(state, tuple(events))
+
+    def _remember(self, state: State, task: str) -> State:
+        """The state with the task's values of a best round; a round that does not count is none."""
+        progress = state.progress[task]
+        if state.round < self.first_rounds[task]:
+            fresh = replace(progress, best_round=None, best_score=None)
+            return replace(state, progress={**state.progress, task: fresh})
+        if progress.best_round != state.round:
+            return state
+        values = {key: value for key, value in state.weights.items() if _belongs(key, task)}
+        return _with_best(state, task, values)
+
+    def check(self, extra: Extra) -> None:
+        if extra.values or not set(extra.tensors) <= set(self._tasks):
+            raise ValueError("early stopping has the best values of tasks with patience alone")
+
+
+def _belongs(key: Key, task: str) -> bool:
+    """Whether the server's value is of one task alone."""
+    return key.scope == f"task:{task}" or owner_task(key.name) == task
+
+
+def _with_best(state: State, task: str, values: Weights) -> State:
+    known = state.extra.get(NAME, NO_EXTRA).tensors
+    tensors = {name: found for name, found in known.items() if name != task} | ({task: values} if values else {})
+    return state.with_extra(NAME, Extra(tensors=tensors))
 
 
 def _is_due(progress: Progress, task: Task) -> bool:
-    if task.patience is None or progress.stopped_round is not None or progress.best_round is None:
+    if progress.best_round is None:
         return False
     since = [round_number for round_number, _ in progress.scores if round_number > progress.best_round]
-    return len(since) >= task.patience
+    return len(since) >= (task.patience or 0)
 
 
-def _fix_head(state: State, task: str, tasks: Sequence[str]) -> State:
-    plan = state.plan.with_rule(f"{HEADS}{task}.*", "fixed")
-    if any(key.name.startswith(f"{ADAPTERS}{task}.") for key in state.weights):
-        plan = plan.with_rule(f"{ADAPTERS}{task}.*", "fixed")
-    progress = state.progress[task]
-    weights = move({**state.weights, **progress.best_head}, state.plan, plan, tasks)
+def _stop(state: State, task: str) -> State:
+    best = state.extra.get(NAME, NO_EXTRA).slot(task)
+    state = _with_best(state, task, {})
+    plan = replace(state.plan, stopped=(*state.plan.stopped, task))
+    # A layer that was the task's in its best round may be shared since then.
+    restored = {key: value for key, value in best.items() if key in state.weights and _belongs(key, task)}
 
-    def others(values: Mapping[Key, Tensor]) -> Weights:
-        return {key: value for key, value in values.items() if owner_task(key.name) != task}
+    def moving(values: Mapping[Key, Tensor]) -> Weights:
+        return {key: value for key, value in values.items() if plan.trains(key)}
 
-    stopped = replace(progress, stopped_round=state.round, best_head={})
     return replace(
         state,
         plan=plan,
-        weights=weights,
-        extra={name: extra.changed(others) for name, extra in state.extra.items()},
-        progress={**state.progress, task: stopped},
+        weights={**state.weights, **restored},
+        extra={name: extra.changed(moving) for name, extra in state.extra.items()},
+        progress={**state.progress, task: replace(state.progress[task], stopped_round=state.round)},
     )
 
 
 def _open(setup: ServerSetup) -> EarlyStopping | None:
-    return EarlyStopping(setup.tasks) if any(task.patience is not None for task in setup.tasks.values()) else None
+    if all(task.patience is None for task in setup.tasks.values()):
+        return None
+    after_warmup = int(setup.config.training.warmup_rounds) + 1
+    configured = setup.config.tasks
+    first = {name: max(after_warmup, configured[name].from_round) for name in setup.tasks}
+    return EarlyStopping(setup.tasks, first)
 
 
 CAPABILITY = Capability(NAME, server=_open)

@@ -101,9 +101,9 @@ def share_after(settings: PruningConfig, round_number: int) -> float:
 def prune(state: State, settings: PruningConfig, names: Collection[str]) -> State:
     """The state with what was pruned at zero again, whoever moved it, and as many more as are due after its round.
 
-    A weight that was pruned stays so. What has become fixed is left as it is, and not counted any more.
+    A weight that was pruned stays so. What does not train any more is left as it is, and not counted any more.
     """
-    keys = [key for key in state.weights if key.name in names and key.scope != "fixed"]
+    keys = [key for key in state.weights if key.name in names and state.plan.trains(key)]
     before = pruned_weights(state)
     pruned = {key: before[key] for key in keys if key in before}
     if settings.start_round <= state.round < settings.start_round + settings.rounds:

@@ -272,6 +272,10 @@ class Buffers:
         return known[:size]
 
 
+# Bytes; torch allocates memory so.
+ALIGNED = 64
+
+
 @dataclass(frozen=True)
 class Flat:
     """A buffer of values, and the span of each key in it, in order."""
@@ -318,10 +322,11 @@ def flat_order(views: Mapping[str, Mapping[str, Key]], keys: Iterable[Key], plai
 class BoundModel:
     """Puts a slice's values into the model, and switches those that differ between tasks.
 
-    Where a layer is at level group or task, a client with several tasks holds several values of it; `use`
-    makes one task's the current ones. Fixed values take no gradient. The others are views of one buffer, `flat`, which
-    comes from `buffers` and is valid until the next model is bound with them. A model that is only `read` shares the
-    memory of the weights it was given.
+    Where a layer is at level group or task, a client with several tasks holds several values of it; `use` makes one
+    task's the current ones. Values that do not train take no gradient. The others are views of one buffer, `flat`,
+    which comes from `buffers` and is valid until the next model is bound with them. A model that is only `read` shares
+    the memory of the weights it was given, where they are aligned: how a CPU rounds a product depends on it, and scores
+    would else depend on where a value lies in a file.
     """
 
     @timed("binding")
@@ -339,11 +344,12 @@ class BoundModel:
         read: bool = False,
     ) -> None:
         self.model = model
+        self._is_read = read
         model.adds_gradients = False
         self.buffers = buffers or Buffers()
         self.views = plan.keys(model.canonical(), tasks, client)
         keys = dict.fromkeys(key for view in self.views.values() for key in view.values())
-        trained = [] if read else [key for key in keys if key.scope != "fixed"]
+        trained = [] if read else [key for key in keys if plan.trains(key)]
         order = flat_order(self.views, trained, undecayed(model))
         self.flat: Flat = flatten(weights, order, self.buffers, device)
         self.parameters: dict[Key, nn.Parameter] = {key: self._parameter(key, weights, device) for key in keys}
@@ -374,7 +380,9 @@ class BoundModel:
     def _parameter(self, key: Key, weights: Weights, device: torch.device | None) -> nn.Parameter:
         if key in self.flat.spans:
             return nn.Parameter(self.flat.values[self.flat.spans[key]].view(weights[key].shape))
-        return nn.Parameter(weights[key].detach().to(device), requires_grad=False)
+        value = weights[key].detach().to(device)
+        is_aligned = value.device.type != "cpu" or value.data_ptr() % ALIGNED == 0
+        return nn.Parameter(value if is_aligned or not self._is_read else value.clone(), requires_grad=False)
 
     def _check_positions(self) -> None:
         origin = self.model.position_origin

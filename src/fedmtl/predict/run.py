@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,16 @@ import numpy as np
 import torch
 
 from fedmtl.config.file import load_config
+from fedmtl.engines.local import CHUNK
 from fedmtl.errors import FedmtlError, ModelError
-from fedmtl.federation.checkpoint import load_checkpoint
-from fedmtl.federation.client import load_state
 from fedmtl.foreign import excerpt
-from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.multitask import BoundModel
-from fedmtl.model.saved import SavedModel, load_model
+from fedmtl.model.saved import SavedModel
 from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
+from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
-from fedmtl.sharing.plan import Weights
-from fedmtl.tasks.batches import Shard
+from fedmtl.runs.summary import Round
+from fedmtl.tasks.batches import Shard, sorted_batches
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
@@ -44,29 +44,27 @@ class LoadedRun:
     tasks: tuple[str, ...]
 
 
-def load_run(run: RunFolder | str | os.PathLike[str], client: str | None = None) -> LoadedRun:
-    """Load a run's final model, the run by its name in `runs/` or its folder.
+def load_run(
+    run: RunFolder | str | os.PathLike[str], client: str | None = None, round: Round | None = None
+) -> LoadedRun:
+    """Load a run's model, the run by its name in `runs/` or its folder.
 
-    Where values stay at clients, it is the model of the client that is named, with the tasks that client has.
+    Without a round it is the model that the run ended with; `best`, `last` or a number is that of the best round, the
+    last one, or any whose checkpoint is there. Where values stay at clients, it is the model of the client that is
+    named, with the tasks that client has.
     """
     if not isinstance(run, RunFolder):
         run = find_run(os.fspath(run))
-    # The folder may be anybody's: what it opens lies in it.
-    for part in (run.model, *((run.checkpoints, run.clients) if client else ())):
-        check_inside(part, run.path)
-    saved = load_model(run.model)
-    personal = _personal_weights(run, client) if client else {}
+    saved = load_round(run, round, client)
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
-    missing = {
-        task: [key for key in view.values() if key not in saved.weights and key not in personal]
-        for task, view in views.items()
-    }
+    missing = {task: [key for key in view.values() if key not in saved.weights] for task, view in views.items()}
     tasks = tuple(task for task, keys in missing.items() if not keys)
     if not tasks:
         first = next(key for keys in missing.values() for key in keys)
-        clients = _clients_with_values(run) or "none is here"
+        clients = clients_with_values(run) or "none is here, they are at the sites"
         raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {clients}")
-    return LoadedRun(saved, saved.bind(client or "", personal, tasks), run, tasks)
+    bound = BoundModel(saved.model, saved.plan, tasks, client or "", saved.weights, read=True)
+    return LoadedRun(saved, bound, run, tasks)
 
 
 def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
@@ -76,10 +74,14 @@ def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
-    """Score the run's validation examples again."""
+    """Score the run's validation examples again, as the run did on a CPU: to the last digit of results.csv."""
     wanted = [_task(loaded, task).name] if task else loaded.tasks
-    data = load_tasks(load_config(loaded.run.config))
-    return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
+    config = load_config(loaded.run.config)
+    data = load_tasks(config)
+    at_clients = config.evaluation.where == "clients" or any(level == "client" for _, level in loaded.saved.plan.rules)
+    how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
+    with _one_thread():
+        return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation, how) for name in wanted}
 
 
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
@@ -145,13 +147,38 @@ def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
     return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
 
 
-def score_examples(loaded: LoadedRun, task: Task, examples: Examples) -> Scores:
+@dataclass(frozen=True)
+class Scoring:
+    """Which examples are computed together: batches within chunks, of the longest texts first; None is one chunk."""
+
+    batch_size: int = 64
+    chunk: int | None = None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Meanwhile, sums come out as in a run, whose workers have one thread each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def score_examples(loaded: LoadedRun, task: Task, examples: Examples, how: Scoring | None = None) -> Scores:
     """Score one task on examples at hand."""
+    how = how or Scoring()
     with tempfile.TemporaryDirectory() as cache:
         tokenizer = loaded.saved.encoder.tokenizer
         folder, _ = tokenize(task, examples.texts, tokenizer, loaded.saved.max_length, Path(cache))
         shard = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
-        outputs, loss = predict(loaded.bound, task.name, shard, 64, CPU)
+        chunks = [shard.indices] if how.chunk is None else sorted_batches(shard, how.chunk)
+        parts = [
+            predict(loaded.bound, task.name, replace(shard, indices=chunk), how.batch_size, CPU) for chunk in chunks
+        ]
+    outputs = np.concatenate([part for part, _ in parts])[np.argsort(np.concatenate(chunks), kind="stable")]
+    loss = float(sum(part for _, part in parts))
     return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
 
 
@@ -161,23 +188,6 @@ def _task(loaded: LoadedRun, name: str) -> Task:
     if name not in loaded.tasks:
         raise FedmtlError(
             f"{loaded.run.name}: values of {name} stay at its clients; name one of them with --client:"
-            f" {_clients_with_values(loaded.run)}"
+            f" {clients_with_values(loaded.run)}"
         )
     return loaded.saved.tasks[name]
-
-
-def _personal_weights(run: RunFolder, client: str) -> Weights:
-    state = load_checkpoint(run.checkpoints)
-    accepted = state.accepted.get(client, 0) if state else 0
-    values = load_state(run.clients / client, accepted).get("values", {}) if accepted else {}
-    if not values:
-        others = _clients_with_values(run)
-        remedy = f"it is one of {others}" if others else "in this run no value stays at a client, so leave --client out"
-        raise FedmtlError(f"--client {client}: has no values of this run; {remedy}")
-    return values
-
-
-def _clients_with_values(run: RunFolder) -> str:
-    """Name the clients that have saved values, for a message."""
-    folders = [path for path in run.clients.glob("*") if any(path.glob("round-*.safetensors"))]
-    return ", ".join(sorted(path.name for path in folders))

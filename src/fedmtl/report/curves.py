@@ -137,5 +137,5 @@ def _marks(run: Run, task: str) -> list[Mark]:
     if trained and min(trained) > 1:
         marks.append(Mark(min(trained), "joins"))
     if task in run.stops:
-        marks.append(Mark(run.stops[task].round, f"head fixed, best round {run.stops[task].best_round}"))
+        marks.append(Mark(run.stops[task].round, f"stopped, best round {run.stops[task].best_round}"))
     return marks

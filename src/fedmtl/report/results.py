@@ -138,11 +138,28 @@ def _undefined_notes(run: Run) -> list[str]:
 
 
 def _stop_notes(run: Run) -> list[str]:
-    return [
-        f"{task} stopped early after round {stop.round}: its head stays as it was in round "
-        f"{stop.best_round}, which scored {score(stop.score)}; the encoder goes on."
-        for task, stop in run.stops.items()
-    ]
+    """Of a stopped task, its score then and now; and which round was best, if it was not the last."""
+    lines = []
+    for task, stop in run.stops.items():
+        then = "" if stop.stop_score is None else f" (score {score(stop.stop_score)})"
+        last = last_evaluation(run, task)
+        now = "is not scored again"
+        if last is not None and last.round > stop.round:
+            now = f"scores {score(last.metrics.get(main_metric(run, task)))} after round {last.round}"
+        lines.append(
+            f"{task} stopped early after round {stop.round}{then}: its head and the layers that are its alone stay as"
+            f" they were in round {stop.best_round}, which scored {score(stop.score)}. What it shares with other tasks"
+            f" goes on; it {now}."
+        )
+    overall = summarize(average(run, "overall"))
+    if run.stops or (overall.best_round is not None and overall.best_round != overall.final_round):
+        words = "" if overall.best_round is None else f"The best overall score is that of round {overall.best_round}. "
+        lines.append(
+            f"{words}`fedmtl evaluate {run.name} --round best` opens the best round's model"
+            f"{', of a stopped task that of its best round' if run.stops else ''}; so do predict, export, distill,"
+            " prune, quantize and measure."
+        )
+    return lines
 
 
 def _all_metrics(run: Run) -> list[Html]:

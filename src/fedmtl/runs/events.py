@@ -436,16 +436,20 @@ class PruningEvent(Event):
 @event_kind("early_stop")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopEvent(Event):
-    """A task stopped: its head stays as it was in its best round."""
+    """A task stopped: what no other task shares with it stays as it was in its best round, which scored `score`.
+
+    `stop_score` is that of the round after which it stopped.
+    """
 
     round: Round
     task: Text
     best_round: Round | None
     score: Number | None = field(default=None, metadata=NULL)
+    stop_score: Number | None = None
 
     def lines(self) -> Sequence[str]:
         score = "–" if self.score is None else f"{self.score:.3f}"
-        return [f"  {self.task}: head fixed at round {self.best_round} ({score})"]
+        return [f"  {self.task}: stopped; its head and layers stay as in round {self.best_round} ({score})"]
 
 
 # For observers only, never in the file.

@@ -131,9 +131,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where each part of one run lies; a part need not exist yet."""
+    """Where each part of one run lies; a part need not exist yet.
+
+    `model_folder` is that of another round's model, instead of the one that the run ended with.
+    """
 
     path: Path
+    model_folder: Path | None = None
 
     @property
     def name(self) -> str:
@@ -161,7 +165,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        return self.path / "model"
+        return self.model_folder or self.path / "model"
 
     @property
     def report(self) -> Path:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from fedmtl.errors import FedmtlError
 from fedmtl.runs.energy import total_energy
-from fedmtl.runs.event_lines import Event, last_of
+from fedmtl.runs.event_lines import Event, first_of, last_of
 from fedmtl.runs.events import (
     ClientsEvent,
     DataEvent,
+    EarlyStopEvent,
     EndEvent,
     EnergyTotals,
     EvaluationEvent,
@@ -26,6 +29,9 @@ from fedmtl.runs.events import (
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
 Metrics = dict[str, float | None]
+# Which round of a run: the best, the last, or one by its number.
+Round = str | int
+BEST, LAST = "best", "last"
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,45 @@ class Best:
 
     value: float
     round: int
+
+
+def parse_round(given: Round) -> Round:
+    """`best`, `last` or a round's number, which may be written in digits; anything else is an error."""
+    if given in (BEST, LAST):
+        return given
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 10:
+        return int(given)
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    raise FedmtlError(f"--round {given}: is no round; write best, last, or a round's number")
+
+
+def best_overall(events: Iterable[Event]) -> Best | None:
+    """The best overall score of a run and the first round that has it; None where no round has one."""
+    scored = {event.round: event.overall for event in events if isinstance(event, RoundEvent)}
+    known = {number: value for number, value in scored.items() if value is not None}
+    number = max(known, key=lambda number: (known[number], -number), default=None)
+    return None if number is None else Best(known[number], number)
+
+
+def early_stops(events: Iterable[Event]) -> dict[str, EarlyStopEvent]:
+    """The tasks that were stopped early, each with its event."""
+    return {event.task: event for event in events if isinstance(event, EarlyStopEvent)}
+
+
+def task_rounds(events: Sequence[Event], given: Round, name: str = "the run") -> dict[str, int]:
+    """The round that each task's model is of: with `best` a stopped task's best one, and for others the run's."""
+    start, given = first_of(events, StartEvent), parse_round(given)
+    tasks = list(start.tasks) if start else []
+    finished = [event.round for event in events if isinstance(event, RoundEvent)]
+    if given != BEST:
+        number = max(finished, default=0) if given == LAST else given
+        return dict.fromkeys(tasks, int(number))
+    best = best_overall(events)
+    stopped = {task: event.best_round for task, event in early_stops(events).items() if event.best_round is not None}
+    if best is None and set(tasks) - set(stopped):
+        raise FedmtlError(f"--round best: no round of {name} has an overall score; write --round last, or a number")
+    return {task: stopped[task] if task in stopped or best is None else best.round for task in tasks}
 
 
 @dataclass(frozen=True)
@@ -94,6 +139,7 @@ class RunSummary:
     parameters: int | None
     weights_sha256: str | None
     energy: EnergyTotals | None = None
+    stops: dict[str, EarlyStopEvent] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What `fedmtl run --json` prints."""
@@ -118,8 +164,46 @@ class RunSummary:
         }
 
 
-def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
-    """The summary of a run, finished or not; bytes and seconds count every round."""
+def summarize(events: Sequence[Event], name: str = "", round: Round | None = None) -> RunSummary:
+    """The summary of a run, finished or not; bytes and seconds count every round.
+
+    With a round, `final`, `overall` and `classification` are of that round, which must have been scored.
+    """
+    summary = _summarize(events, name)
+    return summary if round in (None, LAST) else _at_round(summary, events, round or 0)
+
+
+def _at_round(summary: RunSummary, events: Sequence[Event], given: Round) -> RunSummary:
+    rounds = task_rounds(events, given, summary.name)
+    scored = {(event.task, event.round): event for event in events if isinstance(event, EvaluationEvent)}
+    for task, number in rounds.items():
+        if (task, number) not in scored:
+            known = sorted(at for name, at in scored if name == task)
+            raise FedmtlError(
+                f"--round {given}: {summary.name} was not scored after round {number}; it was after"
+                f" {', '.join(map(str, known)) or 'none'}"
+            )
+    tasks = {
+        name: replace(task, final=dict(event.metrics), marked=event.marked)
+        for name, task in summary.tasks.items()
+        if (event := scored[name, rounds[name]])
+    }
+    start = last_of(events, StartEvent) or StartEvent()
+    counted = [task for name, task in tasks.items() if not start.tasks[name].auxiliary]
+    return replace(
+        summary,
+        tasks=tasks,
+        overall=_mean([task.final.get(task.metric) for task in counted]),
+        classification=_mean([task.final["accuracy"] for task in counted if "accuracy" in task.final]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _summarize(events: Sequence[Event], name: str) -> RunSummary:
     start = last_of(events, StartEvent) or StartEvent()
     plan, end = last_of(events, PlanEvent), last_of(events, EndEvent) or EndEvent()
     rounds = [event for event in events if isinstance(event, RoundEvent)]
@@ -152,6 +236,7 @@ def summarize(events: Sequence[Event], name: str = "") -> RunSummary:
         parameters=None if plan is None or plan.total is None else plan.total + plan.at_clients,
         weights_sha256=end.weights_sha256,
         energy=end.energy or total_energy(events),
+        stops=early_stops(events),
     )
 
 

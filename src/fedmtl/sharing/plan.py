@@ -103,10 +103,12 @@ class SharingPlan:
 
     `rules` are `(pattern, level)` pairs over parameter names, of which the first match wins. `groups` gives, for each
     depth of the tree of groups, the path of every task's group; one outside all of them shares with its clients only.
+    `stopped` names tasks whose values do not move any more, those that they share with other tasks excepted.
     """
 
     rules: tuple[tuple[str, str], ...]
     groups: tuple[Mapping[str, str], ...] = ()
+    stopped: tuple[str, ...] = ()
 
     def level(self, name: str) -> str:
         """Return the level of a parameter: all, group, group.N, task, client or fixed."""
@@ -135,9 +137,20 @@ class SharingPlan:
             for task in tasks
         }
 
+    def trains(self, key: Key) -> bool:
+        """Return whether training moves the value: it is neither fixed nor a stopped task's alone."""
+        if key.scope == "fixed" or not self.stopped:
+            return key.scope != "fixed"
+        kind, _, rest = key.scope.partition(":")
+        return not (kind == "task" and rest in self.stopped) and owner_task(key.name) not in self.stopped
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in JSON's types."""
-        return {"rules": [list(rule) for rule in self.rules], "groups": [dict(depth) for depth in self.groups]}
+        plain: dict[str, Any] = {
+            "rules": [list(rule) for rule in self.rules],
+            "groups": [dict(depth) for depth in self.groups],
+        }
+        return plain | ({"stopped": list(self.stopped)} if self.stopped else {})
 
     @staticmethod
     def from_dict(values: Any) -> SharingPlan:
@@ -170,9 +183,10 @@ class PlanRecord(BaseModel):
         ]
     ]
     groups: list[dict[str, str]]
+    stopped: list[Annotated[str, Field(max_length=1000)]] = Field(default_factory=list)
 
     def to_plan(self) -> SharingPlan:
-        return SharingPlan(tuple(self.rules), tuple(self.groups))
+        return SharingPlan(tuple(self.rules), tuple(self.groups), tuple(self.stopped))
 
     @property
     def has_its_groups(self) -> bool:

@@ -28,11 +28,15 @@ class Load:
 
 @dataclass(frozen=True)
 class Variant:
-    """A model that can be measured: a run's folder as fedmtl computes it, or an ONNX file."""
+    """A model that can be measured: a run's folder as fedmtl computes it, or an ONNX file.
+
+    `model` is the folder of another round's model than the one that the run ended with.
+    """
 
     name: str
     path: Path
     form: Literal["fedmtl", "onnx"]
+    model: Path | None = None
 
 
 @dataclass(frozen=True)

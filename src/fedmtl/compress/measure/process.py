@@ -193,7 +193,7 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
     from fedmtl.predict.run import score_examples
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    loaded = _load(variant.path)
+    loaded = _load(variant.path, variant.model)
     limit = most_positions(loaded.saved.encoder.module)
     if limit is not None and load.length > limit:
         raise ModelError(f"--length {load.length}: {variant.name} has {limit} positions; give {limit} or less")
@@ -220,11 +220,11 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
 
 
 @cache
-def _load(path: Path) -> LoadedRun:
+def _load(path: Path, model: Path | None) -> LoadedRun:
     """Loaded once: threads are torch's, not the model's."""
     from fedmtl.predict.run import load_run
 
-    return load_run(RunFolder(path))
+    return load_run(RunFolder(path, model))
 
 
 def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:

@@ -16,10 +16,12 @@ from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Va
 from fedmtl.compress.measure.process import Measuring, Scored, start_measuring
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.predict.onnx import require, run_of
+from fedmtl.predict.rounds import run_at
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import DistillEvent
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.log import read_events
+from fedmtl.runs.summary import Round
 
 __all__ = ["Load", "Measured", "Teacher", "Timing", "Variant", "measure", "teacher_of", "variants_of"]
 
@@ -31,8 +33,8 @@ EXPORTED = "model"
 Watch = Callable[[str, float, str], None]
 
 
-def variants_of(given: str | Path) -> list[Variant]:
-    """Of a run, itself and the ONNX files in its export/; of a file, that file alone."""
+def variants_of(given: str | Path, round: Round | None = None) -> list[Variant]:
+    """Of a run, itself and the ONNX files in its export/; of a file, that file alone; with a round, only that."""
     if str(given).endswith(".onnx"):
         file = Path(given)
         if not file.is_file():
@@ -41,6 +43,8 @@ def variants_of(given: str | Path) -> list[Variant]:
     run = find_run(str(given))
     if not (run.model / "tasks.json").is_file():
         raise ModelError(f"{run.path}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
+    if round is not None:
+        return [Variant(f"{run.name}@{round}", run.path, "fedmtl", run_at(run, round).model)]
     # The float file first: its name is the shortest.
     files = sorted((run.path / "export").glob("*.onnx"), key=lambda file: (len(file.name), file.name))
     return [Variant(run.name, run.path, "fedmtl"), *(Variant(_file_name(file), file, "onnx") for file in files)]
@@ -148,7 +152,7 @@ def _gather(
         one.ask("open", None)
         scored = one.ask("score")
     parameters, flops = one.ask("facts")
-    shipped = RunFolder(variant.path).model if variant.form == "fedmtl" else variant.path
+    shipped = RunFolder(variant.path, variant.model).model if variant.form == "fedmtl" else variant.path
     return Measured(
         variant,
         disk_bytes(shipped),

@@ -129,7 +129,7 @@ def _shape(
     for k, member in enumerate(members):
         for task in member.tasks:
             holders.setdefault(task.name, []).append(k)
-            trained |= dict.fromkeys(reached(model, task.name, member.keys))
+            trained |= dict.fromkeys(reached(model, task.name, member.keys, member.fixed))
     rows = max(len(client_weights[model.table]) for client_weights in weights)
     return StackShape(
         len(members),

@@ -75,7 +75,7 @@ def advance_state(
 class Member:
     """A client of a stack: its tasks with their examples, the keys of its values by canonical name, its optimizer.
 
-    `received` is what capabilities sent it, by name.
+    `received` is what capabilities sent it, by name; `fixed` are the names of values that do not train.
 
     A client with several tasks is the only one of its stack.
     """
@@ -88,6 +88,7 @@ class Member:
     rows: Rows | None
     optimizer: OptimizerState = FRESH_STATE
     received: Mapping[str, Extra] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

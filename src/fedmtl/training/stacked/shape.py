@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fedmtl.model.multitask import MultiTaskModel
-from fedmtl.sharing.plan import HEADS, Key
+from fedmtl.sharing.plan import HEADS, Key, SharingPlan
 
 # Token tables are rounded up to this many rows, so that a stack serves other clients of about the same size.
 ROWS = 1024
@@ -37,7 +37,9 @@ class StackShape:
         return [(task, slice(start, stop)) for task, start, stop in self.heads]
 
 
-def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, Mapping[str, Key]]) -> str | None:
+def stacks_with(
+    model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, Mapping[str, Key]], plan: SharingPlan
+) -> str | None:
     """A label that clients of one stack share, or None where a client must train alone.
 
     `keys` are its views: canonical name -> key, of every task. Several tasks must have one encoder, whole.
@@ -46,22 +48,23 @@ def stacks_with(model: MultiTaskModel, tasks: Sequence[str], keys: Mapping[str, 
         return None
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}
-    trained = [name for name in reached(model, tasks[0], keys[tasks[0]]) if not name.startswith(HEADS)]
+    fixed = sorted(name for name, key in encoders[0].items() if not plan.trains(key))
+    trained = [name for name in reached(model, tasks[0], keys[tasks[0]], fixed) if not name.startswith(HEADS)]
     if not trained or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
         return None
-    fixed = sorted(name for name, key in encoders[0].items() if key.scope == "fixed")
     parts = ["dual" if model.tasks[task].is_dual else "one" for task in tasks]
     return "/".join([*pools, *parts, *fixed])
 
 
-def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key]) -> list[str]:
-    """Return the names of the values that this task's loss moves."""
+def reached(model: MultiTaskModel, task: str, view: Mapping[str, Key], fixed: Collection[str] = ()) -> list[str]:
+    """Return the names of the values that this task's loss moves; those of `fixed` do not train."""
     unused = () if model.pools[task] == "pooler" else ("pooler.",)
     head = (f"{HEADS}{task}.",)
     return [
         name
         for name, key in view.items()
         if key.scope != "fixed"
+        and name not in fixed
         and not name.startswith(unused)
         and (not name.startswith(HEADS) or name.startswith(head))
     ]
