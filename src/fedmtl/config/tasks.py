@@ -52,6 +52,16 @@ class SourceConfig(Section):
         return self
 
 
+class HeadConfig(Section):
+    """A hidden layer between what is pooled and the output layer, as DistilBERT's classifier has one."""
+
+    hidden: Count | None = Field(None, description="Width of the hidden layer; empty is the encoder's width.")
+    activation: Literal["relu", "tanh", "gelu"] = Field("relu", description="What follows the hidden layer.")
+    dropout: Fraction = Field(
+        0.1, description="Dropout behind the hidden layer; tasks.<name>.dropout is the one in front of it."
+    )
+
+
 class TaskConfig(Section):
     """One task. Built-in names need none of this; keys given here replace the built-in ones."""
 
@@ -94,6 +104,11 @@ class TaskConfig(Section):
         None, description="As training.batch_size, for steps on this task; a small task wants more and smaller ones."
     )
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
+    head: HeadConfig | None = Field(
+        None,
+        description="A hidden layer for this task's head, such as {hidden: 128, activation: tanh}, or {} for one with"
+        " ReLU of the encoder's width; empty is the output layer alone.",
+    )
     patience: Count | None = Field(
         None,
         description="Evaluations without a better score before the task's head is fixed at its best round.",

@@ -11,7 +11,7 @@ from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
-from fedmtl.tasks.task import Task, client_sources, task_clients
+from fedmtl.tasks.task import HiddenLayer, Task, client_sources, task_clients
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
@@ -42,6 +42,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         dropout=config.model.head_dropout if given.dropout is None else given.dropout,
         patience=given.patience,
         auxiliary=given.auxiliary,
+        head=_head(given),
     )
 
 
@@ -117,6 +118,10 @@ def _pair(name: str, given: TaskConfig, text: tuple[str, ...]) -> Literal["cross
             "write a second one under `text`, or remove it"
         )
     return given.pair
+
+
+def _head(given: TaskConfig) -> HiddenLayer | None:
+    return None if given.head is None else HiddenLayer(given.head.hidden, given.head.activation, given.head.dropout)
 
 
 def _metric(name: str, given: TaskConfig, kind: TaskKind, defaults: BuiltinTask) -> str:
