@@ -104,10 +104,11 @@ class TaskConfig(Section):
         None, description="As training.batch_size, for steps on this task; a small task wants more and smaller ones."
     )
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
-    head: HeadConfig | None = Field(
+    head: HeadConfig | Literal["pretrained"] | None = Field(
         None,
         description="A hidden layer for this task's head, such as {hidden: 128, activation: tanh}, or {} for one with"
-        " ReLU of the encoder's width; empty is the output layer alone.",
+        " ReLU of the encoder's width; `pretrained` is the head of model.server_model, a folder saved as"
+        " ...ForSequenceClassification; empty is a fresh output layer alone.",
     )
     patience: Count | None = Field(
         None,

@@ -22,10 +22,12 @@ from fedmtl.model.bert.autograd import pooled_vectors
 from fedmtl.model.bert.cpu import encoder as cpu_bert
 from fedmtl.model.bert.layout import bert_layout, mean_pool, no_masks, pack, random_masks
 from fedmtl.model.encoder import Encoder, load_encoder, position_origin
-from fedmtl.model.encoder_files import is_extended
+from fedmtl.model.encoder_files import encoder_folder, is_extended
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
+from fedmtl.model.tensor_files import load_safetensors
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, Rows, SharingPlan, Weights, compact_ids
+from fedmtl.tasks.pretrained_head import LAYOUTS
 from fedmtl.tasks.task import HiddenLayer, Task
 from fedmtl.timing import timed
 
@@ -293,7 +295,33 @@ def open_model(
     """The encoder of a config, and the model on it; server and sites build the same bits."""
     values_only = not plain and not is_extended(config)
     encoder = load_encoder(config, seed, wants_pooler(tasks), values_only=values_only)
-    return encoder, build_model(encoder, tasks, seed, config, plain=plain, log_variances=log_variances)
+    model = build_model(encoder, tasks, seed, config, plain=plain, log_variances=log_variances)
+    _load_heads(model, config.server_model)
+    return encoder, model
+
+
+def _load_heads(model: MultiTaskModel, name: str) -> None:
+    """Give the heads that are to start as pretrained ones the values of the encoder's folder."""
+    wanted = [task for task in model.tasks.values() if task.head_start == "pretrained"]
+    if not wanted:
+        return
+    path = encoder_folder(name) / "model.safetensors"
+    if not path.is_file():
+        raise ModelError(f"tasks.{wanted[0].name}.head: {path} is not there; save the model as one file")
+    found, layout = load_safetensors(path), LAYOUTS[model.encoder.config.model_type]
+    for task in wanted:
+        for part, source in (("", layout.output), ("hidden.", layout.hidden)):
+            for leaf in ("weight", "bias") if source is not None else ():
+                module, ours = model.canonical()[f"{HEADS}{task.name}.{part}{leaf}"]
+                value, parameter = found.get(f"{source}.{leaf}"), getattr(module, ours)
+                if value is None or value.shape != parameter.shape:
+                    has = "not there" if value is None else tuple(value.shape)
+                    raise ModelError(
+                        f"tasks.{task.name}.head: `{source}.{leaf}` of {path} is {has}, and the head"
+                        f" {tuple(parameter.shape)}; leave `head` out for a fresh one"
+                    )
+                with torch.no_grad():
+                    parameter.copy_(value)
 
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:

@@ -11,6 +11,7 @@ from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
+from fedmtl.tasks.pretrained_head import with_pretrained_head
 from fedmtl.tasks.task import HiddenLayer, Task, client_sources, task_clients
 
 
@@ -24,7 +25,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     kind, defaults = _defaults(config, name, given)
     text = _text(name, given, defaults)
     labels = kind.labels(name, given, defaults, found)
-    return Task(
+    task = Task(
         name=name,
         kind=kind.name,
         text=text,
@@ -44,6 +45,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         auxiliary=given.auxiliary,
         head=_head(given),
     )
+    return with_pretrained_head(config, task) if given.head == "pretrained" else task
 
 
 def brings_all(config: Config, name: str) -> bool:
@@ -121,7 +123,9 @@ def _pair(name: str, given: TaskConfig, text: tuple[str, ...]) -> Literal["cross
 
 
 def _head(given: TaskConfig) -> HiddenLayer | None:
-    return None if given.head is None else HiddenLayer(given.head.hidden, given.head.activation, given.head.dropout)
+    if given.head is None or given.head == "pretrained":
+        return None
+    return HiddenLayer(given.head.hidden, given.head.activation, given.head.dropout)
 
 
 def _metric(name: str, given: TaskConfig, kind: TaskKind, defaults: BuiltinTask) -> str:

@@ -33,7 +33,8 @@ class Task:
     """One task with every default filled in: the columns it reads, what it predicts, and how it trains.
 
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
-    classification of two labels has one output for both. `head` is its head's hidden layer, where it has one.
+    classification of two labels has one output for both. `head` is its head's hidden layer, where it has one;
+    one that is pretrained starts with the values in the encoder's folder.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Task:
     patience: int | None = None
     auxiliary: bool = False
     head: HiddenLayer | None = None
+    head_start: Literal["fresh", "pretrained"] = "fresh"
 
     @property
     def is_pair(self) -> bool:
