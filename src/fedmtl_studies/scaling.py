@@ -152,7 +152,9 @@ class ScalingOptions(StudyOptions):
     ] = None
     score_on: Annotated[
         Literal["official", "train"],
-        Option("--score-on", "The dev or test file of --data, or a tenth cut from train: to choose settings."),
+        Option(
+            "--score-on", "The dev or test rows of --data or the hub, or a tenth cut from train: to choose settings."
+        ),
     ] = "official"
     partition: Annotated[
         str, Option("--partition", "How examples are divided: iid, or dirichlet:ALPHA.", metavar="KIND")
@@ -261,7 +263,7 @@ def plan(options: ScalingOptions, folder: StudyFolder) -> Plan[Result]:
     runs: Runs = {
         setup.name: {seed: folder.cell(setup.cell(seed)) for seed in seeds_of(options, setup.name)} for setup in wanted
     }
-    scored = {task: scored_file(options, task) for task in options.tasks}
+    scored = {task: scored_rows(options, task) for task in options.tasks}
     return Plan(
         cells=make_cells(options),
         runs=runs,
@@ -333,7 +335,31 @@ def _cell(options: ScalingOptions, base: Settings, encoder: str, setup: Setup, s
 
 def _task(options: ScalingOptions, setup: Setup) -> Settings:
     sizes = {"train_samples": _examples(options, setup), "val_samples": options.validation}
-    return {**sizes, **({} if options.data is None else {"source": _source(options, setup.task)})}
+    if options.data is None:
+        return {**sizes, **_hub_task(options, setup.task)}
+    return {**sizes, "source": _source(options, setup.task)}
+
+
+def _hub_task(options: ScalingOptions, task: str) -> Settings:
+    """Return the source of a task without --data: the hub's test rows score where it has some and nothing else."""
+    split = scored_split(options, task)
+    if split is None:
+        return {}
+    hub = BUILTIN[task].hub
+    assert hub is not None
+    splits = {"train_split": hub.train_split, "validation_split": split, "scores_test": True}
+    return {
+        "source": {"hub": hub.dataset, "subset": hub.subset, **splits},
+        "text": list(hub.text),
+        "label": hub.label,
+    }
+
+
+def scored_split(options: ScalingOptions, task: str) -> str | None:
+    """Return the hub's test split that scores a task; None where files, a validation split or a tenth of train do."""
+    hub = BUILTIN[task].hub
+    is_hub = options.data is None and not options.quick and hub is not None and hub.validation_split is None
+    return hub.test_split if hub is not None and is_hub and options.score_on == "official" else None
 
 
 def _examples(options: ScalingOptions, setup: Setup) -> int | None:
@@ -364,6 +390,12 @@ def scored_file(options: ScalingOptions, task: str) -> Path | None:
     if options.data is None or options.score_on != "official":
         return None
     return find_table(Path(options.data) / task, SCORED)
+
+
+def scored_rows(options: ScalingOptions, task: str) -> str | None:
+    """Return what the page calls the official rows that score a task; None where there are none."""
+    file, split = scored_file(options, task), scored_split(options, task)
+    return file.name if file is not None else None if split is None else f"the hub's {split} split"
 
 
 def encoder_settings(encoder: str) -> Settings:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmtl_studies.library import change, count
@@ -90,8 +89,8 @@ NOTES = (
 )
 
 
-def show(known: Known, scored: Mapping[str, Path | None]) -> Page:
-    """Return everything that can be shown of the cells that are finished; `scored` are the official files."""
+def show(known: Known, scored: Mapping[str, str | None]) -> Page:
+    """Return everything that can be shown of the cells that are finished; `scored` says which official rows score."""
     return Page(
         opening=_opening(known.options),
         guide=GUIDE if known.options.examples_per_client is None else GUIDE_PER_CLIENT,
@@ -126,7 +125,7 @@ def _remarks(known: Known) -> list[str]:
     return [f"{who}: {what.words}." for who, what in found if what is not None]
 
 
-def _scored(known: Known, scored: Mapping[str, Path | None]) -> list[str]:
+def _scored(known: Known, scored: Mapping[str, str | None]) -> list[str]:
     """Say what each task is scored on, from what its runs said."""
     lines = []
     for task in known.options.tasks:
@@ -136,8 +135,8 @@ def _scored(known: Known, scored: Mapping[str, Path | None]) -> list[str]:
         first = next(cells, None)
         if first is None:
             continue
-        file = scored[task]
-        where = f"of {file.name}" if file else "cut from train" if first.is_cut else "of the validation split"
+        rows = scored[task]
+        where = f"of {rows}" if rows else "cut from train" if first.is_cut else "of the validation split"
         each = known.options.examples_per_client
         amount = f"{count(first.num_train)} examples" if each is None else f"{count(each)} examples a client"
         lines.append(f"{task}: trained on {amount}, scored on {count(first.num_scored)} rows {where}.")

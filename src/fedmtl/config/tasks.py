@@ -30,18 +30,26 @@ class SourceConfig(Section):
     hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")
-    validation_split: str | None = Field(None, description="Name of the hub's validation split; never a test split.")
+    validation_split: str | None = Field(
+        None, description="Name of the hub's validation split; a test split only with scores_test."
+    )
+    scores_test: bool = Field(
+        False,
+        description="Let validation_split be a test split: for a study in which no score chooses anything, neither a"
+        " round nor a rate.",
+    )
 
-    @field_validator("train_split", "validation_split")
-    @classmethod
-    def _is_no_test_split(cls, split: str | None) -> str | None:
-        if split and split.startswith("test"):
-            raise WrongKey(
-                "",
-                f"found {split}, and test splits are not for training and tuning; "
-                "write another split, or remove it (validation is then cut from train)",
-            )
-        return split
+    @model_validator(mode="after")
+    def _is_no_test_split(self) -> Self:
+        splits = {"train_split": self.train_split, "validation_split": self.validation_split}
+        for key, split in splits.items():
+            if split and split.startswith("test") and not (key == "validation_split" and self.scores_test):
+                raise WrongKey(
+                    key,
+                    f"found {split}, and test splits are not for training and tuning; "
+                    "write another split, or remove it (validation is then cut from train)",
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
