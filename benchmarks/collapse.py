@@ -102,9 +102,10 @@ class Cell:
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """All cells, first those that say most if time is short: the fewest and the most clients of every row."""
+    """All cells, first those that say most if time is short: seed by seed the fewest and the most clients."""
     counts = sorted(options.clients)
-    order = dict.fromkeys([counts[0], counts[-1], *counts])
+    ends, between = dict.fromkeys((counts[0], counts[-1])), counts[1:-1]
+    order = [(clients, seed) for part in (ends, between) for seed in options.seeds for clients in part]
     rows = [
         (optimizer, encoder, head)
         for optimizer, by_encoder in GRID.items()
@@ -113,10 +114,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         if not options.only or any(word in f"{optimizer} {encoder} {head}" for word in options.only.split(","))
     ]
     return [
-        Cell(encoder, head, optimizer, clients, seed)
-        for clients in order
-        for seed in options.seeds
-        for optimizer, encoder, head in rows
+        Cell(encoder, head, optimizer, clients, seed) for clients, seed in order for optimizer, encoder, head in rows
     ]
 
 
@@ -343,11 +341,40 @@ def show(options: argparse.Namespace) -> None:
     for (optimizer, encoder, head), row in rows.items():
         shown = " | ".join(_shown(row.get(clients, []), chance) for clients in counts)
         print(f"| {optimizer} | {encoder} | {WORDS[head]} | {shown} |")
+    show_left(found)
     failed = [one for one in found if "error" in one]
     for one in failed[:5]:
         print("failed:", json.dumps(one))
     if options.figure is not None:
         options.figure.write_text(figure(rows, found, chance))
+
+
+def left_at(one: Mapping[str, Any]) -> float | None:
+    """The rate times the steps a client had made when accuracy was first better than chance; None where never."""
+    for number, value in sorted(one["curve"].items(), key=lambda point: int(point[0])):
+        if int(number) and value > one["chance"] + MARGIN:
+            return travelled(one, int(number))
+    return None
+
+
+def travelled(one: Mapping[str, Any], number: int) -> float:
+    """The learning rate times the steps that a client has made after so many rounds."""
+    steps: int = one["steps"]
+    rate: float = one["learning_rate"]
+    return rate * steps * number / max(int(last) for last in one["curve"])
+
+
+def show_left(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print when each row of the paper's rate x steps left chance, seed by seed."""
+    print("\n| optimizer | encoder | head | clients | rate x steps when better than chance, by seed | in all |")
+    print("|---|---|---|---|---|---|")
+    known = [one for one in found if one["optimizer"] in PAPER and "curve" in one]
+    for key in [(*row, clients) for row, by_clients in by_row(known).items() for clients in by_clients]:
+        own = [one for one in known if (one["optimizer"], one["encoder"], one["head"], one["clients"]) == key]
+        at = [left_at(one) for one in sorted(own, key=lambda one: one["seed"])]
+        words = ", ".join("never" if value is None else f"{value:.2f}" for value in at)
+        last = travelled(own[0], max(int(number) for number in own[0]["curve"]))
+        print(f"| {key[0]} | {key[1]} | {WORDS[key[2]]} | {key[3]} | {words} | {last:.2f} |")
 
 
 def _shown(values: Sequence[float], chance: float) -> str:
@@ -366,16 +393,15 @@ LOW, TOP = 0.45, 0.95
 
 
 def figure(rows: Mapping[tuple[str, str, str], Row], found: Sequence[Mapping[str, Any]], chance: float) -> str:
-    """Panels of accuracy over clients, and one of accuracy over the rate times the steps that a client has made."""
-    panels = [("sgd-imdb", encoder) for encoder in GRID["sgd-imdb"]]
-    panels += [("sgd-ag_news", ""), ("sgd-good", ""), ("adamw", "")]
-    drawn = []
-    for number, (optimizer, encoder) in enumerate(panels):
+    """Panels of accuracy over the rate times the steps of a client, by encoder; and over clients."""
+    panels = [_travelled(found, encoder, chance) for encoder in GRID["sgd-imdb"]]
+    wanted = [("sgd-imdb", encoder) for encoder in GRID["sgd-imdb"]]
+    for optimizer, encoder in [*wanted, *((optimizer, "") for optimizer in ("sgd-ag_news", "sgd-good", "adamw"))]:
         own = {key[1:]: row for key, row in rows.items() if key[0] == optimizer and encoder in ("", key[1])}
-        title = f"{optimizer}, {encoder or 'all encoders'}"
-        drawn += _located(number, _panel(title, own, chance))
-    drawn += _located(len(panels), _travelled(found, chance))
-    width, height = LEFT + COLUMNS * (WIDE + GAP), 40 + 2 * (HIGH + GAP + 20) + 20
+        if any(len(row) > 1 for row in own.values()):
+            panels.append(_panel(f"{optimizer}, {encoder or 'all encoders'}", own, chance))
+    drawn = [line for number, panel in enumerate(panels) for line in _located(number, panel)]
+    width, height = LEFT + COLUMNS * (WIDE + GAP), 40 + -(-len(panels) // COLUMNS) * (HIGH + GAP + 20) + 20
     drawn += _legend(height - 12)
     box = f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     opening = f'<svg {box} font-family="sans-serif" font-size="11">\n<rect width="100%" height="100%" fill="#fff"/>'
@@ -414,22 +440,33 @@ def _panel(title: str, own: Mapping[tuple[str, str], Row], chance: float) -> Ite
         yield from (_dot(x, value, head) for x, value in dots)
 
 
-def _travelled(found: Sequence[Mapping[str, Any]], chance: float) -> Iterator[str]:
-    """Every evaluation of bert with the paper's rate x steps, wherever it is on the way: one curve for each head."""
-    low, high = -2.0, 1.5
+def _travelled(found: Sequence[Mapping[str, Any]], encoder: str, chance: float) -> Iterator[str]:
+    """Accuracy on the way, a line for each head and number of clients; and where the paper's K clients end on imdb."""
+    low, high = math.log10(0.05), math.log10(16)
 
     def across(travel: float) -> float:
         return (math.log10(travel) - low) / (high - low) * WIDE
 
-    ticks = {f"{travel:g}": across(travel) for travel in (0.01, 0.1, 1, 10)}
-    yield from _axes("sgd, bert, every evaluation", chance, ticks, "rate x steps of a client")
-    for one in found:
-        if one["optimizer"] in PAPER and one["encoder"] == "bert" and "curve" in one:
-            rounds = max(int(number) for number in one["curve"])
-            for number, value in one["curve"].items():
-                if int(number):
-                    travel = one["learning_rate"] * one["steps"] * int(number) / rounds
-                    yield _dot(across(travel), value, one["head"])
+    ticks = {f"{travel:g}": across(travel) for travel in (0.1, 0.5, 1, 3, 10)}
+    yield from _axes(f"plain SGD, {encoder}", chance, ticks, "rate x steps of a client")
+    for clients in (1, 4, 32):
+        x = round(across(PAPER["sgd-imdb"] / clients), 1)
+        yield f'<path d="M{x},0v{HIGH}" stroke="#bbb"/><text x="{x + 2}" y="9" fill="#777">{clients}</text>'
+    own = [one for one in found if one["optimizer"] in PAPER and one["encoder"] == encoder and "curve" in one]
+    for optimizer, head, clients in dict.fromkeys((one["optimizer"], one["head"], one["clients"]) for one in own):
+        points: dict[float, list[float]] = {}
+        for one in own:
+            if (one["optimizer"], one["head"], one["clients"]) == (optimizer, head, clients):
+                for number, value in one["curve"].items():
+                    if int(number):
+                        points.setdefault(round(travelled(one, int(number)), 6), []).append(value)
+        line = " ".join(f"{across(x):.1f},{_height(statistics.mean(points[x]))}" for x in sorted(points))
+        dashes = "" if clients == 1 else "4 3"
+        yield (
+            f'<polyline points="{line}" stroke="{COLOURS[head]}" fill="none" stroke-width="1.5" '
+            f'stroke-dasharray="{dashes}"><title>{WORDS[head]}, {optimizer}, {clients} clients</title></polyline>'
+        )
+        yield from (_dot(across(x), value, head) for x, values in points.items() for value in values)
 
 
 def _dot(x: float, value: float, head: str) -> str:
@@ -462,10 +499,10 @@ def main() -> None:
     given.add_argument("--minutes", type=float, default=8.0, help="after these no run is begun")
     given.add_argument("--clients", type=numbers, default=[1, 4, 16, 32])
     given.add_argument("--seeds", type=numbers, default=[0, 1, 2])
-    given.add_argument("--examples", type=int, default=2048, help="training examples that are divided")
+    given.add_argument("--examples", type=int, default=1024, help="training examples that are divided")
     given.add_argument("--validation", type=int, default=872, help="rows of dev that score")
-    given.add_argument("--rounds", type=int, default=12)
-    given.add_argument("--every", type=int, default=2, help="rounds between two scores")
+    given.add_argument("--rounds", type=int, default=6)
+    given.add_argument("--every", type=int, default=1, help="rounds between two scores")
     given.add_argument("--only", default="", help="rows with one of these words, with commas between")
     given.add_argument("--scratch", type=Path, help="folder for what is only needed meanwhile, such as /dev/shm")
     shown = commands.add_parser("show", help="print the table and draw the figure")
