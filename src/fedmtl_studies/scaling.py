@@ -42,7 +42,7 @@ from fedmtl_studies.options import (
 )
 from fedmtl_studies.results import Runs
 from fedmtl_studies.scaling_page import show
-from fedmtl_studies.scaling_results import RANDOM, Known, Result, Setup, encoder_label, read_result, rounds_of
+from fedmtl_studies.scaling_results import DENSE, RANDOM, Known, Result, Setup, encoder_label, read_result, rounds_of
 from fedmtl_studies.study import Plan, Study
 
 # Where each of these options lies in a config.
@@ -55,6 +55,8 @@ CONFIG_OPTIONS = {
 }
 # How much longer than the fixed number of rounds a run may try to reach the target, as in the paper.
 LONGER = 2
+# The classifier of transformers' DistilBertForSequenceClassification: dense, ReLU and dropout on the first token.
+DENSE_HEAD: Settings = {"pool": "cls", "dropout": 0.0, "head": {"activation": "relu", "dropout": 0.2}}
 # What a task is scored on: an official split, in this order.
 SCORED = ("dev", "validation", "test")
 
@@ -69,7 +71,8 @@ class ScalingOptions(StudyOptions):
 
     Rounds are by task; `config` is what all cells have in common. `examples` and `validation` None are all there are.
     `score_on` official is a task's dev or test file, train a tenth cut from train. `rates` are learning rates by names
-    of setups, over that of `config`. `overrides` change `config`, under what a cell is about.
+    of setups, over that of `config`. With `examples_per_client` more clients have more examples in all, and `examples`
+    is None. `overrides` change `config`, under what a cell is about.
     """
 
     data: Annotated[
@@ -95,7 +98,8 @@ class ScalingOptions(StudyOptions):
         tuple[str, ...],
         list_option(
             "--encoders",
-            "As model.server_model, with commas between; random:X is X's shape with random values.",
+            "As model.server_model, with commas between; random:X is X's shape with random values, dense:X is X with"
+            " DistilBERT's classifier.",
             read_names,
             "LIST",
         ),
@@ -137,12 +141,20 @@ class ScalingOptions(StudyOptions):
     examples: Annotated[
         int | None, number_option("--examples", "Training examples that are divided; 0 is all.", least=0)
     ] = None
+    examples_per_client: Annotated[
+        int | None,
+        number_option(
+            "--examples-per-client", "Training examples that each client gets, in place of a total that is divided."
+        ),
+    ] = None
     validation: Annotated[
         int | None, number_option("--validation", "Rows that score every round, drawn by seed; 0 is all.", least=0)
     ] = None
     score_on: Annotated[
         Literal["official", "train"],
-        Option("--score-on", "The dev or test file of --data, or a tenth cut from train: to choose settings."),
+        Option(
+            "--score-on", "The dev or test rows of --data or the hub, or a tenth cut from train: to choose settings."
+        ),
     ] = "official"
     partition: Annotated[
         str, Option("--partition", "How examples are divided: iid, or dirichlet:ALPHA.", metavar="KIND")
@@ -187,6 +199,10 @@ class ScalingOptions(StudyOptions):
         longest = found.pop("threshold_rounds", None)
         threshold = given.get("threshold_rounds", None if "rounds" in given else longest)
         values = {**found, **given, "preset": preset, "config": config}
+        if given.get("examples_per_client"):
+            if given.get("examples"):
+                raise ConfigError("--examples-per-client: --examples is a total that is divided; leave one of them out")
+            values["examples"] = None
         rounds = _by_task(values["rounds"], tuple(values["tasks"]))
         return values | {
             "rounds": rounds,
@@ -212,6 +228,10 @@ class ScalingOptions(StudyOptions):
                 )
         if self.examples is not None and self.examples < max(self.clients):
             raise ConfigError(f"--examples: found {self.examples} for {max(self.clients)} clients; write more")
+        if self.examples_per_client is not None and self.partition != "iid":
+            raise ConfigError(
+                f"--examples-per-client: --partition {self.partition} gives clients other numbers of them; write iid"
+            )
         if self.quick and self.data is not None:
             raise ConfigError("--data: --quick is on embedded data; leave one of them out")
         labels = [encoder_label(encoder) for encoder in self.encoders]
@@ -243,7 +263,7 @@ def plan(options: ScalingOptions, folder: StudyFolder) -> Plan[Result]:
     runs: Runs = {
         setup.name: {seed: folder.cell(setup.cell(seed)) for seed in seeds_of(options, setup.name)} for setup in wanted
     }
-    scored = {task: scored_file(options, task) for task in options.tasks}
+    scored = {task: scored_rows(options, task) for task in options.tasks}
     return Plan(
         cells=make_cells(options),
         runs=runs,
@@ -302,20 +322,56 @@ def _cell(options: ScalingOptions, base: Settings, encoder: str, setup: Setup, s
         "model": encoder_settings(encoder),
         "training": {"num_rounds": rounds, "schedule": "constant", **({} if rate is None else {"learning_rate": rate})},
         "federation": {"clients_per_task": setup.clients},
-        "partition": read_partition(options.partition),
+        "partition": read_partition(options.partition) | _fewest(options),
         "evaluation": {"every": 1},
     }
     settings = {**base, **{name: {**(base.get(name) or {}), **section} for name, section in sections.items()}}
     given = (base.get("tasks") or {}).get(setup.task) or {}
-    settings |= {"seed": seed, "tasks": {setup.task: {**given, **_task(options, setup.task)}}}
+    settings |= {"seed": seed, "tasks": {setup.task: {**given, **_task(options, setup), **head_settings(encoder)}}}
     # Each client is a model to send and to average, whatever it trains on.
-    work = rounds * ((options.examples or 25_000) + 100 * setup.clients)
+    work = rounds * ((_examples(options, setup) or 25_000) + 100 * setup.clients)
     return Cell(setup.cell(seed), with_absolute_paths(settings, Path.cwd()), work=float(work))
 
 
-def _task(options: ScalingOptions, task: str) -> Settings:
-    sizes = {"train_samples": options.examples, "val_samples": options.validation}
-    return {**sizes, **({} if options.data is None else {"source": _source(options, task)})}
+def _task(options: ScalingOptions, setup: Setup) -> Settings:
+    sizes = {"train_samples": _examples(options, setup), "val_samples": options.validation}
+    if options.data is None:
+        return {**sizes, **_hub_task(options, setup.task)}
+    return {**sizes, "source": _source(options, setup.task)}
+
+
+def _hub_task(options: ScalingOptions, task: str) -> Settings:
+    """Return the source of a task without --data: the hub's test rows score where it has some and nothing else."""
+    split = scored_split(options, task)
+    if split is None:
+        return {}
+    hub = BUILTIN[task].hub
+    assert hub is not None
+    splits = {"train_split": hub.train_split, "validation_split": split, "scores_test": True}
+    return {
+        "source": {"hub": hub.dataset, "subset": hub.subset, **splits},
+        "text": list(hub.text),
+        "label": hub.label,
+    }
+
+
+def scored_split(options: ScalingOptions, task: str) -> str | None:
+    """Return the hub's test split that scores a task; None where files, a validation split or a tenth of train do."""
+    hub = BUILTIN[task].hub
+    is_hub = options.data is None and not options.quick and hub is not None and hub.validation_split is None
+    return hub.test_split if hub is not None and is_hub and options.score_on == "official" else None
+
+
+def _examples(options: ScalingOptions, setup: Setup) -> int | None:
+    """Return how many examples all clients of a setup have together; None is all there are."""
+    if options.examples_per_client is None:
+        return options.examples
+    return options.examples_per_client * setup.clients
+
+
+def _fewest(options: ScalingOptions) -> Settings:
+    """Where every client is to have so many examples, fewer are an error of the run, not a smaller share."""
+    return {} if options.examples_per_client is None else {"min_examples": options.examples_per_client}
 
 
 def _source(options: ScalingOptions, task: str) -> dict[str, Any]:
@@ -336,10 +392,22 @@ def scored_file(options: ScalingOptions, task: str) -> Path | None:
     return find_table(Path(options.data) / task, SCORED)
 
 
+def scored_rows(options: ScalingOptions, task: str) -> str | None:
+    """Return what the page calls the official rows that score a task; None where there are none."""
+    file, split = scored_file(options, task), scored_split(options, task)
+    return file.name if file is not None else None if split is None else f"the hub's {split} split"
+
+
 def encoder_settings(encoder: str) -> Settings:
     """Return the section `model` of an encoder: its values, or random ones of the same shape."""
-    name = encoder.removeprefix(RANDOM)
-    return {"server_model": name, "initial": "pretrained" if name == encoder else "random"}
+    known = encoder.removeprefix(DENSE)
+    name = known.removeprefix(RANDOM)
+    return {"server_model": name, "initial": "pretrained" if name == known else "random"}
+
+
+def head_settings(encoder: str) -> Settings:
+    """Return what the task of an encoder has of its own: with `dense:`, DistilBERT's classifier."""
+    return DENSE_HEAD if encoder.startswith(DENSE) else {}
 
 
 def read_partition(text: str) -> Settings:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmtl_studies.library import change, count
@@ -15,6 +14,7 @@ from fedmtl_studies.page import Column, Page, Table, Value, csv_text
 from fedmtl_studies.results import Spread, seconds_notes, single, spread
 from fedmtl_studies.scaling_figures import STYLE, make_figures
 from fedmtl_studies.scaling_results import (
+    DENSE,
     MARGIN,
     TARGET,
     Known,
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 GUIDE = (
     "The same examples are divided among 1, 2, 4, ... clients, which train and are averaged; all else stays as it is."
+    " Every run ends after a number of rounds that was fixed before, and no score chooses anything. Chance is what"
+    " always giving the most frequent label scores; at chance is within 5 points of it. Deviations are over seeds,"
+    " which also draw the examples and the rows that are scored."
+)
+GUIDE_PER_CLIENT = (
+    "Each of 1, 2, 4, ... clients has as many examples, so that more clients have more in all; they train and are"
+    " averaged, and all else stays as it is. One client, the baseline, has no more than each of the others."
     " Every run ends after a number of rounds that was fixed before, and no score chooses anything. Chance is what"
     " always giving the most frequent label scores; at chance is within 5 points of it. Deviations are over seeds,"
     " which also draw the examples and the rows that are scored."
@@ -82,11 +89,11 @@ NOTES = (
 )
 
 
-def show(known: Known, scored: Mapping[str, Path | None]) -> Page:
-    """Return everything that can be shown of the cells that are finished; `scored` are the official files."""
+def show(known: Known, scored: Mapping[str, str | None]) -> Page:
+    """Return everything that can be shown of the cells that are finished; `scored` says which official rows score."""
     return Page(
         opening=_opening(known.options),
-        guide=GUIDE,
+        guide=GUIDE if known.options.examples_per_client is None else GUIDE_PER_CLIENT,
         tables=make_tables(known),
         figures=make_figures(known),
         remarks=[*_remarks(known), *_scored(known, scored)],
@@ -101,6 +108,8 @@ def _opening(options: ScalingOptions) -> str:
     encoders = ", ".join(map(encoder_label, options.encoders))
     data = "embedded, synthetic texts in miniature" if options.quick else ", ".join(options.tasks)
     amount = "all examples" if options.examples is None else f"{count(options.examples)} examples"
+    if options.examples_per_client is not None:
+        amount = f"{count(options.examples_per_client)} examples a client"
     seeds = ", ".join(map(str, options.seeds))
     rates = "".join(f" ({rate:g} for {pattern})" for pattern, rate in options.rates)
     return (
@@ -116,7 +125,7 @@ def _remarks(known: Known) -> list[str]:
     return [f"{who}: {what.words}." for who, what in found if what is not None]
 
 
-def _scored(known: Known, scored: Mapping[str, Path | None]) -> list[str]:
+def _scored(known: Known, scored: Mapping[str, str | None]) -> list[str]:
     """Say what each task is scored on, from what its runs said."""
     lines = []
     for task in known.options.tasks:
@@ -126,11 +135,11 @@ def _scored(known: Known, scored: Mapping[str, Path | None]) -> list[str]:
         first = next(cells, None)
         if first is None:
             continue
-        file = scored[task]
-        where = f"of {file.name}" if file else "cut from train" if first.is_cut else "of the validation split"
-        lines.append(
-            f"{task}: trained on {count(first.num_train)} examples, scored on {count(first.num_scored)} rows {where}."
-        )
+        rows = scored[task]
+        where = f"of {rows}" if rows else "cut from train" if first.is_cut else "of the validation split"
+        each = known.options.examples_per_client
+        amount = f"{count(first.num_train)} examples" if each is None else f"{count(each)} examples a client"
+        lines.append(f"{task}: trained on {amount}, scored on {count(first.num_scored)} rows {where}.")
     return lines
 
 
@@ -310,7 +319,7 @@ def _ours(claim: Claim, known: Known) -> str:
     if not claim.encoder:
         return _declines(known)
     found = [
-        f"{setup.task}: {words}"
+        f"{setup.task}{' with its dense layer' if setup.encoder.startswith(DENSE) else ''}: {words}"
         for setup in known.results
         if setup.clients == (claim.clients or max(known.options.clients))
         and claim.task in ("", setup.task)

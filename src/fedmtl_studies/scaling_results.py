@@ -28,7 +28,8 @@ from fedmtl_studies.results import Spread, recorded, spread
 if TYPE_CHECKING:
     from fedmtl_studies.scaling import ScalingOptions
 
-RANDOM = "random:"
+# What may stand before an encoder's name: a classifier as DistilBERT has one, then random values.
+DENSE, RANDOM = "dense:", "random:"
 # So near to chance, what a model has learnt is no more than noise.
 MARGIN = 0.05
 # Of the baseline's accuracy.
@@ -63,9 +64,9 @@ class Setup:
 
 
 def encoder_label(encoder: str) -> str:
-    """Return the last part of a folder's or a hub's name; with random values, `random:` before it."""
-    kind = RANDOM if encoder.startswith(RANDOM) else ""
-    return kind + Path(encoder.removeprefix(kind)).name
+    """Return the last part of a folder's or a hub's name, behind the `dense:` and `random:` that were given."""
+    name = encoder.removeprefix(DENSE).removeprefix(RANDOM)
+    return encoder.removesuffix(name) + Path(name).name
 
 
 def rounds_of(options: ScalingOptions, setup: Setup) -> int:

@@ -1,4 +1,4 @@
-"""A small model with single, cross and dual tasks, to be exported."""
+"""A small model with single, cross and dual tasks, one of them with a hidden layer, to be exported."""
 
 import torch
 
@@ -8,12 +8,13 @@ from fedmtl.model.multitask import build_model, wants_pooler
 from fedmtl.model.saved import SavedModel
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.sharing.weights import initial_weights
+from fedmtl.tasks.task import HiddenLayer
 from model.tiny import LENGTH, make_task
 
 PLAN = SharingPlan((("heads.*", "task"), ("adapters.*", "task"), ("*", "all")))
 TASKS = [
     make_task("single", pool="cls"),
-    make_task("cross", pool="mean", text=("a", "b"), labels=("x", "y", "z")),
+    make_task("cross", pool="mean", text=("a", "b"), labels=("x", "y", "z"), head=HiddenLayer(16, "gelu")),
     make_task("dual", pool="mean", text=("a", "b"), pair="dual", outputs=1),
     make_task("score", pool="cls", text=("a", "b"), pair="dual", kind="regression", score_range=(1.0, 5.0)),
 ]

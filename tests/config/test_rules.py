@@ -156,6 +156,10 @@ def test_settings_that_contradict_each_other_are_named(refusal, text, message):
             "tasks: {sst2: {source: {hub: a/b, validation_split: 'test[:10]'}}}",
             "tasks.sst2.source.validation_split: found test[:10], and test splits are not for training and tuning",
         ),
+        (
+            "tasks: {sst2: {source: {hub: a/b, train_split: test, scores_test: true}}}",
+            "tasks.sst2.source.train_split: found test, and test splits are not for training and tuning",
+        ),
     ],
 )
 def test_tasks_whose_settings_cannot_be_had_together_are_named(refusal, text, message):

@@ -115,6 +115,7 @@ def test_the_packages_own_examples_may_be_dealt_and_the_hubs_not(tmp_path):
         ("config__model__max_length", 10**9),
         ("config__tasks__notes__learning_rate", 100.0),
         ("config__tasks__notes__batch_size", 10**9),
+        ("config__tasks__notes__head", {"hidden": 4097}),
         ("config__training__num_rounds", 10**9),
         ("config__federation__clients_per_task", 10**9),
         ("config__data__validation_fraction", 0.51),

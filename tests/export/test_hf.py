@@ -1,15 +1,17 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from fedmtl.export.hf import LAYOUTS, export_hf
+from fedmtl.export.hf import HIDDEN_LAYOUTS, LAYOUTS, export_hf
 from fedmtl.model.encoder import describe_encoder
 from fedmtl.model.multitask import build_model
 from fedmtl.model.saved import SavedModel
 from fedmtl.sharing.plan import Key, SharingPlan
 from fedmtl.sharing.weights import initial_weights
+from fedmtl.tasks.task import HiddenLayer
 from model.tiny import KINDS, LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
@@ -96,6 +98,34 @@ def test_plain_transformers_gives_our_predictions(folders, tmp_path, kind, pool)
         ours = our_answers(bound, saved.encoder.tokenizer, task)
         assert ours.std(0).max() > 100 * 1e-5  # the texts are told apart
         torch.testing.assert_close(plain_answers(written[task.name], task), ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", HIDDEN_LAYOUTS)
+def test_a_hidden_layer_becomes_the_one_that_the_class_has(folders, tmp_path, kind):
+    layer = HiddenLayer(activation=HIDDEN_LAYOUTS[kind][0])
+    tasks = [replace(task, head=layer) for task in make_tasks("cls")]
+    saved = saved_model(folders[kind], tasks, head_scale=0.2)
+    bound = saved.bind()
+    written = export_hf(saved, bound, tmp_path)
+    for task in tasks:
+        ours = our_answers(bound, saved.encoder.tokenizer, task)
+        assert ours.std(0).max() > 100 * 1e-5
+        torch.testing.assert_close(plain_answers(written[task.name], task), ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pool", "layer", "reason"),
+    [
+        ("distilbert", "cls", HiddenLayer(activation="tanh"), "is 32 wide with tanh on `pool: cls`; plain"),
+        ("distilbert", "cls", HiddenLayer(8), "is 8 wide with relu on `pool: cls`; plain"),
+        ("bert", "pooler", HiddenLayer(activation="tanh"), "is 32 wide with tanh on `pool: pooler`; plain"),
+        ("modernbert", "cls", HiddenLayer(), "which modernbert has no equal of in plain transformers"),
+    ],
+)
+def test_another_hidden_layer_is_refused_with_its_reason(folders, tmp_path, kind, pool, layer, reason):
+    saved = saved_model(folders[kind], [make_task(pool=pool, head=layer)], 0.2)
+    assert reason in str(export_hf(saved, saved.bind(), tmp_path)["single"])
+    assert not (tmp_path / "single").exists()
 
 
 @pytest.mark.parametrize(("kind", "pool"), LAYOUTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from fedmtl.config import ModelConfig
 from fedmtl.model.encoder import Encoder, load_encoder
@@ -37,6 +37,25 @@ def write_encoder(kind: str, folder: Path, pooler: bool = True) -> Path:
     module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+TWO_LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+
+
+def write_classifier(kind: str, folder: Path, **labels: Any) -> Any:
+    """Save a classifier whose every value differs from a fresh one's, and return it."""
+    tokenizer = make_tokenizer(kind)
+    config = make_config(kind, tokenizer)
+    for name, value in (labels or TWO_LABELS).items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(len(kind))
+        model = AutoModelForSequenceClassification.from_config(config).eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
 
 
 def make_config(kind: str, tokenizer: Any) -> Any:

@@ -21,6 +21,8 @@ Leaf = tuple[str, Any]
 # What no config uses, and why.
 LEFT_OUT = {
     "data.source": {"hub": "needs the network"},
+    "tasks.*.source.scores_test": {True: "needs the network"},
+    "clients.*.source.*.scores_test": {True: "needs the network"},
     "compute.device": "the bits of a GPU are not those of a CPU",
     "output": "where the runs lie, not what they come to",
     "federation.round_timeout": "a client that is too slow is no repeatable result",
@@ -30,7 +32,7 @@ LEFT_OUT = {
     "energy.cpu_watts": "what is said of a run's energy, not what it comes to",
     "energy.grams_per_kwh": "as cpu_watts",
 }
-NETWORK = ("hub", "subset", "train_split", "validation_split")
+NETWORK = ("hub", "subset", "train_split", "validation_split", "scores_test")
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,23 @@ def test_official_rows_score_unless_settings_are_to_be_chosen(data):
     assert set(files.values()) == set(told.values()) == {None}
 
 
+def test_the_hubs_test_rows_score_where_it_has_no_validation_rows():
+    def source(task, **given):
+        made = make_cells(ScalingOptions(tasks=(task,), rounds=1, **given))
+        return config_from(dict(made[0].settings)).tasks[task]
+
+    imdb = source("imdb")
+    assert (imdb.source.hub, imdb.source.validation_split, imdb.source.scores_test) == (
+        "stanfordnlp/imdb",
+        "test",
+        True,
+    )
+    # A source has the dataset's names for its columns.
+    assert (imdb.text, imdb.label) == (["text"], "label")
+    # sst5 has validation rows, glue's test labels are not public, and settings are not chosen by test rows.
+    assert source("sst5").source is source("cola").source is source("imdb", score_on="train").source is None
+
+
 def test_a_setup_names_its_cells_and_its_baseline():
     setup = Setup("random:minilm-l6", "imdb", 8)
     assert setup.cell(1) == "random-minilm-l6-imdb-8-seed1"

@@ -17,8 +17,31 @@ def test_the_paper_is_as_it_was_published():
     assert options.threshold_rounds == {"imdb": 200, "ag_news": 200, "yelp": 100}
     assert (options.examples, options.validation) == (None, None)
     assert [encoder_label(encoder) for encoder in options.encoders] == [
-        "bert-base-cased", "albert-base-v2", "distilbert-base-cased",
+        "bert-base-cased", "albert-base-v2", "distilbert-base-cased", "dense:distilbert-base-cased",
     ]  # fmt: skip
+
+
+def test_distilbert_has_a_second_row_with_the_classifier_of_its_class():
+    made = {cell.name: config_from(dict(cell.settings)) for cell in make_cells(ScalingOptions(preset="paper"))}
+    plain, dense = (made[f"{name}distilbert-base-cased-imdb-32-seed0"] for name in ("", "dense-"))
+    assert plain.tasks["imdb"].head is None
+    head = dense.tasks["imdb"].head
+    # As DistilBertConfig and its class have them: the first token, no dropout in front of the layer, 0.2 behind it.
+    assert (dense.tasks["imdb"].pool, dense.tasks["imdb"].dropout) == ("cls", 0)
+    assert (head.hidden, head.activation, head.dropout) == (None, "relu", 0.2)
+    assert dense.model == plain.model
+    assert dense.training == plain.training
+
+
+def test_every_client_may_have_as_many_examples():
+    options = ScalingOptions(quick=True, examples_per_client=8, clients=(1, 4), tasks=("sentiment",))
+    made = {cell.name: config_from(dict(cell.settings)) for cell in make_cells(options)}
+    assert {name: config.tasks["sentiment"].train_samples for name, config in made.items() if "random" not in name} == {
+        "tiny-sentiment-1-seed0": 8, "tiny-sentiment-4-seed0": 32,
+    }  # fmt: skip
+    # Where there are not so many, the run fails: it must not go on with fewer at some client.
+    assert {config.partition.min_examples for config in made.values()} == {8}
+    assert options.examples is None
 
 
 def test_ours_is_seventy_two_cells():
@@ -55,6 +78,9 @@ def test_an_encoder_may_have_a_rate_of_its_own():
 def test_an_encoder_may_have_its_shape_alone():
     assert encoder_label("some/where/minilm-l6") == "minilm-l6"
     assert encoder_label("random:some/where/minilm-l6") == "random:minilm-l6"
+    assert encoder_label("dense:random:some/where/minilm-l6") == "dense:random:minilm-l6"
+    assert encoder_settings("dense:tiny") == {"server_model": "tiny", "initial": "pretrained"}
+    assert encoder_settings("dense:random:tiny") == encoder_settings("random:tiny")
     assert encoder_settings("random:tiny") == {"server_model": "tiny", "initial": "random"}
     assert encoder_settings("random-2x64") == {"server_model": "random-2x64", "initial": "pretrained"}
 
@@ -73,6 +99,11 @@ def test_a_partition_is_iid_or_dirichlet():
         ({"tasks": ("stsb",)}, "--tasks: stsb is no built-in classification"),
         ({"rounds": 4, "threshold_rounds": 3}, "--threshold-rounds: found 3, fewer than the 4"),
         ({"examples": 31}, "--examples: found 31 for 32 clients"),
+        ({"examples_per_client": 8, "examples": 64}, "--examples-per-client: --examples is a total"),
+        (
+            {"examples_per_client": 8, "partition": "dirichlet:1"},
+            "--examples-per-client: --partition dirichlet:1",
+        ),
         ({"partition": "dirichlet"}, "--partition: found dirichlet; write"),
         ({"partition": "quantity:1"}, "--partition: found quantity:1; write"),
         ({"data": "somewhere"}, "--data: --quick is on embedded data"),

@@ -17,6 +17,7 @@ from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
+from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
 from fedmtl.cli.inspect import compare, config, report, status, tasks
@@ -107,6 +108,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(certs)
+app.add_typer(data)
 app.add_typer(policy)
 app.add_typer(audit)
 

@@ -38,6 +38,7 @@ from fedmtl.model.saved import SavedModel, load_model, save_model
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import LOG_VARIANCE, Key, SharingPlan, Weights
 from fedmtl.sharing.weights import count_parameters
+from fedmtl.tasks.pretrained_head import written_out
 
 VALUE, OUT = "attention.self.value", "attention.output.dense"
 # What a head is made of: the part of a layer's values, and their dimension that counts the heads' columns.
@@ -234,6 +235,9 @@ def _config(
     """The run's config with one epoch a round; pruning begins at once and ends a round before the last."""
     raw = load_config(run.config).model_dump()
     raw["output"] = str(run.path.parent)
+    for name, task in raw["tasks"].items():
+        if task["head"] == "pretrained":
+            task |= written_out(saved.tasks[name])
     raw["model"]["start_from"] = str(run.model.absolute())
     training = raw["training"]
     training |= {"num_rounds": epochs, "local_epochs": 1, "local_steps": None, "pruning": None}

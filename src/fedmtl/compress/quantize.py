@@ -32,6 +32,8 @@ from fedmtl.tasks.load import load_tasks
 
 QUANTIZED_KEY = "fedmtl.quantized"
 LINEAR = ("MatMul", "Gemm")
+# What is in the names of a head's values, and of its hidden layer's.
+HEADS = (".heads.", ".hidden.")
 # Of the text that is timed.
 LENGTH = 128
 Scheme = Literal["dynamic", "qdq", "qoperator"]
@@ -197,7 +199,7 @@ def _quantize_static(
 
 def _heads(graph: Any) -> list[str]:
     """The nodes that are heads, under the names the quantizer sees."""
-    heads = [node.name for node in graph.node if any(".heads." in given for given in node.input)]
+    heads = [node.name for node in graph.node if any(part in given for given in node.input for part in HEADS)]
     # It first makes a product and a sum of every Gemm.
     return [name for head in heads for name in (head, f"{head}_MatMul")]
 

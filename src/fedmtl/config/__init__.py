@@ -24,7 +24,16 @@ from fedmtl.config.schema import (
     WireConfig,
 )
 from fedmtl.config.sharing import AdaptiveSharingConfig, SharingConfig
-from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, SourceConfig, TaskConfig
+from fedmtl.config.tasks import (
+    ClientConfig,
+    DataConfig,
+    HeadConfig,
+    Pair,
+    PartitionConfig,
+    Pool,
+    SourceConfig,
+    TaskConfig,
+)
 
 __all__ = [
     "AdaptersConfig",
@@ -38,6 +47,7 @@ __all__ = [
     "DistillationConfig",
     "EvaluationConfig",
     "FederationConfig",
+    "HeadConfig",
     "Level",
     "LoraConfig",
     "Mode",

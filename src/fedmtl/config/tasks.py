@@ -30,18 +30,26 @@ class SourceConfig(Section):
     hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")
-    validation_split: str | None = Field(None, description="Name of the hub's validation split; never a test split.")
+    validation_split: str | None = Field(
+        None, description="Name of the hub's validation split; a test split only with scores_test."
+    )
+    scores_test: bool = Field(
+        False,
+        description="Let validation_split be a test split: for a study in which no score chooses anything, neither a"
+        " round nor a rate.",
+    )
 
-    @field_validator("train_split", "validation_split")
-    @classmethod
-    def _is_no_test_split(cls, split: str | None) -> str | None:
-        if split and split.startswith("test"):
-            raise WrongKey(
-                "",
-                f"found {split}, and test splits are not for training and tuning; "
-                "write another split, or remove it (validation is then cut from train)",
-            )
-        return split
+    @model_validator(mode="after")
+    def _is_no_test_split(self) -> Self:
+        splits = {"train_split": self.train_split, "validation_split": self.validation_split}
+        for key, split in splits.items():
+            if split and split.startswith("test") and not (key == "validation_split" and self.scores_test):
+                raise WrongKey(
+                    key,
+                    f"found {split}, and test splits are not for training and tuning; "
+                    "write another split, or remove it (validation is then cut from train)",
+                )
+        return self
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -50,6 +58,16 @@ class SourceConfig(Section):
         if self.hub is not None and self.train is not None:
             raise ValueError("names both a file and a hub dataset; keep `train` or `hub`")
         return self
+
+
+class HeadConfig(Section):
+    """A hidden layer between what is pooled and the output layer, as DistilBERT's classifier has one."""
+
+    hidden: Count | None = Field(None, description="Width of the hidden layer; empty is the encoder's width.")
+    activation: Literal["relu", "tanh", "gelu"] = Field("relu", description="What follows the hidden layer.")
+    dropout: Fraction = Field(
+        0.1, description="Dropout behind the hidden layer; tasks.<name>.dropout is the one in front of it."
+    )
 
 
 class TaskConfig(Section):
@@ -94,6 +112,12 @@ class TaskConfig(Section):
         None, description="As training.batch_size, for steps on this task; a small task wants more and smaller ones."
     )
     dropout: Fraction | None = Field(None, description="As model.head_dropout, for this task's head.")
+    head: HeadConfig | Literal["pretrained"] | None = Field(
+        None,
+        description="A hidden layer for this task's head, such as {hidden: 128, activation: tanh}, or {} for one with"
+        " ReLU of the encoder's width; `pretrained` is the head of model.server_model, a folder saved as"
+        " ...ForSequenceClassification; empty is a fresh output layer alone.",
+    )
     patience: Count | None = Field(
         None,
         description="Evaluations without a better score before the task stops: its head, and layers that no other task"

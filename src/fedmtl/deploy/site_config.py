@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
-from fedmtl.config import ClientConfig, Config
+from fedmtl.config import ClientConfig, Config, HeadConfig
 from fedmtl.config.file import config_from
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.tasks import check_deployable, configured_tasks, known_task
@@ -42,6 +42,7 @@ MOST = {
 # Less shows single examples, or a text's tokens one after the other.
 LEAST = {"data.validation_fraction": 0.01, "model.max_length": 16}
 MOST_LAYERS, MOST_WIDTH = 48, 2048
+MOST_HIDDEN = 4096
 # A step that large says more of its first batch than of all others.
 MOST_RATE = 10.0
 # Of what was learned before, a step may take back this share; with more, an update is of its last batches.
@@ -236,6 +237,12 @@ def _check_bounds(config: Config) -> None:
             f"training.learning_rate: the server's config has steps of {max(rates) * max(1.0, training.head_rate):g},"
             f" or batches of {max(sizes)}; a site takes at most {MOST_RATE:g} and {MOST['training.batch_size']}"
         ).coded("policy_bounds")
+    for name, task in config.tasks.items():
+        if isinstance(task.head, HeadConfig) and (task.head.hidden or 0) > MOST_HIDDEN:
+            raise PolicyError(
+                f"tasks.{name}.head.hidden: the server's config says {task.head.hidden}, a site takes at most"
+                f" {MOST_HIDDEN}"
+            ).coded("policy_bounds", name)
     steady = 1.0 - training.momentum if training.optimizer == "sgd" else 1.0
     pull = max(rates) * max(1.0, training.head_rate) * (training.proximal + training.weight_decay)
     if pull > MOST_PULL * steady:

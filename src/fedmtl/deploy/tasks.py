@@ -26,6 +26,12 @@ AT_SITES = "at the sites"
 def check_deployable(config: Config) -> None:
     if config.mode.startswith("centralized"):
         raise ConfigError(f"mode: found {config.mode}, for which all text has to be in one place; use `fedmtl run`")
+    for name, task in config.tasks.items():
+        if task.head == "pretrained":
+            raise ConfigError(
+                f"tasks.{name}.head: found pretrained, for which a site would have to open the server's folder; run one"
+                " round with `fedmtl run`, and start from its model (model.start_from)"
+            )
 
 
 def server_config(config: Config) -> Config:

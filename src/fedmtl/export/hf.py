@@ -8,6 +8,8 @@ our model does instead is written into those layers:
 * `cls` before a tanh: it is linear near 0, so it gets a small multiple of its input and the head takes it back.
 * `cls` before a ReLU or GELU: f(z) - f(-z) = z for both, so that layer computes our outputs, each with both
   signs, and the last one takes the differences.
+* A head's hidden layer on the first token becomes the layer that the class has there, where activation and width are
+  the same: ReLU in DistilBERT, tanh in BERT, ALBERT, RoBERTa and MPNet, GELU in ELECTRA.
 * `mean`, `pair: dual`, adapters and heads behind a normalisation have no counterpart there and are refused.
 
 LoRA's matrices are multiplied and added to the layers they belong to. The kind of task says what its head is there.
@@ -39,6 +41,7 @@ SMALL = 2.0**-20
 
 Linear = tuple[Tensor, Tensor]
 Values = Mapping[str, Tensor]
+Build = Callable[[Any, Values, Linear], None]
 
 
 def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
@@ -64,7 +67,7 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
         raise ModelError("pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
     if pool == "mean":
         raise ModelError("pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
-    build = LAYOUTS.get((kind, pool))
+    build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
     if build is None:
         raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
     values = _plain_values(bound.use(task.name), task)
@@ -78,6 +81,27 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     classifier.save_pretrained(folder)
     _save_tokenizer(saved, folder)
     return folder
+
+
+def _with_hidden_layer(saved: SavedModel, task: Task) -> Build:
+    kind, pool = saved.encoder.module.config.model_type, saved.model.pools[task.name]
+    layer, width = task.head, saved.encoder.hidden_size
+    assert layer is not None
+    activation, find = HIDDEN_LAYOUTS.get(kind, ("", None))
+    if find is None:
+        raise ModelError(f"its head has a hidden layer, which {kind} has no equal of in plain transformers")
+    if (pool, layer.activation, layer.size or width) != ("cls", activation, width):
+        raise ModelError(
+            f"its head's hidden layer is {layer.size or width} wide with {layer.activation} on `pool: {pool}`; plain"
+            f" transformers' {kind} has one that is {width} wide with {activation} on `pool: cls`"
+        )
+
+    def build(model: Any, values: Values, head: Linear) -> None:
+        hidden, last = find(model)
+        _set(hidden, *(values[f"{HEADS}{task.name}.hidden.{leaf}"] for leaf in ("weight", "bias")))
+        _set(last, *head)
+
+    return build
 
 
 def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
@@ -177,7 +201,7 @@ def _relu_head_cls(model: Any, values: Values, head: Linear) -> None:
     _set_split(model.pre_classifier, model.classifier, head)
 
 
-LAYOUTS: dict[tuple[str, str], Callable[[Any, Values, Linear], None]] = {
+LAYOUTS: dict[tuple[str, str], Build] = {
     ("bert", "pooler"): _through_pooler,
     ("albert", "pooler"): _through_pooler,
     ("roberta", "pooler"): _pooler_in_head,
@@ -188,4 +212,14 @@ LAYOUTS: dict[tuple[str, str], Callable[[Any, Values, Linear], None]] = {
     ("mpnet", "cls"): _tanh_head_cls,
     ("electra", "cls"): _gelu_head_cls,
     ("distilbert", "cls"): _relu_head_cls,
+}
+
+# Kind of encoder -> the activation of the hidden layer on the first token, and where that layer and the last one are.
+HIDDEN_LAYOUTS: dict[str, tuple[str, Callable[[Any], tuple[Any, Any]]]] = {
+    "distilbert": ("relu", lambda model: (model.pre_classifier, model.classifier)),
+    "bert": ("tanh", lambda model: (model.base_model.pooler.dense, model.classifier)),
+    "albert": ("tanh", lambda model: (model.base_model.pooler, model.classifier)),
+    "roberta": ("tanh", lambda model: (model.classifier.dense, model.classifier.out_proj)),
+    "mpnet": ("tanh", lambda model: (model.classifier.dense, model.classifier.out_proj)),
+    "electra": ("gelu", lambda model: (model.classifier.dense, model.classifier.out_proj)),
 }

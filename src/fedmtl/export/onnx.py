@@ -89,8 +89,7 @@ def _head(model: MultiTaskModel, task: str, vectors: Tensor) -> Tensor:
         num_rows = vectors.shape[0]
         firsts = torch.arange((num_rows + 1) // 2)
         vectors = pair_features(vectors[firsts], vectors[firsts + num_rows // 2])
-    output: Tensor = model.heads[task](vectors)
-    return output
+    return model.outputs(task, vectors)
 
 
 def same_values(bound: BoundModel) -> list[list[str]]:
@@ -115,8 +114,9 @@ def _branch(bound: BoundModel, tasks: Sequence[str]) -> tuple[MultiTaskModel, Se
     for name, value in values.items():
         module, leaf = parameters[name]
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-    for name in [name for name in model.heads._modules if name not in tasks]:
-        del model.heads._modules[name]
+    for part in (model.heads, model.hidden):
+        for name in [name for name in part._modules if name not in tasks]:
+            del part._modules[name]
     # Its masks and products are operators that quantization and ONNX Runtime's fusions know.
     model.encoder.set_attn_implementation("eager")
     return model.eval(), tasks

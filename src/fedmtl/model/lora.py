@@ -30,15 +30,15 @@ ADAPTER = "default"
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def add_lora(encoder: nn.Module, heads: nn.Module, config: LoraConfig) -> None:
-    """Wrap the target layers, and in the modes that say so the heads; `set_lora` then sets the matrices."""
+def add_lora(encoder: nn.Module, heads: Sequence[nn.Module], config: LoraConfig) -> None:
+    """Wrap the target layers, in the modes that say so all layers of `heads` too; `set_lora` then sets the matrices."""
     paths = target_paths(encoder, config.targets)
     _inject(encoder, "|".join(map(re.escape, paths)), config)
-    if wraps_heads(config):
+    for layers in heads if wraps_heads(config) else ():
         # Not by their names: PEFT finds a module by attribute, and a task may be called `type`.
-        wrapped = nn.ModuleList(heads.children())
+        wrapped = nn.ModuleList(layers.children())
         _inject(wrapped, r"\d+", config)
-        heads._modules.update(zip(heads._modules, wrapped, strict=True))
+        layers._modules.update(zip(layers._modules, wrapped, strict=True))
 
 
 def wraps_heads(config: LoraConfig) -> bool:

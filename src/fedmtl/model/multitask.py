@@ -6,7 +6,7 @@ buffer, and each parameter is a view of its part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +22,13 @@ from fedmtl.model.bert.autograd import pooled_vectors
 from fedmtl.model.bert.cpu import encoder as cpu_bert
 from fedmtl.model.bert.layout import bert_layout, mean_pool, no_masks, pack, random_masks
 from fedmtl.model.encoder import Encoder, load_encoder, position_origin
-from fedmtl.model.encoder_files import is_extended
+from fedmtl.model.encoder_files import encoder_folder, is_extended
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
+from fedmtl.model.tensor_files import load_safetensors
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, Rows, SharingPlan, Weights, compact_ids
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.pretrained_head import LAYOUTS
+from fedmtl.tasks.task import HiddenLayer, Task
 from fedmtl.timing import timed
 
 
@@ -46,25 +48,59 @@ class Inputs:
 COSINE_SCALE = 10.0
 
 
-class Head(nn.Linear):
-    """A task's head.
+# What may follow a head's hidden layer.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 
-    That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by.
+
+class Head(nn.Linear):
+    """A task's head, or where it has a hidden layer, the output layer behind that.
+
+    That of a dual pair's score begins with the cosine itself, which a pretrained encoder already means something by;
+    behind a hidden layer there is no cosine to begin with.
     `log_variance`, where requested, is what the task's loss is weighed by; no prediction depends on it.
     """
 
     log_variance: nn.Parameter | None
 
     def __init__(self, task: Task, hidden_size: int, seed: int, *, log_variance: bool = False) -> None:
-        super().__init__(4 * hidden_size + 1 if task.is_dual else hidden_size, task.kind_of.num_outputs(task))
+        super().__init__(_num_features(task, hidden_size, task.head), task.kind_of.num_outputs(task))
         generator = torch.Generator().manual_seed(derive_seed(seed, "head", task.name))
         with torch.no_grad():
             self.weight.normal_(0.0, 0.02, generator=generator)
             self.bias.zero_()
-            if task.is_dual and task.kind_of.starts_at_cosine:
+            if task.is_dual and task.kind_of.starts_at_cosine and task.head is None:
                 self.weight.zero_()
                 self.weight[:, -1] = 1 / COSINE_SCALE
         self.register_parameter("log_variance", nn.Parameter(torch.zeros(1)) if log_variance else None)
+
+
+def _num_features(task: Task, hidden_size: int, behind: HiddenLayer | None = None) -> int:
+    """How wide a head's input is; `behind` a hidden layer, as wide as that."""
+    if behind is not None:
+        return behind.size or hidden_size
+    return 4 * hidden_size + 1 if task.is_dual else hidden_size
+
+
+class HiddenLayers(nn.Module):
+    """Task -> the hidden layer of its head, for tasks that have one.
+
+    They are apart from the heads, which LoRA may wrap. Their parameters are called `<task>.hidden.weight|bias`.
+    """
+
+    def __init__(self, tasks: Mapping[str, Task], hidden_size: int, seed: int) -> None:
+        super().__init__()
+        for name, task in tasks.items():
+            if task.head is not None:
+                layer = nn.Linear(_num_features(task, hidden_size), _num_features(task, hidden_size, task.head))
+                generator = torch.Generator().manual_seed(derive_seed(seed, "hidden layer", name))
+                with torch.no_grad():
+                    layer.weight.normal_(0.0, 0.02, generator=generator)
+                    layer.bias.zero_()
+                self._modules[name] = nn.ModuleDict({"hidden": layer})
+
+    def __getitem__(self, task: str) -> Any:
+        parent: Any = self._modules[task]
+        return parent["hidden"]
 
 
 class Heads(nn.Module):
@@ -86,10 +122,11 @@ class Heads(nn.Module):
 class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
-    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with `log_variances` also
-    `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under
-    `adapters.<task>.`. An encoder laid out as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless
-    something was added to it or `plain` requests the encoder's module.
+    Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with a hidden layer also
+    `heads.<task>.hidden.weight|bias`, with `log_variances` also `heads.<task>.log_variance`; LoRA adds
+    `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under `adapters.<task>.`. An encoder laid out
+    as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless something was added to it or `plain`
+    requests the encoder's module.
     """
 
     def __init__(
@@ -114,16 +151,19 @@ class MultiTaskModel(nn.Module):
         self.heads = Heads(
             {name: Head(task, encoder.hidden_size, seed, log_variance=log_variances) for name, task in tasks.items()}
         )
+        self.hidden = HiddenLayers(tasks, encoder.hidden_size, seed)
         self.lora = config.lora
         self.adapters = None if config.adapters is None else Adapters(encoder, config.adapters, tasks, seed)
         if self.lora is not None:
-            add_lora(self.encoder, self.heads, self.lora)
+            add_lora(self.encoder, [self.heads, *self.hidden.children()], self.lora)
         self.layout = None if plain else bert_layout(self.encoder)
         self.draw_masks = random_masks
         # Where a loss takes several passes their gradients have to add up, which only autograd does.
         self.adds_gradients = False
         self.memory = cpu_bert.PassMemory()
-        self._canonical = _canonical_parameters({"": self.encoder, HEADS: self.heads, ADAPTERS: self.adapters})
+        self._canonical = _canonical_parameters(
+            [("", self.encoder), (HEADS, self.heads), (HEADS, self.hidden), (ADAPTERS, self.adapters)]
+        )
         if self.lora is not None:
             set_lora(self._canonical, seed)
 
@@ -176,7 +216,16 @@ class MultiTaskModel(nn.Module):
         """The head's answer, with dropout in front of it and of what LoRA adds to it."""
         if self.tasks[task].is_dual:
             vectors = pair_features(*vectors.chunk(2))
-        output: Tensor = self.heads[task](F.dropout(vectors, self.tasks[task].dropout, self.training))
+        return self.outputs(task, F.dropout(vectors, self.tasks[task].dropout, self.training))
+
+    def outputs(self, task: str, features: Tensor) -> Tensor:
+        """The head's answer to its features, by way of its hidden layer where it has one."""
+        layer = self.tasks[task].head
+        if layer is not None:
+            features = ACTIVATIONS[layer.activation](self.hidden[task](features))
+            if self.training:
+                features = F.dropout(features, layer.dropout)
+        output: Tensor = self.heads[task](features)
         return output
 
     def canonical(self) -> dict[str, tuple[nn.Module, str]]:
@@ -201,10 +250,10 @@ def _added_to(table: nn.Module, noise: Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
-def _canonical_parameters(roots: Mapping[str, nn.Module | None]) -> dict[str, tuple[nn.Module, str]]:
+def _canonical_parameters(roots: Sequence[tuple[str, nn.Module | None]]) -> dict[str, tuple[nn.Module, str]]:
     found: dict[str, tuple[nn.Module, str]] = {}
     seen: set[nn.Parameter] = set()
-    for prefix, root in roots.items():
+    for prefix, root in roots:
         for path, module in root.named_modules() if root is not None else ():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and parameter not in seen:
@@ -246,7 +295,33 @@ def open_model(
     """The encoder of a config, and the model on it; server and sites build the same bits."""
     values_only = not plain and not is_extended(config)
     encoder = load_encoder(config, seed, wants_pooler(tasks), values_only=values_only)
-    return encoder, build_model(encoder, tasks, seed, config, plain=plain, log_variances=log_variances)
+    model = build_model(encoder, tasks, seed, config, plain=plain, log_variances=log_variances)
+    _load_heads(model, config.server_model)
+    return encoder, model
+
+
+def _load_heads(model: MultiTaskModel, name: str) -> None:
+    """Give the heads that are to start as pretrained ones the values of the encoder's folder."""
+    wanted = [task for task in model.tasks.values() if task.head_start == "pretrained"]
+    if not wanted:
+        return
+    path = encoder_folder(name) / "model.safetensors"
+    if not path.is_file():
+        raise ModelError(f"tasks.{wanted[0].name}.head: {path} is not there; save the model as one file")
+    found, layout = load_safetensors(path), LAYOUTS[model.encoder.config.model_type]
+    for task in wanted:
+        for part, source in (("", layout.output), ("hidden.", layout.hidden)):
+            for leaf in ("weight", "bias") if source is not None else ():
+                module, ours = model.canonical()[f"{HEADS}{task.name}.{part}{leaf}"]
+                value, parameter = found.get(f"{source}.{leaf}"), getattr(module, ours)
+                if value is None or value.shape != parameter.shape:
+                    has = "not there" if value is None else tuple(value.shape)
+                    raise ModelError(
+                        f"tasks.{task.name}.head: `{source}.{leaf}` of {path} is {has}, and the head"
+                        f" {tuple(parameter.shape)}; leave `head` out for a fresh one"
+                    )
+                with torch.no_grad():
+                    parameter.copy_(value)
 
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:

@@ -12,7 +12,8 @@ PAIR = ("sentence1", "sentence2")
 class HubTable:
     """Where the hub has a task: its dataset, and the columns that become our text and label columns.
 
-    `validation_split` is never a test split; without one, validation is cut from train.
+    `validation_split` is never a test split; without one, validation is cut from train. `test_split` has labels that
+    are public; no run reads it, a study that chooses nothing may.
     """
 
     dataset: str
@@ -21,6 +22,7 @@ class HubTable:
     label: str = "label"
     train_split: str = "train"
     validation_split: str | None = "validation"
+    test_split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,25 @@ BUILTIN: dict[str, BuiltinTask] = {
         "classification",
         SINGLE,
         ("very negative", "negative", "neutral", "positive", "very positive"),
-        hub=HubTable("SetFit/sst5", ("text",)),
+        hub=HubTable("SetFit/sst5", ("text",), test_split="test"),
     ),
     "imdb": BuiltinTask(
         "classification",
         SINGLE,
         ("negative", "positive"),
-        hub=HubTable("stanfordnlp/imdb", ("text",), validation_split=None),
+        hub=HubTable("stanfordnlp/imdb", ("text",), validation_split=None, test_split="test"),
     ),
     "ag_news": BuiltinTask(
         "classification",
         SINGLE,
         ("World", "Sports", "Business", "Sci/Tech"),
-        hub=HubTable("fancyzhx/ag_news", ("text",), validation_split=None),
+        hub=HubTable("fancyzhx/ag_news", ("text",), validation_split=None, test_split="test"),
     ),
     "yelp": BuiltinTask(
         "classification",
         SINGLE,
         ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
-        hub=HubTable("Yelp/yelp_review_full", ("text",), validation_split=None),
+        hub=HubTable("Yelp/yelp_review_full", ("text",), validation_split=None, test_split="test"),
     ),
     "sentiment": BuiltinTask("classification", SINGLE, ("negative", "positive"), embedded="sentiment"),
     "paraphrase": BuiltinTask("classification", PAIR, ("different", "same"), embedded="paraphrase"),

@@ -39,6 +39,20 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
     """
     origin = f"hub {hub_name(source)} {split}"
     instead = f"use files: `data.root=FOLDER` for a built-in task or `tasks.{task}.source.train: FILE`"
+    with _hub(origin, instead) as datasets:
+        values = datasets.load_dataset(source.hub, source.subset, split=split).to_dict()
+    return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
+
+
+def hub_splits(source: SourceConfig) -> list[str]:
+    """The names of a hub dataset's splits."""
+    with _hub(f"hub {hub_name(source)}", "try again where the hub can be reached") as datasets:
+        return list(map(str, datasets.get_dataset_split_names(source.hub, source.subset)))
+
+
+@contextmanager
+def _hub(origin: str, instead: str) -> Iterator[Any]:
+    """The datasets package; whatever goes wrong with it inside the block is a DataError that says what else to do."""
     try:
         import datasets
     except ImportError as error:
@@ -46,12 +60,11 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
     try:
         with _cached_only_when_out_of_reach():
             _refuse_code(datasets)
-            values = datasets.load_dataset(source.hub, source.subset, split=split).to_dict()
+            yield datasets
     except Exception as error:
         # Dozens of types from four libraries mean "not there"; none of them is a mistake of ours.
         reason = next(iter(str(error).splitlines()), "").strip().rstrip(".") or type(error).__name__
         raise DataError(f"{origin}: cannot be loaded ({reason}); {instead}") from error
-    return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
 
 
 def _refuse_code(datasets: Any) -> None:

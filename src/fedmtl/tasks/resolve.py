@@ -11,7 +11,8 @@ from fedmtl.config import Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
-from fedmtl.tasks.task import Task, client_sources, task_clients
+from fedmtl.tasks.pretrained_head import with_pretrained_head
+from fedmtl.tasks.task import HiddenLayer, Task, client_sources, task_clients
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
@@ -24,7 +25,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     kind, defaults = _defaults(config, name, given)
     text = _text(name, given, defaults)
     labels = kind.labels(name, given, defaults, found)
-    return Task(
+    task = Task(
         name=name,
         kind=kind.name,
         text=text,
@@ -42,7 +43,9 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         dropout=config.model.head_dropout if given.dropout is None else given.dropout,
         patience=given.patience,
         auxiliary=given.auxiliary,
+        head=_head(given),
     )
+    return with_pretrained_head(config, task) if given.head == "pretrained" else task
 
 
 def brings_all(config: Config, name: str) -> bool:
@@ -117,6 +120,12 @@ def _pair(name: str, given: TaskConfig, text: tuple[str, ...]) -> Literal["cross
             "write a second one under `text`, or remove it"
         )
     return given.pair
+
+
+def _head(given: TaskConfig) -> HiddenLayer | None:
+    if given.head is None or given.head == "pretrained":
+        return None
+    return HiddenLayer(given.head.hidden, given.head.activation, given.head.dropout)
 
 
 def _metric(name: str, given: TaskConfig, kind: TaskKind, defaults: BuiltinTask) -> str:

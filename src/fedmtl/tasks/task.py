@@ -20,11 +20,21 @@ SCORE_RANGES = 5
 
 
 @dataclass(frozen=True)
+class HiddenLayer:
+    """The hidden layer of a head; a `size` of None is the encoder's width."""
+
+    size: int | None = None
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
 class Task:
     """One task with every default filled in: the columns it reads, what it predicts, and how it trains.
 
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
-    classification of two labels has one output for both.
+    classification of two labels has one output for both. `head` is its head's hidden layer, where it has one;
+    one that is pretrained starts with the values in the encoder's folder.
     """
 
     name: str
@@ -44,6 +54,8 @@ class Task:
     dropout: float = 0.1
     patience: int | None = None
     auxiliary: bool = False
+    head: HiddenLayer | None = None
+    head_start: Literal["fresh", "pretrained"] = "fresh"
 
     @property
     def is_pair(self) -> bool:

@@ -29,7 +29,8 @@ def programs(tmp_path):
 @pytest.fixture
 def config(make_config, tmp_path):
     skewed = ("training.logit_adjustment=1", "federation.average=tasks")
-    found = make_config("federation.clients_per_task=1", "compute.workers=1", *skewed)
+    head = "tasks.sentiment.head={hidden: 8, activation: tanh}"
+    found = make_config("federation.clients_per_task=1", "compute.workers=1", *skewed, head)
     (tmp_path / "run.yaml").write_text(dump_config(found))
     return found
 

@@ -11,6 +11,7 @@ import torch
 from fedmtl.model.multitask import BoundModel
 from fedmtl.sharing.plan import Extra, Key, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
+from fedmtl.tasks.task import HiddenLayer
 from fedmtl.training.local import Trained, train
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.plan import Member, named_state
@@ -36,6 +37,8 @@ THREE = make_task(
 )
 BALANCED = make_task("single", pool="mean", class_weights="balanced")
 SCORES = make_task("scores", kind="regression", pool="pooler")
+DEEP = make_task("single", pool="cls", head=HiddenLayer(6, "relu", 0.0))
+DEEP_DUAL = make_task("dual", text=("a", "b"), pair="dual", pool="mean", head=HiddenLayer(None, "gelu", 0.0))
 COUNTED = {"logit_adjustment": Extra({"label_counts": {"single": [40, 3], "cross": [3, 40]}})}
 ALONE = (range(12), [0, 1, 4, 7, 9], [2, 3, 5])
 CASES = {
@@ -60,6 +63,9 @@ CASES = {
     ),
     "plain sgd": ((SINGLE,), {"optimizer": "sgd", "learning_rate": 0.05}),
     "local steps": ((SINGLE,), {"local_steps": 7}),
+    "a hidden layer": ((DEEP,), {"head_rate": 20, "weight_decay": 0.3}),
+    "a hidden layer, plain sgd": ((DEEP,), {"optimizer": "sgd", "learning_rate": 0.05}),
+    "a hidden layer on two texts": ((DEEP_DUAL,), {"local_epochs": 2}),
 }
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedmtl.capabilities import stacked_methods
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
-from fedmtl.model.multitask import MultiTaskModel, pair_features, undecayed
+from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
 from fedmtl.sharing.plan import HEADS
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
@@ -78,7 +78,7 @@ class Stack:
         self.matrices = block(matrices, every, 1.0, dtype, dtype)
         self.vectors = block(vectors, every, 1.0, dtype)
         self.heads = {
-            task: block([f"{HEADS}{task}.{leaf}" for leaf in ("weight", "bias")], rows, settings.head_rate, master)
+            task: block([f"{HEADS}{task}.{leaf}" for leaf in self._head_leaves(task)], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
         self.methods: list[StackedMethod] = stacked_methods(settings.methods)
@@ -183,19 +183,30 @@ class Stack:
     def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
         """Return the losses of one task as (clients, examples)."""
         task = self.tasks[name]
-        weight, bias = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in ("weight", "bias"))
+        weight, bias, *hidden = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name))
         features = vectors.to(weight.dtype)
         size = self.inputs.labels.shape[1]
         # Beside tasks of two texts, one of a single text leaves the sequences of the second empty.
         features = pair_features(*features.chunk(2, 1)) if task.is_dual else features[:, :size]
         if task.dropout:
             features = F.dropout(features, task.dropout)
+        if task.head is not None:
+            into, offset = hidden
+            features = ACTIVATIONS[task.head.activation](
+                torch.baddbmm(offset.unsqueeze(1), features, into.transpose(1, 2))
+            )
+            features = F.dropout(features, task.head.dropout) if task.head.dropout else features
         outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
         for method in self.methods:
             outputs = method.adjust(name, outputs)
         labels = self.inputs.labels[rows].reshape(-1)
         labels = labels.long() if task.kind_of.has_labels else labels
         return task.kind_of.losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
+
+    def _head_leaves(self, task: str) -> tuple[str, ...]:
+        """Return how the values of a task's head are called, those of a hidden layer at the end."""
+        hidden = () if self.tasks[task].head is None else ("hidden.weight", "hidden.bias")
+        return ("weight", "bias", *hidden)
 
     def _move(self, heads: Sequence[Block]) -> None:
         every = [self.table, self.matrices, self.vectors, *heads]
