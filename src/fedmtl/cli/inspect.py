@@ -51,7 +51,9 @@ def config(
     from fedmtl.cli.run import load
     from fedmtl.config.file import config_schema, dump_config
 
-    write(json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [])).rstrip("\n"))
+    write(
+        json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [], "config")).rstrip("\n")
+    )
 
 
 def status(run: Run, json_: Json = False) -> None:

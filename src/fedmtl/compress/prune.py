@@ -244,4 +244,8 @@ def _config(
         names = dict.fromkeys(key.name for key in saved.weights)
         rules = [next(iter(rule.items())) for rule in raw["sharing"]["rules"]]
         raw["sharing"]["rules"] = [{pattern: level} for pattern, level in rules_left(rules, names)]
-    return config_from(with_overrides(raw, overrides))
+    raw = with_overrides(raw, overrides)
+    if wanted.amount and isinstance(raw["training"]["pruning"], dict):
+        # A section that was replaced as a whole has lost it.
+        raw["training"]["pruning"]["amount"] = wanted.amount
+    return config_from(raw)
