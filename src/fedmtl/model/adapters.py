@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -27,7 +28,29 @@ from fedmtl.errors import ConfigError
 from fedmtl.model.encoder import Encoder
 from fedmtl.seeds import derive_seed
 
-NORMS = {"parallel": "output.LayerNorm", "alternative": "attention.output.LayerNorm"}
+
+@dataclass(frozen=True)
+class AdapterLayout:
+    """The modules of an encoder that have the layers, and inside a layer the norms that take the summand."""
+
+    layers: str
+    parallel: str
+    alternative: str
+
+
+BERT_LAYOUT = AdapterLayout("encoder.layer.*", "output.LayerNorm", "attention.output.LayerNorm")
+# Of encoders that are not laid out as BERT.
+LAYOUTS = {
+    "mpnet": AdapterLayout("encoder.layer.*", "output.LayerNorm", "attention.LayerNorm"),
+    "distilbert": AdapterLayout("transformer.layer.*", "output_layer_norm", "sa_layer_norm"),
+    # One layer, or a few, that all numbered layers share.
+    "albert": AdapterLayout(
+        "encoder.albert_layer_groups.*.albert_layers.0", "full_layer_layer_norm", "attention.LayerNorm"
+    ),
+}
+
+
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class SmallAttention(nn.Module):
@@ -97,56 +120,70 @@ def _part(name: str, width: int, size: int, num_heads: int, dropout: float) -> n
 
 
 class Adapters(nn.Module):
-    """Task -> its adapters, hooked into an encoder laid out as BERT; they compute while their task is in use."""
+    """Task -> its adapters, hooked into an encoder's layers; they compute while their task is in use."""
 
     def __init__(self, encoder: Encoder, config: AdaptersConfig, tasks: Mapping[str, Any], seed: int) -> None:
         super().__init__()
-        layers = encoder_layers(encoder, NORMS[config.wiring])
-        dropout = float(getattr(encoder.module.config, "attention_probs_dropout_prob", 0.0))
+        layers = encoder_layers(encoder, config.wiring)
+        architecture = encoder.module.config
+        dropouts = (getattr(architecture, name, None) for name in ATTENTION_DROPOUTS)
+        dropout = float(next((known for known in dropouts if known is not None), 0.0))
         for task in config.tasks or tasks:
             # As in `Heads`, so that a task may have any name.
-            self._modules[task] = TaskAdapters(config, encoder.hidden_size, len(layers), dropout)
+            self._modules[task] = TaskAdapters(config, encoder.hidden_size, architecture.num_hidden_layers, dropout)
         set_adapters(self, seed)
         self._used: tuple[nn.Module, Tensor] | None = None
-        self._inputs: dict[int, Tensor] = {}
-        for number, (layer, norm) in enumerate(layers):
-            layer.register_forward_pre_hook(partial(self._keep, number), with_kwargs=True)
-            norm.register_forward_pre_hook(partial(self._add, number))
+        # Of the layer that runs: its number, by calls, since layers may share a module, and what entered it.
+        self._number, self._input = -1, torch.empty(0)
+        for layer, norm in layers:
+            layer.register_forward_pre_hook(self._keep, with_kwargs=True)
+            norm.register_forward_pre_hook(self._add)
 
     @contextmanager
     def used_by(self, task: str, mask: Tensor) -> Iterator[None]:
-        """Have the encoder compute with this task's adapters meanwhile; a task without any uses the plain encoder."""
+        """Have one pass of the encoder compute with this task's adapters; a task without any uses the plain encoder."""
         adapters = self._modules.get(task)
         self._used = None if adapters is None else (adapters, mask)
+        self._number = -1
         try:
             yield
         finally:
             self._used = None
-            self._inputs.clear()
+            self._input = torch.empty(0)
 
-    def _keep(self, number: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _keep(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._used is not None:
-            self._inputs[number] = given[0] if given else named["hidden_states"]
+            self._number += 1
+            self._input = given[0] if given else named["hidden_states"]
 
-    def _add(self, number: int, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
+    def _add(self, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
         if self._used is None:
             return None
         adapters, mask = self._used
-        added: Tensor = adapters(number, self._inputs.pop(number), mask)
+        added: Tensor = adapters(self._number, self._input, mask)
         return given[0] + added
 
 
-def encoder_layers(encoder: Encoder, norm: str) -> list[tuple[nn.Module, nn.Module]]:
-    """Every layer with the norm that takes the summand."""
+def encoder_layers(encoder: Encoder, wiring: str) -> list[tuple[nn.Module, nn.Module]]:
+    """Every layer with the norm that takes the summand; one that several numbered layers share comes once."""
+    architecture = encoder.module.config
+    layout = LAYOUTS.get(architecture.model_type, BERT_LAYOUT)
+    depth = layout.layers.count(".")
+    layers = [
+        layer
+        for path, layer in encoder.module.named_modules()
+        if path.count(".") == depth and fnmatchcase(path, layout.layers)
+    ]
     try:
-        layers: Any = encoder.module.get_submodule("encoder.layer")
-        return [(layer, layer.get_submodule(norm)) for layer in layers]
+        found = [(layer, layer.get_submodule(getattr(layout, wiring))) for layer in layers]
     except AttributeError:
-        kind = encoder.module.config.model_type
+        found = []
+    if not found or getattr(architecture, "inner_group_num", 1) != 1:
         raise ConfigError(
-            f"model.adapters: {kind} has no `encoder.layer.N.{norm}`; use an encoder laid out as BERT"
-            " (bert, roberta, electra)"
-        ) from None
+            f"model.adapters: {architecture.model_type} has no norm behind every layer to take them; use an encoder"
+            f" laid out as BERT (bert, roberta, electra, {', '.join(LAYOUTS)})"
+        )
+    return found
 
 
 def set_adapters(adapters: nn.Module, seed: int) -> None:

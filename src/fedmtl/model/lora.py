@@ -27,12 +27,21 @@ from fedmtl.sharing.plan import ADAPTERS, HEADS, SharingPlan
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 ADAPTER = "default"
+# Queries, keys, values and both feed-forward layers, where an encoder does not name them as BERT does.
+BERT_TARGETS = ("query", "key", "value", "intermediate", "output")
+TARGETS = {
+    "albert": ("query", "key", "value", "ffn", "ffn_output"),
+    "distilbert": ("q_lin", "k_lin", "v_lin", "lin1", "lin2"),
+    "mpnet": ("q", "k", "v", "intermediate", "output"),
+    "modernbert": ("Wqkv", "Wi", "mlp.Wo"),
+    "deberta-v2": ("query_proj", "key_proj", "value_proj", "intermediate", "output"),
+}
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def add_lora(encoder: nn.Module, heads: nn.Module, config: LoraConfig) -> None:
     """Wrap the target layers, and in the modes that say so the heads; `set_lora` then sets the matrices."""
-    paths = target_paths(encoder, config.targets)
+    paths = target_paths(encoder, config.targets or default_targets(encoder), config.layers)
     _inject(encoder, "|".join(map(re.escape, paths)), config)
     if wraps_heads(config):
         # Not by their names: PEFT finds a module by attribute, and a task may be called `type`.
@@ -75,8 +84,13 @@ def set_lora(canonical: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
                 parameter.zero_()
 
 
-def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
-    """Return the paths of the linear layers that some target names.
+def default_targets(encoder: Any) -> tuple[str, ...]:
+    """The targets of an encoder whose config names none."""
+    return TARGETS.get(encoder.config.model_type, BERT_TARGETS)
+
+
+def target_paths(encoder: Any, targets: Iterable[str], layers: Sequence[int] | None = None) -> list[str]:
+    """Return the paths of the linear layers that some target names, in all numbered layers or those given.
 
     A target is the path inside a numbered layer, or its end, with or without `.dense`; where it is a whole path, ends
     are not looked at: `output` is `output.dense`, and not `attention.output.dense` too.
@@ -93,7 +107,18 @@ def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
             some = ", ".join(list(dict.fromkeys(inside.values()))[:8])
             raise ConfigError(f"model.lora.targets: `{target}` is no linear layer of this encoder; it has {some}")
         chosen.update(found)
-    return [path for path in inside if path in chosen]
+    wanted = [path for path in inside if path in chosen]
+    return wanted if layers is None else _in_layers(encoder.config, wanted, layers)
+
+
+def _in_layers(config: Any, paths: Iterable[str], layers: Sequence[int]) -> list[str]:
+    num_layers = config.num_hidden_layers
+    if getattr(config, "num_hidden_groups", None) is not None:
+        raise ConfigError(f"model.lora.layers: the layers of {config.model_type} share their weights; leave it out")
+    strange = next((number for number in layers if number >= num_layers), None)
+    if strange is not None:
+        raise ConfigError(f"model.lora.layers: found {strange}, the encoder has layers 0 to {num_layers - 1}")
+    return [path for path in paths if int((NUMBER.search(path) or ["-1"])[0]) in layers]
 
 
 def _inside(path: str) -> str:
