@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -26,29 +24,8 @@ from torch.nn import functional as F
 from fedmtl.config import AdaptersConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder import Encoder
+from fedmtl.model.families import FAMILIES, family_of
 from fedmtl.seeds import derive_seed
-
-
-@dataclass(frozen=True)
-class AdapterLayout:
-    """The modules of an encoder that have the layers, and inside a layer the norms that take the summand."""
-
-    layers: str
-    parallel: str
-    alternative: str
-
-
-BERT_LAYOUT = AdapterLayout("encoder.layer.*", "output.LayerNorm", "attention.output.LayerNorm")
-# Of encoders that are not laid out as BERT.
-LAYOUTS = {
-    "mpnet": AdapterLayout("encoder.layer.*", "output.LayerNorm", "attention.LayerNorm"),
-    "distilbert": AdapterLayout("transformer.layer.*", "output_layer_norm", "sa_layer_norm"),
-    # One layer, or a few, that all numbered layers share.
-    "albert": AdapterLayout(
-        "encoder.albert_layer_groups.*.albert_layers.0", "full_layer_layer_norm", "attention.LayerNorm"
-    ),
-}
-
 
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
@@ -167,23 +144,19 @@ class Adapters(nn.Module):
 def encoder_layers(encoder: Encoder, wiring: str) -> list[tuple[nn.Module, nn.Module]]:
     """Every layer with the norm that takes the summand; one that several numbered layers share comes once."""
     architecture = encoder.module.config
-    layout = LAYOUTS.get(architecture.model_type, BERT_LAYOUT)
-    depth = layout.layers.count(".")
-    layers = [
-        layer
-        for path, layer in encoder.module.named_modules()
-        if path.count(".") == depth and fnmatchcase(path, layout.layers)
-    ]
+    family = family_of(architecture)
+    norm = family.output_norm if wiring == "parallel" else family.attention_norm
     try:
-        found = [(layer, layer.get_submodule(getattr(layout, wiring))) for layer in layers]
+        if norm is None or getattr(architecture, "inner_group_num", 1) != 1:
+            raise AttributeError
+        layers: Any = encoder.module.get_submodule(family.layers)
+        return [(layer, layer.get_submodule(norm)) for layer in layers]
     except AttributeError:
-        found = []
-    if not found or getattr(architecture, "inner_group_num", 1) != 1:
+        known = ", ".join(name for name, family in FAMILIES.items() if family.output_norm is not None)
         raise ConfigError(
-            f"model.adapters: {architecture.model_type} has no norm behind every layer to take them; use an encoder"
-            f" laid out as BERT (bert, roberta, electra, {', '.join(LAYOUTS)})"
-        )
-    return found
+            f"model.adapters: {architecture.model_type} has no norm behind every layer to take them; use another"
+            f" encoder ({known})"
+        ) from None
 
 
 def set_adapters(adapters: nn.Module, seed: int) -> None:

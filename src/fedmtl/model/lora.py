@@ -22,24 +22,16 @@ from torch import Tensor, nn
 
 from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
+from fedmtl.model.families import family_of
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, SharingPlan
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 ADAPTER = "default"
-# Queries, keys, values and both feed-forward layers, where an encoder does not name them as BERT does.
-BERT_TARGETS = ("query", "key", "value", "intermediate", "output")
-TARGETS = {
-    "albert": ("query", "key", "value", "ffn", "ffn_output"),
-    "distilbert": ("q_lin", "k_lin", "v_lin", "lin1", "lin2"),
-    "mpnet": ("q", "k", "v", "intermediate", "output"),
-    "modernbert": ("Wqkv", "Wi", "mlp.Wo"),
-    "deberta-v2": ("query_proj", "key_proj", "value_proj", "intermediate", "output"),
-}
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def add_lora(encoder: nn.Module, heads: nn.Module, config: LoraConfig) -> None:
+def add_lora(encoder: Any, heads: nn.Module, config: LoraConfig) -> None:
     """Wrap the target layers, and in the modes that say so the heads; `set_lora` then sets the matrices."""
     paths = target_paths(encoder, config.targets or default_targets(encoder), config.layers)
     _inject(encoder, "|".join(map(re.escape, paths)), config)
@@ -84,9 +76,9 @@ def set_lora(canonical: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
                 parameter.zero_()
 
 
-def default_targets(encoder: Any) -> tuple[str, ...]:
-    """The targets of an encoder whose config names none."""
-    return TARGETS.get(encoder.config.model_type, BERT_TARGETS)
+def default_targets(encoder: Any) -> list[str]:
+    """The targets of a config that names none: what the encoder's family calls those layers."""
+    return [_inside(path) for path in family_of(encoder.config).targets]
 
 
 def target_paths(encoder: Any, targets: Iterable[str], layers: Sequence[int] | None = None) -> list[str]:
