@@ -99,6 +99,6 @@ def projections(model: Any, layer: int) -> list[Any]:
             group = groups[layer]
             return [LayerCall(model, parts[group], groups[: layer % num_layers].count(group)) for parts in found]
     raise ModelError(
-        f"attention loss: {config.model_type} has no queries, keys and values of its own in every layer; write"
+        f"attention loss: {config.model_type} has no separate queries, keys and values in its layers; write"
         " `distill --weights attention=0`, or `pretrain --no-attention-loss`"
     )
