@@ -173,8 +173,9 @@ def config_page() -> str:
             "A config is a YAML file. Only `tasks` is required; every other key has the default shown here. `2e-5` is"
             " a number. `sst2:` with nothing behind it is a section with every default. An unknown key is an error."
             " Paths in a file are relative to the file; paths in `--set`, and `output`, are relative to the working"
-            " directory. `fedmtl config FILE` prints a config with every default filled in, `fedmtl config --schema`"
-            " the JSON schema."
+            " directory. A key that a command does not honour is refused in `--set`, with what to write instead."
+            " `fedmtl config FILE` prints a config with every default filled in, `fedmtl config --schema` the JSON"
+            " schema."
         ),
     ]
     return "\n\n".join([*intro, *_sections(Config, schema, ())]) + "\n"

@@ -233,7 +233,10 @@ def wire(
     name: Annotated[str | None, typer.Option(help="The study's name; a taken one gets -2, -3, ...")] = None,
 ) -> None:
     """Run a config once per codec, with the same seed: wire.csv and wire.html show score against bytes."""
-    loaded = load(config, set or [])
+    from fedmtl_studies.wire import HONOURS
+
+    HONOURS.check(set or [])
+    loaded = load(config, set or [], "run")
     display = make_display()
     with display:
         from fedmtl_studies.wire import last_points, parse_pairs, study_wire

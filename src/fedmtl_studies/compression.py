@@ -20,13 +20,16 @@ from fedmtl_studies.folder import StudyFolder, cell_name, is_done
 from fedmtl_studies.library import (
     ADJECTIVES,
     BUILTIN,
+    EVERY,
     NOUNS,
+    ONLY_SERVER,
     PEOPLE,
     VERBS,
     AugmentSettings,
     Config,
     ConfigError,
     DistillSettings,
+    Honours,
     RunFolder,
     RunNotFound,
     StartEvent,
@@ -344,6 +347,15 @@ def plan(options: CompressionOptions, folder: StudyFolder) -> Plan[Result]:
     )
 
 
+HONOURS = Honours(
+    "study compression",
+    EVERY,
+    {
+        **ONLY_SERVER,
+        "output": "a study writes into runs/; name its folder with --name",
+        "seed": "write --seeds",
+    },
+)
 STUDY = Study(
     name="compression",
     title="compression",
@@ -351,6 +363,7 @@ STUDY = Study(
     options=CompressionOptions,
     plan=plan,
     read=read_result,
+    honours=HONOURS,
 )
 
 

@@ -40,7 +40,17 @@ from fedmtl_studies.federated_results import (
     read_result,
 )
 from fedmtl_studies.folder import StudyFolder, cell_name
-from fedmtl_studies.library import BUILTIN, ConfigError, find_table, read_table, with_absolute_paths, with_overrides
+from fedmtl_studies.library import (
+    BUILTIN,
+    EVERY,
+    ONLY_SERVER,
+    ConfigError,
+    Honours,
+    find_table,
+    read_table,
+    with_absolute_paths,
+    with_overrides,
+)
 from fedmtl_studies.options import (
     Option,
     Overrides,
@@ -231,6 +241,19 @@ def plan(options: FederatedOptions, folder: StudyFolder) -> Plan[Result]:
     )
 
 
+HONOURS = Honours(
+    "study federated",
+    EVERY,
+    {
+        **ONLY_SERVER,
+        "output": "a study writes into runs/; name its folder with --name",
+        "seed": "write --seeds",
+        "mode": "modes are what it compares; write --rows",
+        "clients": "write --rows clients-1-*",
+        "federation.clients_per_task": "write --rows clients-1-*",
+        "training.num_rounds": "write --rounds and --long-rounds",
+    },
+)
 STUDY = Study(
     name="federated",
     title="federated and centralized",
@@ -239,6 +262,7 @@ STUDY = Study(
     options=FederatedOptions,
     plan=plan,
     read=read_result,
+    honours=HONOURS,
 )
 
 

@@ -12,6 +12,7 @@ from fedmtl.compress.distill.settings import DistillSettings, LossWeights
 from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Variant
 from fedmtl.config import Config, WireConfig
 from fedmtl.config.file import config_from, load_config, with_absolute_paths, with_overrides
+from fedmtl.config.honoured import EVERY, ONLY_SERVER, Honours
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
 from fedmtl.engines.processes import raised, warm_up
 from fedmtl.engines.start_up import ENCODER_CODE, ENGINE, GPU, worker_imports

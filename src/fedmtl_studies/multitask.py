@@ -23,10 +23,13 @@ from pydantic import model_validator
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import StudyFolder, cell_name
 from fedmtl_studies.library import (
+    EVERY,
     INTENSIFIERS,
+    ONLY_SERVER,
     ConfigError,
     DataError,
     DataTable,
+    Honours,
     embedded_columns,
     find_table,
     read_table,
@@ -322,6 +325,15 @@ def plan(options: MultitaskOptions, folder: StudyFolder) -> Plan[MeasuredCell]:
     return Plan(cells, runs, lambda results: show(opening, wanted, results))
 
 
+HONOURS = Honours(
+    "study multitask",
+    EVERY,
+    {
+        **ONLY_SERVER,
+        "output": "a study writes into runs/; name its folder with --name",
+        "seed": "write --seeds",
+    },
+)
 STUDY = Study(
     name="multitask",
     title="multi-task methods",
@@ -329,6 +341,7 @@ STUDY = Study(
     options=MultitaskOptions,
     plan=plan,
     read=read_cell,
+    honours=HONOURS,
 )
 
 

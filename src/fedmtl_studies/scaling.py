@@ -20,7 +20,16 @@ from pydantic import Field, model_validator
 
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import StudyFolder
-from fedmtl_studies.library import BUILTIN, ConfigError, find_table, with_absolute_paths, with_overrides
+from fedmtl_studies.library import (
+    BUILTIN,
+    EVERY,
+    ONLY_SERVER,
+    ConfigError,
+    Honours,
+    find_table,
+    with_absolute_paths,
+    with_overrides,
+)
 from fedmtl_studies.options import (
     Option,
     Quick,
@@ -257,6 +266,7 @@ def _by_task(rounds: int | Mapping[str, int], tasks: tuple[str, ...]) -> dict[st
 
 def plan(options: ScalingOptions, folder: StudyFolder) -> Plan[Result]:
     """Return all cells and the page of them."""
+    HONOURS.check(options.overrides, options.tasks)
     wanted = wanted_setups(options)
     if not wanted:
         raise ConfigError(f"--rows: no setup fits {options.rows}; setups are called such as tiny-imdb-32")
@@ -271,6 +281,30 @@ def plan(options: ScalingOptions, folder: StudyFolder) -> Plan[Result]:
     )
 
 
+HONOURS = Honours(
+    "study scaling",
+    EVERY,
+    {
+        **ONLY_SERVER,
+        "output": "a study writes into runs/; name its folder with --name",
+        "seed": "write --seeds",
+        "model.server_model": "write --encoders",
+        "model.client_model": "write --encoders",
+        "model.initial": "write --encoders random:X",
+        "clients": "write --clients",
+        "federation.clients_per_task": "write --clients",
+        "partition.kind": "write --partition",
+        "partition.alpha": "write --partition dirichlet:ALPHA",
+        "partition.column": "write --partition",
+        "training.num_rounds": "write --rounds",
+        "training.learning_rate": "write --learning-rate, or --rate for some setups",
+        "training.schedule": "rates stay constant, so that rounds of any number are alike; leave it out",
+        "evaluation.every": "every round is scored; leave it out",
+        "tasks.*.source": "write --data",
+        "tasks.*.train_samples": "write --examples",
+        "tasks.*.val_samples": "write --validation",
+    },
+)
 STUDY = Study(
     name="scaling",
     title="scaling",
@@ -278,6 +312,7 @@ STUDY = Study(
     options=ScalingOptions,
     plan=plan,
     read=read_result,
+    honours=HONOURS,
 )
 
 

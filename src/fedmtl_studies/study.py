@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fedmtl_studies.cells import Cell
 from fedmtl_studies.folder import StudyFolder, is_done, is_settled, settle, write_settings
 from fedmtl_studies.grid import Outcome, Standing, run_grid
-from fedmtl_studies.library import CannotContinue, ConfigError, RunFolder, duration, parse_yaml
+from fedmtl_studies.library import EVERY, CannotContinue, ConfigError, Honours, RunFolder, duration, parse_yaml
 from fedmtl_studies.options import Keep, StudyOptions
 from fedmtl_studies.page import Page, write_pages
 from fedmtl_studies.results import Results, Runs, read_results
@@ -17,6 +17,7 @@ from fedmtl_studies.results import Results, Runs, read_results
 OptionsT = TypeVar("OptionsT", bound=StudyOptions)
 ResultT = TypeVar("ResultT")
 Say = Callable[[str], None]
+EVERYTHING = Honours("study", EVERY)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,10 @@ class Plan(Generic[ResultT]):
 
 @dataclass(frozen=True)
 class Study(Generic[OptionsT, ResultT]):
-    """A grid of runs under a name: its options, its plan for them, and how a finished cell is read."""
+    """A grid of runs under a name: its options, its plan for them, and how a finished cell is read.
+
+    `honours` says what `--set` may change; a setting that all cells replace is refused.
+    """
 
     name: str
     title: str
@@ -45,6 +49,7 @@ class Study(Generic[OptionsT, ResultT]):
     options: type[OptionsT]
     plan: Callable[[OptionsT, StudyFolder], Plan[ResultT]]
     read: Callable[[RunFolder], ResultT]
+    honours: Honours = EVERYTHING
 
 
 class Observer(Protocol):
@@ -82,6 +87,8 @@ def run_study(
 
     Cells that failed are an error at the end, when all others have their numbers.
     """
+    # Not every study has `--set`.
+    study.honours.check(getattr(options, "overrides", ()))
     plan = study.plan(options, folder)
     about = _about(folder, study.name, options, plan, at_once)
 

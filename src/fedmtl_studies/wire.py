@@ -13,10 +13,13 @@ from pathlib import Path
 
 from fedmtl_studies.figures import colour
 from fedmtl_studies.library import (
+    EVERY,
+    ONLY_SERVER,
     Config,
     ConfigError,
     EvaluationEvent,
     Frame,
+    Honours,
     Html,
     RoundEvent,
     RunEvent,
@@ -44,6 +47,7 @@ from fedmtl_studies.results import main_metrics, recorded
 
 DOWN, UP = (typing.get_args(WireConfig.model_fields[side].annotation) for side in ("down", "up"))
 LABEL_GAP = 44
+HONOURS = Honours("study wire", EVERY, {**ONLY_SERVER, "wire.down": "write --codecs", "wire.up": "write --codecs"})
 CURVES = ".curve { fill: none; stroke: var(--c); stroke-width: 1.8 } .spot { fill: var(--c) }"
 
 

@@ -26,8 +26,29 @@ def test_what_cannot_be_is_one_line(cli, runs):
         (("--student", "1x64", "--start", "teacher"), "write --start random"),
         (("--student", "3x32"), "give the student at most 1"),
         (("--student", "1x32", "--augment", "glove"), "glove:FILE"),
+        (("--student", "1x32", "--set", "training.num_rounds=3"), "--set training.num_rounds: `fedmtl distill`"),
     ):
         refused = cli("distill", "demo", *arguments)
         assert refused.code == 2
         assert words in refused.error
     assert not list(runs.glob("demo-*"))
+
+
+def test_every_command_refuses_a_setting_that_it_does_not_honour(cli, runs):
+    for arguments, words in (
+        (("run", "--set", "federation.join_timeout=5"), "only `fedmtl server` waits for sites; set it there"),
+        (("run", "--engine", "flower", "--set", "compute.stack=2"), "write `--engine local`"),
+        (("server", "--set", "compute.stack=2"), "sites train, each its client by itself; leave it out"),
+        (
+            ("prune", "demo", "--layers", "1", "--set", "training.num_rounds=2"),
+            "write --epochs, of which each is a round",
+        ),
+        (("study", "wire", "--set", "wire.up=int8"), "write --codecs"),
+        (("study", "scaling", "--quick", "--set", "federation.clients_per_task=2"), "write --clients"),
+        (("study", "scaling", "--quick", "--set", "tasks.yelp.weight=2"), "its tasks are sentiment"),
+    ):
+        refused = cli(*arguments)
+        assert refused.code == 2
+        assert refused.error.startswith(f"--set {arguments[-1].partition('=')[0]}: `fedmtl {arguments[0]}")
+        assert words in refused.error
+    assert {path.name for path in runs.iterdir() if (path / "config.yaml").exists()} == {"demo", "central", "personal"}

@@ -31,6 +31,9 @@ def test_a_pruned_run_goes_on_from_the_model_for_so_many_epochs(finished):
     # Thirds of it before every epoch, so that what is left trains after the last.
     assert (training.pruning.amount, training.pruning.rounds, training.pruning.start_round) == (0.3, 3, 0)
     assert (Path(config.model.start_from), Path(config.output)) == (finished.model, finished.path.parent)
+    # A section that is set as a whole has no amount, which is the command's.
+    replaced = prune_run(finished, Cut(amount=0.3), 3, ["training.pruning={schedule: cubic, rounds: 2}"]).config
+    assert (replaced.training.pruning.amount, replaced.training.pruning.schedule) == (0.3, "cubic")
     run = start_run(config, "second")
     [*_, last] = [event for event in raw_events(run) if event["event"] == "pruning"]
     assert last["pruned"] == round(0.3 * last["linear"]["weights"]) <= last["linear"]["zeros"]

@@ -9,6 +9,7 @@ from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
 from fedmtl.export.hf import export_hf
 from fedmtl.model.encoder import load_encoder
+from fedmtl.model.families import FAMILIES
 from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.sharing.plan import Key, SharingPlan, move
 from fedmtl.sharing.weights import count_parameters, initial_weights
@@ -129,7 +130,59 @@ def test_what_cannot_be_cut_is_told(saved, tmp_path):
     personal = replace(saved, plan=SharingPlan((("heads.*", "client"), ("*", "all"))))
     with pytest.raises(ModelError, match=r"`heads\.two\.weight` stays at the clients"):
         cut(personal, 0.5, 0)
-    encoder, model = load(write_encoder("distilbert", tmp_path), TASKS)
-    other = SavedModel(model, encoder, model.tasks, PLAN, initial_weights(model, PLAN), LENGTH)
-    with pytest.raises(ModelError, match="only plain BERT encoders can be cut"):
+    other = saved_of(write_encoder("modernbert", tmp_path / "modernbert"))
+    with pytest.raises(
+        ModelError, match=r"^--ffn: cannot be taken out of modernbert encoders; they allow --amount alone"
+    ):
         cut(other, 0.5, 0)
+    for kind in ("mpnet", "albert"):
+        with pytest.raises(ModelError, match=f"^--heads: cannot be taken out of {kind}.*allow --ffn and --layers$"):
+            cut(saved_of(write_encoder(kind, tmp_path / kind)), 0.0, 0, 0.5)
+    encoder, model = load(tmp_path / "mpnet", TASKS, adapters={"size": 6, "heads": 3})
+    with pytest.raises(ModelError, match="an encoder with LoRA or adapters cannot be cut"):
+        cut(SavedModel(model, encoder, model.tasks, PLAN, initial_weights(model, PLAN), LENGTH), 0.5, 0)
+
+
+def saved_of(folder):
+    encoder, model = load(folder, TASKS)
+    return SavedModel(model, encoder, model.tasks, PLAN, initial_weights(model, PLAN), LENGTH)
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "roberta", "electra", "mpnet", "albert"])
+def test_other_families_lose_dead_neurons_and_silent_heads_without_a_change(kind, tmp_path):
+    saved = saved_of(write_encoder(kind, tmp_path / "encoder"))
+    family, cuts_heads = FAMILIES[kind], "heads" in FAMILIES[kind].cuts
+    layers = range(1 if kind == "albert" else 2)
+    for path in (f"{family.layers}.{number}." for number in layers):
+        # A quarter of 48 neurons, and the first of two heads: 16 columns, which still give their bias.
+        saved.weights[Key("all", f"{path}{family.feed_out}.weight")][:, :12] = 0.0
+        if cuts_heads:
+            saved.weights[Key("all", f"{path}{family.attention[2]}.weight")][:16] = 0.0
+    smaller = cut(saved, 0.25, 0, 0.5 if cuts_heads else 0.0)
+    assert equal(saved, smaller, atol=1e-5)
+    # A neuron is a row in, its bias and a column out; a head 16 rows of three with biases, and 16 columns out.
+    gone = len(layers) * (12 * 65 + (3 * 16 * 33 + 32 * 16 if cuts_heads else 0))
+    assert count_parameters(saved.weights) - count_parameters(smaller.weights) == gone
+    folder = write_cut(smaller, tmp_path / "cut")
+    assert equal(load_model(folder.model), smaller, atol=0, rtol=0)
+    encoder = load_encoder(ModelConfig(server_model=str(folder.encoder), max_length=LENGTH), 0)
+    for name, value in encoder.module.named_parameters():
+        if "pooler" not in name:
+            assert torch.equal(value, smaller.weights[Key("all", name)])
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "roberta", "electra", "mpnet", "albert"])
+def test_other_families_lose_their_top_layers(kind, tmp_path):
+    saved = saved_of(write_encoder(kind, tmp_path / "encoder"))
+    smaller = cut(saved, 0.0, 1)
+    assert smaller.encoder.module.config.num_hidden_layers == 1
+    task = saved.tasks["two"]
+    inputs = encode(saved.encoder.tokenizer, task, SINGLES)
+    # What is left gives what the whole had after its first layer.
+    given = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
+    with torch.no_grad():
+        whole = saved.bind().model.encoder(
+            **{name: given[name] for name in saved.model.accepts}, output_hidden_states=True
+        )
+        found, _, _ = smaller.bind().use("two").encode("two", inputs)
+    torch.testing.assert_close(found, whole.hidden_states[1])

@@ -48,6 +48,7 @@ def randomize(model, scale=0.5):
         *(("bert", shape, wiring) for shape, wiring in zip(SHAPES, ["parallel", "alternative"] * 3, strict=True)),
         ("roberta", {}, "parallel"),
         ("electra", {}, "alternative"),
+        *((kind, {}, wiring) for kind in ("mpnet", "distilbert", "albert") for wiring in ("parallel", "alternative")),
     ],
     ids=str,
 )
@@ -197,8 +198,46 @@ def test_adapters_are_the_tasks_own_unless_the_plan_names_them_or_keeps_all_at_i
 
 
 def test_an_encoder_of_another_layout_is_refused(folders):
-    with pytest.raises(ConfigError, match=r"model.adapters: distilbert has no `encoder.layer.N.output.LayerNorm`"):
-        extended(folders["distilbert"])
+    with pytest.raises(ConfigError, match=r"model.adapters: modernbert has no norm behind every layer.*distilbert"):
+        extended(folders["modernbert"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "wiring", "norms"),
+    [
+        ("distilbert", "parallel", "transformer.layer.{}.output_layer_norm"),
+        ("distilbert", "alternative", "transformer.layer.{}.sa_layer_norm"),
+        ("mpnet", "alternative", "encoder.layer.{}.attention.LayerNorm"),
+        # One norm that both layers use.
+        ("albert", "parallel", "encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm"),
+    ],
+)
+def test_every_layer_adds_its_adapter_in_front_of_its_norm(folders, kind, wiring, norms):
+    encoder, model = extended(folders[kind], wiring=wiring, kind="low_rank")
+    _, plain = plain_of(folders[kind])
+    randomize(model)
+    seen = {"with": [], "without": []}
+    for name, one in (("with", model), ("without", plain)):
+        for path in dict.fromkeys(norms.format(number) for number in (0, 1)):
+            # The adapters' hook came first: this one sees what the norm gets.
+            one.encoder.get_submodule(path).register_forward_pre_hook(
+                lambda module, given, name=name: seen[name].append(given[0])
+            )
+        one.encode("single", inputs_of(encoder, TASKS[0]))
+    assert len(seen["with"]) == len(seen["without"]) == 2
+    # Up to the first norm both computed the same, and what enters the first layer is what the embeddings gave.
+    output = plain.encoder(**_given(plain, inputs_of(encoder, TASKS[0])), output_hidden_states=True)
+    added = model.adapters._modules["single"](0, output.hidden_states[0], inputs_of(encoder, TASKS[0]).mask)
+    torch.testing.assert_close(seen["with"][0], seen["without"][0] + added)
+    with torch.no_grad():
+        before = model("single", inputs_of(encoder, TASKS[0]))
+        values(model)["adapters.single.layer.1.decoder.bias"].add_(torch.arange(32.0))
+        assert not torch.allclose(model("single", inputs_of(encoder, TASKS[0])), before, atol=1e-3)
+
+
+def _given(model, inputs):
+    offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
+    return {name: offered[name] for name in model.accepts}
 
 
 def test_copies_compute_with_their_own_adapters(folders):

@@ -5,11 +5,11 @@ import torch
 
 from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
-from fedmtl.model.lora import A, B, extended_plan, fixed_patterns, merge, target_paths
+from fedmtl.model.lora import A, B, default_targets, extended_plan, fixed_patterns, merge, target_paths
 from fedmtl.sharing.plan import SharingPlan, check_plan
 from fedmtl.training.stacked.shape import stacks_with
 
-from .tiny import PAIRS, SINGLES, encode, load, make_task
+from .tiny import KINDS, PAIRS, SINGLES, encode, load, make_task
 
 TASKS = [make_task("single", pool="cls"), make_task("pair", text=("a", "b"), pool="cls", outputs=1)]
 PLAN = SharingPlan((("heads.*", "task"), ("*", "all")))
@@ -33,7 +33,7 @@ def randomize(model):
                 getattr(module, leaf).normal_(0, 0.2, generator=generator)
 
 
-@pytest.mark.parametrize(("kind", "targets"), [("bert", None), ("roberta", None), ("distilbert", DISTILBERT)])
+@pytest.mark.parametrize(("kind", "targets"), [*((kind, None) for kind in KINDS), ("distilbert", DISTILBERT)])
 @pytest.mark.parametrize("mode", ["adapters", "last_linear", "full_model"])
 def test_a_fresh_lora_changes_no_bit_of_the_answers(folders, kind, targets, mode):
     encoder, plain = load(folders[kind], TASKS, pool="cls", encoder_dropout=0)
@@ -111,7 +111,40 @@ def test_output_is_the_feed_forward_layers_and_not_the_attentions(folders):
 
 def test_a_target_that_is_not_there_names_some_that_are(folders):
     with pytest.raises(ConfigError, match=r"model.lora.targets: `query` is no linear layer.*attention\.q_lin"):
-        extended(folders["distilbert"])
+        extended(folders["distilbert"], targets=["query"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_targets_queries_keys_values_and_both_feed_forward_layers_get_it(folders, kind):
+    encoder, _ = load(folders[kind], TASKS, pool="cls")
+    paths = target_paths(encoder.module, default_targets(encoder.module))
+    # ALBERT's layers share one set of weights; ModernBERT has queries, keys and values in one matrix.
+    assert len(paths) == {"albert": 5, "modernbert": 2 * 3}.get(kind, 2 * 5)
+    assert not any("attention.output" in path or "pooler" in path or "out_lin" in path for path in paths)
+
+
+def test_chosen_layers_alone_get_it_and_train(folders):
+    for kind, added in (
+        ("bert", "encoder.layer.1."),
+        ("distilbert", "transformer.layer.1."),
+        ("modernbert", "layers.1."),
+    ):
+        _, model = extended(folders[kind], layers=[1])
+        wrapped = [name for name in model.canonical() if name.endswith((A, B))]
+        assert wrapped
+        assert all(name.startswith(added) for name in wrapped)
+        plan = extended_plan(PLAN, list(model.canonical()), ModelConfig(lora=model.lora))
+        check_plan(plan, list(model.canonical()))
+        assert {name for name in model.canonical() if plan.level(name) == "all"} == set(wrapped)
+
+
+def test_layers_that_are_not_there_or_not_apart_are_refused(folders):
+    with pytest.raises(ConfigError, match=r"^model\.lora\.layers: found 2, the encoder has layers 0 to 1$"):
+        extended(folders["bert"], layers=[0, 2])
+    with pytest.raises(
+        ConfigError, match=r"^model\.lora\.layers: the layers of albert share their weights; leave it out$"
+    ):
+        extended(folders["albert"], layers=[0])
 
 
 def test_without_peft_the_error_is_one_line(folders, monkeypatch):

@@ -51,7 +51,7 @@ def check(
             raise ConfigError("check: a config names its files and columns itself; give it alone, or with --set")
         from fedmtl.cli.run import load
 
-        parts = config_parts(load(data[0], set or []))
+        parts = config_parts(load(data[0], set or [], "check"))
     elif set:
         raise ConfigError("check: --set changes a config, and there is none among the files; remove it")
     else:

@@ -138,9 +138,11 @@ def distill(
     )
     from fedmtl.compress.distill.run import distill
     from fedmtl.config.file import load_config
+    from fedmtl.config.honoured import DISTILL
     from fedmtl.predict.rounds import run_at
     from fedmtl.report.page import write_report
 
+    DISTILL.check(set_ or [])
     config = load_config(found.config, set_ or [])
     if not any(setting.startswith("output=") for setting in set_ or []):
         config = config.model_copy(update={"output": str(found.path.parent)})
@@ -200,9 +202,11 @@ def prune(
     with display:
         from fedmtl.compress.cut import Cut
         from fedmtl.compress.prune import prune_run
+        from fedmtl.config.honoured import PRUNE
         from fedmtl.experiment.run import start_run
         from fedmtl.predict.rounds import run_at
 
+        PRUNE.check(set or [])
         pruned = prune_run(run_at(found, round), Cut(amount, ffn, layers, heads), epochs, set or [])
         before, after = pruned.parameters
         display.say(f"{found.name}: {before:,} parameters" + (f", {after:,} after the cut" if after < before else ""))

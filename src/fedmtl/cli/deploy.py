@@ -48,7 +48,7 @@ def server(
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
-        loaded = load(config, set or [])
+        loaded = load(config, set or [], "server")
         with display:
             from fedmtl.deploy.server import Endpoint, serve_run
 

@@ -55,7 +55,7 @@ def config(
     if schema:
         write(json.dumps(config_schema(), indent=2))
         return
-    loaded = load(file, set or [])
+    loaded = load(file, set or [], "config")
     write(dump_config(loaded).rstrip("\n"))
     for line in config_warnings(loaded):
         make_terminal(stderr=True).print(f"warning: {line}", markup=False)

@@ -69,7 +69,7 @@ def run(
 def _start(
     path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool, engine: Engine
 ) -> RunFolder:
-    loaded = load(path, overrides)
+    loaded = load(path, overrides, "run" if engine is Engine.local else "run --engine flower")
     _warm_up(loaded)
     with display:
         from fedmtl.experiment.run import start_run
@@ -116,7 +116,7 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: 
             f" `fedmtl run {found.config} --set training.num_rounds={2 * max(1, summary.rounds)}`"
         )
         return found
-    _warm_up(load(found.config, []))
+    _warm_up(load(found.config, [], "run"))
     with display:
         from fedmtl.experiment.run import resume_run
 
@@ -133,8 +133,12 @@ def _warm_up(config: Config) -> None:
         warm_up(worker_imports(config))
 
 
-def load(path: Path | None, overrides: list[str]) -> Config:
-    """The config of a file, or the packaged demonstration's, with overrides."""
+def load(path: Path | None, overrides: list[str], command: str) -> Config:
+    """The config of a file, or the packaged demonstration's, with overrides; the command honours all of them."""
     from fedmtl.config.file import demo_config, load_config
+    from fedmtl.config.honoured import COMMANDS
 
-    return demo_config(overrides) if path is None else load_config(path, overrides)
+    COMMANDS[command].check(overrides)
+    loaded = demo_config(overrides) if path is None else load_config(path, overrides)
+    COMMANDS[command].check_file(loaded)
+    return loaded

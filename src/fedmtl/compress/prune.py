@@ -1,8 +1,9 @@
 """Pruning a finished run: the config of a run that goes on from it, with weights taken out of its model.
 
 Single weights go round by round while the new run trains. Attention heads, feed-forward neurons and whole layers leave
-the BERT before it (structured pruning). Without neurons or layers it stays a plain BERT, only smaller; one with fewer
-heads is loaded by `model/bert/layout.py`. None of this needs text, which a server does not have.
+the encoder before it (structured pruning). Without neurons or layers it stays what it was, only smaller; one with fewer
+heads is loaded by `model/encoder.py`. `model/families.py` says what can leave which family. None of this needs text,
+which a server does not have.
 
 Neurons go by the product of what leads in and what leads out, |W_in| |W_out|, as many in every layer, since a config
 has one `intermediate_size`. Layers go from the top (Sajjad et al. 2020, On the Effect of Dropping Layers of Pre-trained
@@ -17,7 +18,6 @@ W_o b_v. A head that goes leaves it in the bias of the output: with |W_o W_v| = 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -31,8 +31,9 @@ from fedmtl.compress.cut import Cut
 from fedmtl.config import Config, ModelConfig
 from fedmtl.config.file import config_from, load_config, with_overrides
 from fedmtl.errors import ConfigError, ModelError
-from fedmtl.model.bert.layout import BertLayout, build_encoder, keep_heads
+from fedmtl.model.bert.layout import build_encoder, head_size, keep_heads, num_heads
 from fedmtl.model.encoder import Encoder, describe_encoder
+from fedmtl.model.families import Family, family_of, num_stored_layers
 from fedmtl.model.multitask import build_model
 from fedmtl.model.saved import SavedModel, load_model, save_model
 from fedmtl.runs.folder import RunFolder
@@ -40,25 +41,31 @@ from fedmtl.sharing.plan import LOG_VARIANCE, Key, SharingPlan, Weights
 from fedmtl.sharing.weights import count_parameters
 from fedmtl.tasks.pretrained_head import written_out
 
-VALUE, OUT = "attention.self.value", "attention.output.dense"
-# What a head is made of: the part of a layer's values, and their dimension that counts the heads' columns.
-HEAD = {
-    **{f"attention.self.{part}.{leaf}": 0 for part in ("query", "key", "value") for leaf in ("weight", "bias")},
-    f"{OUT}.weight": 1,
-}
-LAYER = re.compile(r"encoder\.layer\.\d+\..*")
-# What a neuron is made of: the part of a layer's values, and their dimension that counts neurons.
-NEURON = {"intermediate.dense.weight": 0, "intermediate.dense.bias": 0, "output.dense.weight": 1}
+
+@dataclass(frozen=True)
+class Parts:
+    """What can leave a layer of an encoder: parts of its values, each with the dimension that counts what leaves."""
+
+    heads: dict[str, int]
+    neurons: dict[str, int]
+
+
+def parts_of(family: Family) -> Parts:
+    """A head is rows of queries, keys and values and columns of the output; a neuron a row in, and a column out."""
+    rows = {f"{part}.{leaf}": 0 for part in family.attention for leaf in ("weight", "bias")}
+    neurons = {f"{family.feed_in}.{leaf}": 0 for leaf in ("weight", "bias")}
+    return Parts({**rows, f"{family.attention_out}.weight": 1}, {**neurons, f"{family.feed_out}.weight": 1})
 
 
 def remaining_columns(saved: SavedModel, layer: int, count: int) -> Tensor:
     """The columns of the heads that matter most, in order; tasks that have separate layers count together."""
-    assert saved.model.layout is not None
-    num_heads, size = saved.model.layout.num_heads, saved.model.layout.head_size
-    total = torch.zeros(num_heads, dtype=torch.float64)
+    config = saved.encoder.module.config
+    family, total_heads, size = family_of(config), num_heads(config), head_size(config)
+    total = torch.zeros(total_heads, dtype=torch.float64)
     for task in saved.tasks:
-        value, out = (_value(saved, layer, f"{part}.weight", task).double() for part in (VALUE, OUT))
-        maps = out.view(len(out), num_heads, size).transpose(0, 1) @ value.view(num_heads, size, -1)
+        parts = (family.attention[2], family.attention_out)
+        value, out = (_value(saved, layer, f"{part}.weight", task).double() for part in parts)
+        maps = out.view(len(out), total_heads, size).transpose(0, 1) @ value.view(total_heads, size, -1)
         total += torch.linalg.matrix_norm(maps)
     heads = torch.argsort(total, descending=True, stable=True)[:count].sort().values
     return (heads[:, None] * size + torch.arange(size)).view(-1)
@@ -66,21 +73,22 @@ def remaining_columns(saved: SavedModel, layer: int, count: int) -> Tensor:
 
 def constants(saved: SavedModel, layer: int, columns: Tensor) -> dict[Key, Tensor]:
     """What the removed heads add to the output's bias, by its key: the mean over the tasks that share the bias."""
-    assert saved.model.layout is not None
-    if len(columns) == saved.model.layout.attention_width:
-        return {}
+    family = family_of(saved.encoder.module.config)
     found: dict[Key, list[Tensor]] = {}
     for task in saved.tasks:
-        out, bias = _value(saved, layer, f"{OUT}.weight", task), _value(saved, layer, f"{VALUE}.bias", task)
+        out = _value(saved, layer, f"{family.attention_out}.weight", task)
+        bias = _value(saved, layer, f"{family.attention[2]}.bias", task)
         gone = torch.ones(len(bias), dtype=torch.bool)
         gone[columns] = False
         constant = out[:, gone].double() @ bias[gone].double()
-        found.setdefault(saved.plan.key(f"encoder.layer.{layer}.{OUT}.bias", task, ""), []).append(constant)
+        key = saved.plan.key(f"{family.layers}.{layer}.{family.attention_out}.bias", task, "")
+        found.setdefault(key, []).append(constant)
     return {key: torch.stack(parts).mean(0) for key, parts in found.items()}
 
 
 def _value(saved: SavedModel, layer: int, part: str, task: str) -> Tensor:
-    return saved.weights[saved.plan.key(f"encoder.layer.{layer}.{part}", task, "")]
+    layers = family_of(saved.encoder.module.config).layers
+    return saved.weights[saved.plan.key(f"{layers}.{layer}.{part}", task, "")]
 
 
 @dataclass(frozen=True)
@@ -93,24 +101,30 @@ class CutFolder:
 
 def cut(saved: SavedModel, ffn: float, layers: int, heads: float = 0.0) -> SavedModel:
     """The model without that share of each layer's feed-forward neurons and attention heads, and its topmost layers."""
-    layout = _layout(saved)
-    if layers >= layout.num_layers:
-        raise ModelError(f"--layers: found {layers}, but the encoder has {layout.num_layers}; leave one at least")
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
-    config.num_hidden_layers = layout.num_layers - layers
-    config.intermediate_size -= round(ffn * config.intermediate_size)
-    if config.intermediate_size < 1:
-        raise ModelError(f"--ffn: found {ffn:g}, which leaves no neuron; write a smaller share")
-    num_heads = layout.num_heads - round(heads * layout.num_heads)
-    if num_heads < 1 or (heads and num_heads == layout.num_heads):
+    family = _family(saved, Cut(ffn=ffn, layers=layers, heads=heads))
+    if layers >= config.num_hidden_layers:
         raise ModelError(
-            f"--heads: found {heads:g}, which {'takes' if num_heads else 'leaves'} none of {layout.num_heads} heads;"
-            f" write a {'larger' if num_heads else 'smaller'} share"
+            f"--layers: found {layers}, but the encoder has {config.num_hidden_layers}; leave one at least"
         )
-    keep_heads(config, num_heads)
-    weights: Weights = {key: value for key, value in saved.weights.items() if not LAYER.fullmatch(key.name)}
-    for number in range(config.num_hidden_layers):
-        weights |= _layer(saved, number, config.intermediate_size, num_heads)
+    config.num_hidden_layers -= layers
+    neurons = getattr(config, family.feed_width)
+    num_neurons = neurons - round(ffn * neurons)
+    if num_neurons < 1:
+        raise ModelError(f"--ffn: found {ffn:g}, which leaves no neuron; write a smaller share")
+    setattr(config, family.feed_width, num_neurons)
+    before = num_heads(config)
+    after = before - round(heads * before)
+    if after < 1 or (heads and after == before):
+        raise ModelError(
+            f"--heads: found {heads:g}, which {'takes' if after else 'leaves'} none of {before} heads;"
+            f" write a {'larger' if after else 'smaller'} share"
+        )
+    keep_heads(config, after)
+    path = f"{family.layers}."
+    weights: Weights = {key: value for key, value in saved.weights.items() if not key.name.startswith(path)}
+    for number in range(num_stored_layers(config)):
+        weights |= _layer(saved, number, num_neurons, after)
     weights = {key: weights[key] for key in saved.weights if key in weights}
     encoder = _encoder(saved, config, weights)
     weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
@@ -118,45 +132,56 @@ def cut(saved: SavedModel, ffn: float, layers: int, heads: float = 0.0) -> Saved
     return replace(saved, model=model, encoder=encoder, weights=weights, plan=_plan_of(saved.plan, weights))
 
 
-def _layout(saved: SavedModel) -> BertLayout:
-    """The layout of a model that can be cut; a ModelError says why another cannot."""
-    layout = saved.model.layout
-    if layout is None:
+def _family(saved: SavedModel, wanted: Cut) -> Family:
+    """The family of a model that can be cut so; a ModelError says why another cannot."""
+    config = saved.encoder.module.config
+    family = family_of(config)
+    if saved.model.lora is not None or saved.model.adapters is not None:
         raise ModelError(
-            f"{saved.encoder.name}: only plain BERT encoders can be cut, without LoRA and adapters; leave out --heads,"
-            " --ffn and --layers"
+            f"{saved.encoder.name}: an encoder with LoRA or adapters cannot be cut; leave out --heads, --ffn and"
+            " --layers"
         )
+    for option in ("heads", "ffn", "layers"):
+        if getattr(wanted, option) and option not in family.cuts:
+            able = " and ".join(f"--{name}" for name in family.cuts) or "--amount alone"
+            raise ModelError(f"--{option}: cannot be taken out of {config.model_type} encoders; they allow {able}")
+    if wanted.layers and getattr(config, "num_hidden_groups", 1) > 1:
+        raise ModelError(f"--layers: the layers of {saved.encoder.name} share weights in groups; leave it out")
     personal = next((name for name in saved.model.canonical() if saved.plan.level(name) == "client"), None)
     if personal is not None:
         raise ModelError(f"{saved.encoder.name}: `{personal}` stays at the clients; only a whole model can be cut")
-    return layout
+    return family
 
 
-def _layer(saved: SavedModel, number: int, num_neurons: int, num_heads: int) -> Weights:
+def _layer(saved: SavedModel, number: int, num_neurons: int, num_left: int) -> Weights:
     """What is left of a layer, for every task that has a separate one."""
-    neurons, columns = remaining_neurons(saved, number, num_neurons), remaining_columns(saved, number, num_heads)
-    left = constants(saved, number, columns)
+    config = saved.encoder.module.config
+    family = family_of(config)
+    parts = parts_of(family)
+    taken = {part: (dim, remaining_neurons(saved, number, num_neurons)) for part, dim in parts.neurons.items()}
+    left: dict[Key, Tensor] = {}
+    if num_left < num_heads(config):
+        columns = remaining_columns(saved, number, num_left)
+        left = constants(saved, number, columns)
+        taken |= {part: (dim, columns) for part, dim in parts.heads.items()}
     found: Weights = {}
     for key, value in saved.weights.items():
-        part = key.name.removeprefix(f"encoder.layer.{number}.")
+        part = key.name.removeprefix(f"{family.layers}.{number}.")
         if part == key.name:
             continue
-        if part in NEURON:
-            value = value.index_select(NEURON[part], neurons)
-        elif part in HEAD:
-            value = value.index_select(HEAD[part], columns)
+        if part in taken:
+            value = value.index_select(*taken[part])
         found[key] = value + left[key].to(value.dtype) if key in left else value
     return found
 
 
 def remaining_neurons(saved: SavedModel, layer: int, count: int) -> Tensor:
     """Which neurons of a layer matter most, in order; tasks that have separate layers count together."""
-    path = f"encoder.layer.{layer}."
+    family = family_of(saved.encoder.module.config)
     total: Tensor | None = None
     for task in saved.tasks:
         w_in, w_out = (
-            saved.weights[saved.plan.key(path + name, task, "")].double()
-            for name in ("intermediate.dense.weight", "output.dense.weight")
+            _value(saved, layer, f"{part}.weight", task).double() for part in (family.feed_in, family.feed_out)
         )
         importance = torch.linalg.vector_norm(w_in, dim=1) * torch.linalg.vector_norm(w_out, dim=0)
         total = importance if total is None else total + importance
@@ -250,4 +275,8 @@ def _config(
         names = dict.fromkeys(key.name for key in saved.weights)
         rules = [next(iter(rule.items())) for rule in raw["sharing"]["rules"]]
         raw["sharing"]["rules"] = [{pattern: level} for pattern, level in rules_left(rules, names)]
-    return config_from(with_overrides(raw, overrides))
+    raw = with_overrides(raw, overrides)
+    if wanted.amount and isinstance(raw["training"]["pruning"], dict):
+        # A section that was replaced as a whole has lost it.
+        raw["training"]["pruning"]["amount"] = wanted.amount
+    return config_from(raw)

@@ -15,10 +15,14 @@ class LoraConfig(Section):
     alpha: Positive = Field(
         16.0, description="B A counts alpha / rank times; a report that multiplies by alpha means alpha * rank here."
     )
-    targets: list[str] = Field(
-        default_factory=lambda: ["query", "key", "value", "intermediate", "output"],
-        description="The encoder's linear layers that get it, by their path inside a layer or its end.",
+    targets: list[str] | None = Field(
+        None,
+        description="The encoder's linear layers that get it, by their path inside a layer or its end; empty is"
+        " queries, keys, values and both feed-forward layers, as the encoder names them.",
         min_length=1,
+    )
+    layers: list[Whole] | None = Field(
+        None, description="The numbers of the encoder's layers that get it, from 0; empty is all.", min_length=1
     )
     dropout: Decay = Field(0.0, description="Dropout in front of A.")
     mode: Literal["adapters", "last_linear", "full_model"] = Field(

@@ -69,7 +69,7 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
         raise ModelError("pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
     if build is None:
-        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
+        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers; write `--to onnx`")
     values = _plain_values(bound.use(task.name), task)
     head = _plain_head(task, values)
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +24,10 @@ from torch.nn import functional as F
 from fedmtl.config import AdaptersConfig
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder import Encoder
+from fedmtl.model.families import FAMILIES, family_of
 from fedmtl.seeds import derive_seed
 
-NORMS = {"parallel": "output.LayerNorm", "alternative": "attention.output.LayerNorm"}
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class SmallAttention(nn.Module):
@@ -97,55 +97,65 @@ def _part(name: str, width: int, size: int, num_heads: int, dropout: float) -> n
 
 
 class Adapters(nn.Module):
-    """Task -> its adapters, hooked into an encoder laid out as BERT; they compute while their task is in use."""
+    """Task -> its adapters, hooked into an encoder's layers; they compute while their task is in use."""
 
     def __init__(self, encoder: Encoder, config: AdaptersConfig, tasks: Mapping[str, Any], seed: int) -> None:
         super().__init__()
-        layers = encoder_layers(encoder, NORMS[config.wiring])
-        dropout = float(getattr(encoder.module.config, "attention_probs_dropout_prob", 0.0))
+        layers = encoder_layers(encoder, config.wiring)
+        architecture = encoder.module.config
+        dropouts = (getattr(architecture, name, None) for name in ATTENTION_DROPOUTS)
+        dropout = float(next((known for known in dropouts if known is not None), 0.0))
         for task in config.tasks or tasks:
             # As in `Heads`, so that a task may have any name.
-            self._modules[task] = TaskAdapters(config, encoder.hidden_size, len(layers), dropout)
+            self._modules[task] = TaskAdapters(config, encoder.hidden_size, architecture.num_hidden_layers, dropout)
         set_adapters(self, seed)
         self._used: tuple[nn.Module, Tensor] | None = None
-        self._inputs: dict[int, Tensor] = {}
-        for number, (layer, norm) in enumerate(layers):
-            layer.register_forward_pre_hook(partial(self._keep, number), with_kwargs=True)
-            norm.register_forward_pre_hook(partial(self._add, number))
+        # Of the layer that runs: its number, by calls, since layers may share a module, and what entered it.
+        self._number, self._input = -1, torch.empty(0)
+        for layer, norm in layers:
+            layer.register_forward_pre_hook(self._keep, with_kwargs=True)
+            norm.register_forward_pre_hook(self._add)
 
     @contextmanager
     def used_by(self, task: str, mask: Tensor) -> Iterator[None]:
-        """Have the encoder compute with this task's adapters meanwhile; a task without any uses the plain encoder."""
+        """Have one pass of the encoder compute with this task's adapters; a task without any uses the plain encoder."""
         adapters = self._modules.get(task)
         self._used = None if adapters is None else (adapters, mask)
+        self._number = -1
         try:
             yield
         finally:
             self._used = None
-            self._inputs.clear()
+            self._input = torch.empty(0)
 
-    def _keep(self, number: int, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _keep(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._used is not None:
-            self._inputs[number] = given[0] if given else named["hidden_states"]
+            self._number += 1
+            self._input = given[0] if given else named["hidden_states"]
 
-    def _add(self, number: int, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
+    def _add(self, norm: nn.Module, given: tuple[Tensor, ...]) -> Tensor | None:
         if self._used is None:
             return None
         adapters, mask = self._used
-        added: Tensor = adapters(number, self._inputs.pop(number), mask)
+        added: Tensor = adapters(self._number, self._input, mask)
         return given[0] + added
 
 
-def encoder_layers(encoder: Encoder, norm: str) -> list[tuple[nn.Module, nn.Module]]:
-    """Every layer with the norm that takes the summand."""
+def encoder_layers(encoder: Encoder, wiring: str) -> list[tuple[nn.Module, nn.Module]]:
+    """Every layer with the norm that takes the summand; one that several numbered layers share comes once."""
+    architecture = encoder.module.config
+    family = family_of(architecture)
+    norm = family.output_norm if wiring == "parallel" else family.attention_norm
     try:
-        layers: Any = encoder.module.get_submodule("encoder.layer")
+        if norm is None or getattr(architecture, "inner_group_num", 1) != 1:
+            raise AttributeError
+        layers: Any = encoder.module.get_submodule(family.layers)
         return [(layer, layer.get_submodule(norm)) for layer in layers]
     except AttributeError:
-        kind = encoder.module.config.model_type
+        known = ", ".join(name for name, family in FAMILIES.items() if family.output_norm is not None)
         raise ConfigError(
-            f"model.adapters: {kind} has no `encoder.layer.N.{norm}`; use an encoder laid out as BERT"
-            " (bert, roberta, electra)"
+            f"model.adapters: {architecture.model_type} has no norm behind every layer to take them; use another"
+            f" encoder ({known})"
         ) from None
 
 

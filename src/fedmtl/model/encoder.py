@@ -25,6 +25,7 @@ from fedmtl.model.bert.layout import (
     num_heads,
 )
 from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, SHIPPED, check_encoder_files, encoder_folder
+from fedmtl.model.tensor_files import load_safetensors
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
 
@@ -174,16 +175,23 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
 
 
 def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
-    """A BERT with fewer heads, which from_pretrained does not load, and the names of weights its file did not have."""
-    values = load_bert_values(encoder_folder(name), architecture)
-    if values is None:
+    """An encoder with fewer heads, which from_pretrained does not load, and the names of weights its file lacks."""
+    module = build_encoder(architecture)
+    path = encoder_folder(name) / "model.safetensors"
+    found = load_safetensors(path) if path.is_file() else {}
+    prefix = f"{module.base_model_prefix}."
+    if any(key.startswith(prefix) for key in found):
+        found = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+    shapes = {key: value.shape for key, value in module.named_parameters()}
+    missing = [key for key in shapes if key not in found]
+    fits = all("pooler" in key for key in missing)
+    if not fits or {**{key: shapes[key] for key in missing}, **{key: found[key].shape for key in found}} != shapes:
         raise ModelError(
             f"model.server_model: {name} says `{NUM_HEADS_KEY}: {num_heads(architecture)}`, but its model.safetensors"
-            " is not such a BERT; name the folder that `fedmtl prune --heads` wrote"
+            f" is not such a {architecture.model_type} encoder; name the folder that `fedmtl prune --heads` wrote"
         )
-    module = build_encoder(architecture)
-    missing = module.load_state_dict(values.state_dict(), strict=False).missing_keys
-    return module, [key for key in missing if "pooler" in key]
+    module.load_state_dict({key: value.float() for key, value in found.items()}, strict=False)
+    return module, missing
 
 
 def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:

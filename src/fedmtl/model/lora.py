@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedmtl.config import LoraConfig, ModelConfig
 from fedmtl.errors import ConfigError
+from fedmtl.model.families import family_of
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, SharingPlan
 
@@ -30,9 +31,9 @@ ADAPTER = "default"
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def add_lora(encoder: nn.Module, heads: Sequence[nn.Module], config: LoraConfig) -> None:
+def add_lora(encoder: Any, heads: Sequence[nn.Module], config: LoraConfig) -> None:
     """Wrap the target layers, in the modes that say so all layers of `heads` too; `set_lora` then sets the matrices."""
-    paths = target_paths(encoder, config.targets)
+    paths = target_paths(encoder, config.targets or default_targets(encoder), config.layers)
     _inject(encoder, "|".join(map(re.escape, paths)), config)
     for layers in heads if wraps_heads(config) else ():
         # Not by their names: PEFT finds a module by attribute, and a task may be called `type`.
@@ -75,8 +76,13 @@ def set_lora(canonical: Mapping[str, tuple[nn.Module, str]], seed: int) -> None:
                 parameter.zero_()
 
 
-def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
-    """Return the paths of the linear layers that some target names.
+def default_targets(encoder: Any) -> list[str]:
+    """The targets of a config that names none: what the encoder's family calls those layers."""
+    return [_inside(path) for path in family_of(encoder.config).targets]
+
+
+def target_paths(encoder: Any, targets: Iterable[str], layers: Sequence[int] | None = None) -> list[str]:
+    """Return the paths of the linear layers that some target names, in all numbered layers or those given.
 
     A target is the path inside a numbered layer, or its end, with or without `.dense`; where it is a whole path, ends
     are not looked at: `output` is `output.dense`, and not `attention.output.dense` too.
@@ -93,7 +99,18 @@ def target_paths(encoder: nn.Module, targets: Iterable[str]) -> list[str]:
             some = ", ".join(list(dict.fromkeys(inside.values()))[:8])
             raise ConfigError(f"model.lora.targets: `{target}` is no linear layer of this encoder; it has {some}")
         chosen.update(found)
-    return [path for path in inside if path in chosen]
+    wanted = [path for path in inside if path in chosen]
+    return wanted if layers is None else _in_layers(encoder.config, wanted, layers)
+
+
+def _in_layers(config: Any, paths: Iterable[str], layers: Sequence[int]) -> list[str]:
+    num_layers = config.num_hidden_layers
+    if getattr(config, "num_hidden_groups", None) is not None:
+        raise ConfigError(f"model.lora.layers: the layers of {config.model_type} share their weights; leave it out")
+    strange = next((number for number in layers if number >= num_layers), None)
+    if strange is not None:
+        raise ConfigError(f"model.lora.layers: found {strange}, the encoder has layers 0 to {num_layers - 1}")
+    return [path for path in paths if int((NUMBER.search(path) or ["-1"])[0]) in layers]
 
 
 def _inside(path: str) -> str:

@@ -1,6 +1,13 @@
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertModel, DistilBertConfig, DistilBertModel
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ModernBertConfig,
+    ModernBertModel,
+)
 
 from fedmtl.compress.attention import AttentionTap, relation_heads
 from fedmtl.compress.pretrain.batches import Tokens
@@ -35,9 +42,36 @@ def test_queries_keys_and_values_of_other_kinds_of_teachers():
     assert [tuple(state.shape) for state in tap.take()] == [(1, 3, 8)] * 3
 
 
-def test_layers_that_share_their_weights_have_no_relations_of_their_own():
-    with pytest.raises(ModelError, match="leave that loss off"):
-        AttentionTap(AlbertModel(AlbertConfig(embedding_size=8, **SIZES)), 0)
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_layers_that_share_their_weights_each_have_their_queries_keys_and_values(num_groups):
+    config = AlbertConfig(embedding_size=8, **{**SIZES, "num_hidden_layers": 4}, num_hidden_groups=num_groups)
+    model = AlbertModel(config, add_pooling_layer=False).eval()
+    taps = {layer: AttentionTap(model, layer) for layer in (0, 1, 3, -1)}
+    ids = torch.tensor([[1, 2, 3]])
+    model(ids)  # of a pass before nothing is left
+    for tap in taps.values():
+        tap.take()
+    states = model(ids, output_hidden_states=True).hidden_states
+    for layer, tap in taps.items():
+        # Of four layers in two groups, the first two are the first group's.
+        group = model.encoder.albert_layer_groups[(layer % 4) // (4 // num_groups)].albert_layers[0]
+        attention = group.attention
+        wanted = [part(states[layer % 4]) for part in (attention.query, attention.key, attention.value)]
+        for found, expected in zip(tap.take(), wanted, strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_an_encoder_without_separate_queries_is_refused_with_the_switches():
+    sizes = {
+        **SIZES,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    }
+    with pytest.raises(ModelError, match=r"modernbert has no .*`distill --weights attention=0`, or `pretrain --no-att"):
+        AttentionTap(ModernBertModel(ModernBertConfig(**sizes)), 0)
 
 
 def test_relation_heads_divide_both_widths():

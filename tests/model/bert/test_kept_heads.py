@@ -94,5 +94,5 @@ def test_a_folder_whose_values_are_of_other_shapes_is_told(tmp_path):
     folder = write_encoder("bert", tmp_path)
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**told, NUM_HEADS_KEY: 1}))
-    with pytest.raises(ModelError, match=f"`{NUM_HEADS_KEY}: 1`, but its model.safetensors is not such a BERT"):
+    with pytest.raises(ModelError, match=f"`{NUM_HEADS_KEY}: 1`, but its model.safetensors is not such a bert encoder"):
         load(folder)

@@ -52,6 +52,12 @@ def distill(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     teaching = open_teaching(teacher.model, device)
+    strange = next((task for task in config.tasks if task not in teaching.saved.tasks), None)
+    if strange is not None:
+        raise ConfigError(
+            f"tasks.{strange}: the teacher does not answer it; leave it out, its tasks are"
+            f" {', '.join(teaching.saved.tasks)}"
+        )
     data = load_tasks(config)
     absent = [task for task in teaching.saved.tasks if task not in data]
     if absent:

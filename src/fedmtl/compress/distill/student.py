@@ -79,6 +79,9 @@ def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig,
         if hasattr(above, name):
             setattr(architecture, name, getattr(above, name) * width // above.hidden_size)
     architecture.num_hidden_layers, architecture.hidden_size, architecture.num_attention_heads = layers, width, heads
+    if getattr(above, "layer_types", None) is not None:
+        # How far a layer of ModernBERT looks.
+        architecture.layer_types = above.layer_types[:layers]
     if heads != above.num_attention_heads and hasattr(architecture, NUM_HEADS_KEY):
         delattr(architecture, NUM_HEADS_KEY)
     with torch.random.fork_rng(devices=[]):

@@ -3,11 +3,11 @@
 Values have the names and the order of transformers' BertModel. The fast paths compute with values alone, and importing
 the code that computes otherwise takes longer than all else that a run does before its first batch.
 
-An encoder may have fewer attention heads than its width holds. A BertConfig gives every head hidden_size /
-num_attention_heads columns. Here that goes on saying how large a head is, and one key more, NUM_HEADS_KEY, how many
-are there, the same number in every layer. Queries, keys and values are then narrower than the hidden states.
-transformers' BertModel computes such layers, since it counts heads by their size, but does not build them: plain
-`from_pretrained` stops at their shapes.
+An encoder may have fewer attention heads than its width holds, one of another family too. A config gives every head
+hidden_size / num_attention_heads columns. Here that goes on saying how large a head is, and one key more,
+NUM_HEADS_KEY, how many are there, the same number in every layer. Queries, keys and values are then narrower than the
+hidden states. transformers' modules compute such layers, since they count heads by their size, but do not build them:
+plain `from_pretrained` stops at their shapes.
 
 A packed batch has all real tokens end to end and says where each one belongs. A dropout mask says what each value is
 multiplied by: 0 with probability p and 1 / (1 - p) otherwise.
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from fedmtl.model.families import family_of
 from fedmtl.model.tensor_files import load_safetensors
 
 NUM_HEADS_KEY = "attention_heads_kept"
@@ -56,11 +57,11 @@ def attention_width(config: Any) -> int:
 
 def has_fewer_heads(config: Any) -> bool:
     count = getattr(config, NUM_HEADS_KEY, None)
-    return config.model_type == "bert" and count is not None and 0 < count < config.num_attention_heads
+    return "heads" in family_of(config).cuts and count is not None and 0 < count < config.num_attention_heads
 
 
 def keep_heads(config: Any, count: int) -> None:
-    """Write into a BERT's config that every layer has so many heads."""
+    """Write into a config that every layer has so many heads."""
     if count < config.num_attention_heads:
         setattr(config, NUM_HEADS_KEY, count)
 
@@ -69,19 +70,24 @@ def build_encoder(config: Any) -> Any:
     """A module with fresh values in float32, as AutoModel builds it, with as many heads as the config says."""
     module = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     if has_fewer_heads(config):
-        for layer in module.encoder.layer:
-            _narrow(layer.attention, num_heads(config), attention_width(config))
+        for layer in module.get_submodule(family_of(config).layers):
+            _narrow(layer, config)
     return module
 
 
-def _narrow(attention: Any, count: int, width: int) -> None:
+def _narrow(layer: Any, config: Any) -> None:
     """Leave the first heads of a layer."""
-    for part in (attention.self.query, attention.self.key, attention.self.value):
+    family, count, width = family_of(config), num_heads(config), attention_width(config)
+    for path in family.attention:
+        part = layer.get_submodule(path)
         part.weight, part.bias = nn.Parameter(part.weight[:width].clone()), nn.Parameter(part.bias[:width].clone())
         part.out_features = width
-    out = attention.output.dense
+    out = layer.get_submodule(family.attention_out)
     out.weight, out.in_features = nn.Parameter(out.weight[:, :width].clone()), width
-    attention.self.num_attention_heads, attention.self.all_head_size = count, width
+    attention = layer.get_submodule(family.attention[0].rpartition(".")[0])
+    for name, value in (("num_attention_heads", count), ("n_heads", count), ("all_head_size", width), ("dim", width)):
+        if hasattr(attention, name):
+            setattr(attention, name, value)
 
 
 class BertValues(nn.Module):
