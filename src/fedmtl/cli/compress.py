@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fedmtl import api
-from fedmtl.cli.arguments import LayerMap, Model, Run, Settings, onnx_path
+from fedmtl.cli.arguments import Model, Run, Settings, onnx_path
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.tables import duration, number
 from fedmtl.cli.terminal import Stages, make_stages, show, write
@@ -38,7 +38,15 @@ def distill(
             "--student", help="tiny, a folder, or LxH: layers and width of the teacher's kind.", metavar="STUDENT"
         ),
     ],
-    layer_map: LayerMap = "uniform",
+    layer_map: Annotated[
+        str | None,
+        typer.Option(
+            "--layer-map",
+            help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6; otherwise"
+            " the map that the student was pretrained by, or uniform.",
+            metavar="MAP",
+        ),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +130,7 @@ def distill(
     found = find_run(run)
     settings = DistillSettings(
         student=student,
-        layer_map=parse_layer_map(layer_map),
+        layer_map=None if layer_map is None else parse_layer_map(layer_map),
         start=start,
         stages=stages,
         epochs_intermediate=epochs_intermediate,

@@ -11,7 +11,7 @@ from fedmtl.compress.augment.settings import check_augment
 from fedmtl.compress.distill.loop import Passed
 from fedmtl.compress.distill.record import Position, data_event, load_position, main_metrics, plan_event, start_event
 from fedmtl.compress.distill.settings import DistillSettings, check_settings
-from fedmtl.compress.distill.student import Student, build_student
+from fedmtl.compress.distill.student import Student, build_student, follow_general
 from fedmtl.compress.distill.teaching import Lessons, evaluate, open_teaching, prepare_lessons
 from fedmtl.compress.distill.work import Listener, Work, pass_number, student_encoder_folder
 from fedmtl.config import Config
@@ -57,6 +57,7 @@ def distill(
     if absent:
         raise ConfigError(f"tasks.{absent[0]}: the teacher has it and the config has not; leave it in")
     student = build_student(settings, teaching.saved, config.model, config.seed)
+    settings = follow_general(settings, student, teaching.saved)
     lessons = prepare_lessons(
         teaching,
         student,

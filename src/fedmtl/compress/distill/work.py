@@ -118,6 +118,7 @@ class Work:
         # The module of transformers computes the states, so autograd adds up the gradients.
         bound.model.adds_gradients = True
         inner = Intermediate(self.teaching.bound, bound, self.settings, self.config.seed)
+        inner.projections.take_over(self.student.projections)
         inner.projections.to(self.device)
         stepper = Stepper(bound, local, inner.projections)
         return IntermediateLesson(inner, self.lessons.train, self.device), stepper, inner.close
