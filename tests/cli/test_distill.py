@@ -31,3 +31,17 @@ def test_what_cannot_be_is_one_line(cli, runs):
         assert refused.code == 2
         assert words in refused.error
     assert not list(runs.glob("demo-*"))
+
+
+def test_a_student_is_pruned_while_it_learns(cli, runs):
+    passes = ("--student", "1x32", "--epochs-intermediate", "3", "--epochs-prediction", "1", "--name", "sparse")
+    # More passes than the run had rounds: they are what counts here.
+    made = cli("distill", "demo", *passes, "--set", "training.pruning={amount: 0.3, rounds: 4}")
+    assert made.code == 0, made.err
+    lines = (runs / "sparse" / "events.jsonl").read_text().splitlines()
+    last = [event for event in map(json.loads, lines) if event["event"] == "pruning"][-1]
+    assert round(last["linear"]["zeros"] / last["linear"]["weights"], 2) == 0.3
+    refused = cli("distill", "demo", *passes[:-1], "other", "--set", "training.pruning={amount: 0.3, rounds: 5}")
+    assert refused.code == 2
+    assert "training.pruning.rounds: found 5" in refused.error
+    assert not (runs / "other").exists()

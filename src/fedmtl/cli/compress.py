@@ -147,7 +147,10 @@ def distill(
     from fedmtl.config.file import load_config
     from fedmtl.report.page import write_report
 
-    config = load_config(found.config, set_ or [])
+    config = load_config(found.config, _with_passes(found, settings, set_ or []))
+    if not any(setting.startswith("training.pruning") for setting in set_ or []):
+        # How the teacher was pruned is not how its student is to be.
+        config = config.model_copy(update={"training": config.training.model_copy(update={"pruning": None})})
     if not any(setting.startswith("output=") for setting in set_ or []):
         config = config.model_copy(update={"output": str(found.path.parent)})
     with make_stages() as shown:
@@ -156,6 +159,16 @@ def distill(
     write_report(made.run.path)
     show(retention_table(made.teacher, made.student))
     write(f"written: {made.run.path}")
+
+
+def _with_passes(run: RunFolder, settings: DistillSettings, changes: list[str]) -> list[str]:
+    """The changes, and where they prune, rounds for every pass: a run's own may be fewer than it is distilled for."""
+    from fedmtl.config.file import load_config
+
+    if not any(setting.startswith("training.pruning") for setting in changes):
+        return changes
+    rounds = load_config(run.config).training.num_rounds
+    return [f"training.num_rounds={max(rounds, sum(settings.epochs.values()))}", *changes]
 
 
 def _name(run: str, student: str) -> str:
