@@ -251,7 +251,7 @@ def quantize(
     run: Model,
     scheme: Annotated[
         SchemeName,
-        typer.Option(help="dynamic: ranges of the text at hand; qdq, qoperator: ranges measured beforehand."),
+        typer.Option(help="dynamic: ranges of each token; qdq, qoperator: ranges measured beforehand."),
     ] = SchemeName.dynamic,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; otherwise `model.SCHEME.onnx` beside it.")
@@ -294,7 +294,7 @@ def _tell(made: Quantized) -> None:
     )
     for task, share in made.agreement.items():
         write(f"{task}: same label for {share:.1%} of texts it was not measured on")
-    if not made.is_damped:
-        write("no texts: outliers were left as they are, which costs agreement; give --texts")
+    if not made.agreement:
+        write("no texts with labels: how often it agrees with the file in float was not measured; give --texts")
     if gain < 1:
         write(f"slower than the file in float on this machine; ship {made.source}, or try `--scheme dynamic`")
