@@ -88,7 +88,7 @@ def teach(options: argparse.Namespace) -> dict[str, Any]:
     student = build_student(DistillSettings(options.student), teaching.saved, run.config.model, 0)
     data, cache = load_tasks(run.config), token_cache(run.config.data)
     prepare_lessons(teaching, student, data, AugmentSettings(), str(options.encoder), cache, 0, lambda line: None)
-    return {"seconds": round(trained, 1), "asked": round(time.time() - begun - trained, 1)}
+    return {"seconds": round(trained, 1), "answering": round(time.time() - begun - trained, 1)}
 
 
 def generalise(rate: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def cut(source: Path, target: Path) -> None:
             chosen = set(draw.sample(long, min(SENTENCES, len(long) // 4)))
             texts = [rows[number][0].strip() for number in chosen]
             joined = "\n".join(texts)
-            held = [row for number, row in enumerate(rows) if number in chosen]
+            scored = [row for number, row in enumerate(rows) if number in chosen]
             left = [
                 row
                 for number, row in enumerate(rows)
@@ -192,10 +192,10 @@ def cut(source: Path, target: Path) -> None:
             ]
         else:
             chosen = set(draw.sample(range(len(rows)), int(SHARE * len(rows))))
-            held = [row for number, row in enumerate(rows) if number in chosen]
+            scored = [row for number, row in enumerate(rows) if number in chosen]
             left = [row for number, row in enumerate(rows) if number not in chosen]
         _write(target / task / "train.tsv.gz", [header, *left])
-        _write(target / task / "dev.tsv.gz", [header, *held])
+        _write(target / task / "dev.tsv.gz", [header, *scored])
     for name in TEXTS:
         file = source / name / "train.tsv.gz"
         if name not in TASKS and file.exists():
@@ -271,8 +271,8 @@ def table(found: dict[str, Any]) -> str:
     for one in found["students"]:
         rows.setdefault((one["start"], one["stages"], *one["rates"]), []).append(one)
     lines = [f"{'teacher':38}" + " ".join(f"{found['students'][0]['teacher'][task]:.4f}" for task in TASKS)]
-    for (start, stages, first, second), own in rows.items():
-        scores = [statistics.mean(one["scores"][task] or 0.0 for one in own) for task in TASKS]
+    for (start, stages, first, second), students in rows.items():
+        scores = [statistics.mean(one["scores"][task] or 0.0 for one in students) for task in TASKS]
         words = f"{start} {stages} {first:g} {second:g}"
         lines.append(f"{words:38}" + " ".join(f"{score:.4f}" for score in [*scores, statistics.mean(scores)]))
     return "\n".join(lines)

@@ -162,7 +162,7 @@ def distill(
 
 
 def _with_passes(run: RunFolder, settings: DistillSettings, changes: list[str]) -> list[str]:
-    """The changes, and where they prune, rounds for every pass: a run's own may be fewer than it is distilled for."""
+    """The changes, and where they prune, rounds for every pass: the run may have had fewer."""
     from fedmtl.config.file import load_config
 
     if not any(setting.startswith("training.pruning") for setting in changes):

@@ -103,11 +103,16 @@ class Projections(nn.Module):
 
     def take_over(self, values: Mapping[str, Tensor]) -> None:
         """Go on with the projections of a general distillation; with one for both, that of the hidden states."""
-        names = dict(self.named_parameters())
-        with torch.no_grad():
-            for name, value in values.items():
-                if name in names:
-                    names[name].copy_(value)
+        present = self.state_dict()
+        for name in ("embedding.weight", "hidden.weight"):
+            if name not in values or name not in present:
+                continue
+            found, needed = tuple(values[name].shape), tuple(present[name].shape)
+            if found != needed:
+                raise ConfigError(
+                    f"--student: its projection {name} is {found}, and {needed} is needed; pretrain again"
+                )
+            present[name].copy_(values[name])
 
     def forward(self, hidden: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Every state in the teacher's width, embeddings first."""
