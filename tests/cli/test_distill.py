@@ -52,3 +52,17 @@ def test_every_command_refuses_a_setting_that_it_does_not_honour(cli, runs):
         assert refused.error.startswith(f"--set {arguments[-1].partition('=')[0]}: `fedmtl {arguments[0]}")
         assert words in refused.error
     assert {path.name for path in runs.iterdir() if (path / "config.yaml").exists()} == {"demo", "central", "personal"}
+
+
+def test_a_student_is_pruned_while_it_learns(cli, runs):
+    passes = ("--student", "1x32", "--epochs-intermediate", "3", "--epochs-prediction", "1", "--name", "sparse")
+    # More passes than the run had rounds: they are what counts here.
+    made = cli("distill", "demo", *passes, "--set", "training.pruning={amount: 0.3, rounds: 4}")
+    assert made.code == 0, made.err
+    lines = (runs / "sparse" / "events.jsonl").read_text().splitlines()
+    last = [event for event in map(json.loads, lines) if event["event"] == "pruning"][-1]
+    assert round(last["linear"]["zeros"] / last["linear"]["weights"], 2) == 0.3
+    refused = cli("distill", "demo", *passes[:-1], "other", "--set", "training.pruning={amount: 0.3, rounds: 5}")
+    assert refused.code == 2
+    assert "training.pruning.rounds: found 5" in refused.error
+    assert not (runs / "other").exists()

@@ -71,7 +71,6 @@ def test_tables_name_nothing_that_is_not_in_the_schema():
         ("methods.scaffold={}", "methods.scaffold"),
         ("training={}", "training"),
         ("training.task_schedule=joint", "training.task_schedule=joint"),
-        ("training.pruning={amount: 0.5}", "training.pruning.amount"),
     ],
 )
 def test_a_key_inside_a_section_and_a_whole_section_are_found(override, named):

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fedmtl import api
-from fedmtl.cli.arguments import LayerMap, Model, Round, Run, Settings, onnx_path
+from fedmtl.cli.arguments import Model, Round, Run, Settings, onnx_path
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.tables import duration, number
 from fedmtl.cli.terminal import Stages, make_stages, show, write
@@ -38,7 +38,15 @@ def distill(
             "--student", help="tiny, a folder, or LxH: layers and width of the teacher's kind.", metavar="STUDENT"
         ),
     ],
-    layer_map: LayerMap = "uniform",
+    layer_map: Annotated[
+        str | None,
+        typer.Option(
+            "--layer-map",
+            help="The teacher's hidden states to learn from: uniform, top, bottom, or numbers such as 0,3,6; otherwise"
+            " the map that the student was pretrained by, or uniform.",
+            metavar="MAP",
+        ),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +131,7 @@ def distill(
     found = find_run(run)
     settings = DistillSettings(
         student=student,
-        layer_map=parse_layer_map(layer_map),
+        layer_map=None if layer_map is None else parse_layer_map(layer_map),
         start=start,
         stages=stages,
         epochs_intermediate=epochs_intermediate,
@@ -143,7 +151,10 @@ def distill(
     from fedmtl.report.page import write_report
 
     DISTILL.check(set_ or [])
-    config = load_config(found.config, set_ or [])
+    config = load_config(found.config, _with_passes(found, settings, set_ or []))
+    if not any(setting.startswith("training.pruning") for setting in set_ or []):
+        # How the teacher was pruned is not how its student is to be.
+        config = config.model_copy(update={"training": config.training.model_copy(update={"pruning": None})})
     if not any(setting.startswith("output=") for setting in set_ or []):
         config = config.model_copy(update={"output": str(found.path.parent)})
     with make_stages() as shown:
@@ -154,6 +165,16 @@ def distill(
     write_report(made.run.path)
     show(retention_table(made.teacher, made.student))
     write(f"written: {made.run.path}")
+
+
+def _with_passes(run: RunFolder, settings: DistillSettings, changes: list[str]) -> list[str]:
+    """The changes, and where they prune, rounds for every pass: the run may have had fewer."""
+    from fedmtl.config.file import load_config
+
+    if not any(setting.startswith("training.pruning") for setting in changes):
+        return changes
+    rounds = load_config(run.config).training.num_rounds
+    return [f"training.num_rounds={max(rounds, sum(settings.epochs.values()))}", *changes]
 
 
 def _name(run: str, student: str) -> str:
@@ -240,7 +261,7 @@ def quantize(
     run: Model,
     scheme: Annotated[
         SchemeName,
-        typer.Option(help="dynamic: ranges of the text at hand; qdq, qoperator: ranges measured beforehand."),
+        typer.Option(help="dynamic: ranges of each token; qdq, qoperator: ranges measured beforehand."),
     ] = SchemeName.dynamic,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; otherwise `model.SCHEME.onnx` beside it.")
@@ -284,7 +305,7 @@ def _tell(made: Quantized) -> None:
     )
     for task, share in made.agreement.items():
         write(f"{task}: same label for {share:.1%} of texts it was not measured on")
-    if not made.is_damped:
-        write("no texts: outliers were left as they are, which costs agreement; give --texts")
+    if not made.agreement:
+        write("no texts with labels: how often it agrees with the file in float was not measured; give --texts")
     if gain < 1:
         write(f"slower than the file in float on this machine; ship {made.source}, or try `--scheme dynamic`")

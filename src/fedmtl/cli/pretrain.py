@@ -12,7 +12,7 @@ import typer
 from fedmtl.cli.arguments import LayerMap
 from fedmtl.cli.tables import duration
 from fedmtl.cli.terminal import Stages, make_stages
-from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
+from fedmtl.compress.pretrain.settings import TEACHER, Losses, PretrainSettings, parse_vocab
 from fedmtl.errors import ConfigError
 from fedmtl.training.layer_maps import parse_layer_map
 
@@ -41,7 +41,15 @@ def pretrain(
     heads: Annotated[
         int | None, typer.Option("--heads", help="Attention heads; otherwise one per 64 of the width.", metavar="N")
     ] = None,
-    vocab: Annotated[int, typer.Option("--vocab", help="Word pieces of its vocabulary.", metavar="N")] = DEFAULTS.vocab,
+    vocab: Annotated[
+        str,
+        typer.Option(
+            "--vocab",
+            help="Word pieces of a new vocabulary, or teacher: its tokenizer, so that `fedmtl distill` can go on with"
+            " its intermediate stage.",
+            metavar="N|teacher",
+        ),
+    ] = str(DEFAULTS.vocab),
     max_length: Annotated[
         int, typer.Option("--max-length", help="Tokens of a text; longer is cut.", metavar="N")
     ] = DEFAULTS.max_length,
@@ -64,11 +72,19 @@ def pretrain(
         bool, typer.Option("--hidden-loss/--no-hidden-loss", help="Learn the hidden states of words.")
     ] = True,
     similarity_loss: Annotated[
-        bool, typer.Option("--similarity-loss/--no-similarity-loss", help="Learn how alike sentences are.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--similarity-loss/--no-similarity-loss",
+            help="Learn how alike sentences are; otherwise with a new vocabulary.",
+        ),
+    ] = None,
     attention_loss: Annotated[
-        bool, typer.Option("--attention-loss/--no-attention-loss", help="Learn which words relate to which.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--attention-loss/--no-attention-loss",
+            help="Learn which words relate to which; with --vocab teacher the attention scores, and by default.",
+        ),
+    ] = None,
     hidden_weight: Annotated[
         float, typer.Option("--hidden-weight", help="Weight of the hidden states.", metavar="X")
     ] = WEIGHTS.hidden,
@@ -88,12 +104,13 @@ def pretrain(
         typer.Option("--mask-words", help="Share of words hidden from the student in every second batch.", metavar="X"),
     ] = DEFAULTS.mask_words,
     altered: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--altered/--no-altered",
-            help="Make half of each batch of copies of the other half with words left out, swapped or cut off.",
+            help="Make half of each batch of copies of the other half with words left out, swapped or cut off;"
+            " otherwise with a new vocabulary.",
         ),
-    ] = DEFAULTS.altered,
+    ] = None,
     balanced: Annotated[
         bool,
         typer.Option(
@@ -138,17 +155,20 @@ def pretrain(
         ),
     ] = None,
 ) -> None:
-    """Distil a small encoder with a new vocabulary from a larger one."""
+    """Distil a small encoder from a larger one on any texts, with a new vocabulary or its teacher's."""
     if teacher is None:
         _only_card(out, measured, [*(corpus or []), *(files or [])])
         return
+    pieces = parse_vocab(vocab)
+    is_alike = pieces == TEACHER
+    similarity = not is_alike if similarity_loss is None else similarity_loss
     settings = PretrainSettings(
         teacher=teacher,
         corpus=(*(corpus or []), *(files or [])),
         layers=layers,
         hidden=hidden,
         heads=heads,
-        vocab=vocab,
+        vocab=pieces,
         max_length=max_length,
         chunk_words=chunk_words,
         steps=steps,
@@ -159,12 +179,12 @@ def pretrain(
         layer_map=parse_layer_map(layer_map),
         losses=Losses(
             hidden_weight * hidden_loss,
-            similarity_weight * similarity_loss,
-            own_similarity_weight * similarity_loss,
-            attention_weight * attention_loss,
+            similarity_weight * similarity,
+            own_similarity_weight * similarity,
+            attention_weight * (is_alike if attention_loss is None else attention_loss),
         ),
         mask_words=mask_words,
-        altered=altered,
+        altered=not is_alike if altered is None else altered,
         balanced=balanced,
         teacher_table=teacher_table,
     )

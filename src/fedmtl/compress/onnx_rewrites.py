@@ -1,15 +1,21 @@
-"""Changes to an ONNX graph that leave its answers as they are and make 8 bits enough for it.
+"""Changes to an ONNX graph that make 8 bits enough for it.
 
-Outliers: encoders have a few channels ten times as large as the others, and 8 bits over the whole range leave those
-others three or four. As in SmoothQuant (Xiao et al. 2022) such a channel is divided by a factor before a linear layer,
-and the layer's weights for it are multiplied by the same. We differ in the factor: channels beyond nine tenths of the
-others come down to there, and the rest stay as they are.
+Tokens: ONNX Runtime gives activations one range for a whole batch, which a neighbour's outliers stretch. Where ranges
+are of the text at hand, every token gets one instead: it is divided by its largest value before it is rounded, and
+what the layer makes of it is multiplied by that again. No answer then depends on the texts beside it.
 
-Tables: an embedding table becomes 8 bits with a scale for every row, which rounding changes least.
+Outliers, where ranges are measured beforehand: encoders have a few channels ten times as large as the others, and 8
+bits over the whole range leave those others three or four. As in SmoothQuant (Xiao et al. 2022) such a channel is
+divided by a factor before a linear layer, and the layer's weights for it are multiplied by the same. We differ in the
+factor: channels beyond nine tenths of the others come down to there, and the rest stay as they are.
+
+Tables: an embedding table becomes 8 bits with a scale for every row, which rounding changes least. Positions and
+segments stay in float: they are small, and an error in them is the same in every text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +24,10 @@ import numpy as np
 # Nine tenths of the channels are not touched.
 USUAL = 0.9
 LEAST = 1e-6
+# A table below this share of all values stays in float: there is next to nothing to gain.
+SMALL_TABLE = 0.02
+# Of 8 bits without signs: what 0 is rounded to, and the steps on either side of it.
+ZERO, STEPS = 128, 127
 
 Feeds = dict[str, np.ndarray]
 
@@ -82,8 +92,66 @@ def damp_outliers(model: Any, largest: Mapping[str, np.ndarray]) -> None:
     _insert_after(graph, added)
 
 
+def scale_by_token(model: Any) -> None:
+    """Change a dynamically quantized graph: round the input of each linear layer with a scale for every token."""
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    users: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for given in node.input:
+            users.setdefault(given, []).append(node)
+    nodes: list[Any] = []
+    rescaled: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "DynamicQuantizeLinear" and _feeds_layers(node, users, graph):
+            (value,), (rounded, scale, zero) = node.input, node.output
+            size, part = f"{value}.size", f"{value}.part"
+            nodes += [
+                helper.make_node("Abs", [value], [f"{value}.abs"], name=f"{value}.abs"),
+                helper.make_node("ReduceMax", [f"{value}.abs", "token.axis"], [f"{value}.most"], name=f"{value}.most"),
+                helper.make_node("Max", [f"{value}.most", "token.least"], [size], name=size),
+                helper.make_node("Div", [value, size], [part], name=part),
+                helper.make_node("QuantizeLinear", [part, "token.scale", "token.zero"], [rounded], name=rounded),
+            ]
+            for user in users[rounded]:
+                rescaled[_behind(user, users).output[0]] = size
+            for name, constant in ((scale, "token.scale"), (zero, "token.zero")):
+                for user in users.get(name, []):
+                    user.input[list(user.input).index(name)] = constant
+            continue
+        nodes.append(node)
+        if node.output[0] in rescaled:
+            output, size = node.output[0], rescaled[node.output[0]]
+            node.output[0] = f"{output}.part"
+            nodes.append(helper.make_node("Mul", [f"{output}.part", size], [output], name=f"{output}.rescaled"))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    constants = {"token.axis": np.array([-1], np.int64), "token.least": np.array(LEAST, np.float32)}
+    constants |= {"token.scale": np.array(1 / STEPS, np.float32), "token.zero": np.array(ZERO, np.uint8)}
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+
+
+def _feeds_layers(node: Any, users: Mapping[str, list[Any]], graph: Any) -> bool:
+    """Whether only products with constant matrices take what is rounded here, as their first factor."""
+    constants = {value.name for value in graph.initializer}
+    takers = users.get(node.output[0], [])
+    return all(
+        user.op_type == "MatMulInteger" and user.input[0] == node.output[0] and user.input[1] in constants
+        for user in takers
+    )
+
+
+def _behind(product: Any, users: Mapping[str, list[Any]]) -> Any:
+    """The node that makes numbers of a rounded product: it is cast, then multiplied by both scales."""
+    (cast,) = users[product.output[0]]
+    (scaled,) = users[cast.output[0]]
+    assert (cast.op_type, scaled.op_type) == ("Cast", "Mul"), "as ONNX Runtime's quantizer writes it"
+    return scaled
+
+
 def quantize_tables(model: Any) -> None:
-    """Change the graph: give every embedding table 8 bits and a scale a row."""
+    """Change the graph: give every embedding table but small ones 8 bits and a scale a row."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph = model.graph
@@ -114,6 +182,9 @@ def quantize_tables(model: Any) -> None:
 def _is_table(graph: Any, value: Any) -> bool:
     """Two dimensions of numbers of which nothing but rows is read."""
     if len(value.dims) != 2 or value.data_type != 1:
+        return False
+    values = sum(math.prod(other.dims) for other in graph.initializer)
+    if math.prod(value.dims) < SMALL_TABLE * values:
         return False
     users = [node for node in graph.node if value.name in node.input]
     return bool(users) and all(node.op_type == "Gather" and _axis(node) == 0 for node in users)

@@ -1,6 +1,6 @@
 """An ONNX file of ours in INT8: weights in 8 bits with signs and a scale a channel, activations in 8 bits without.
 
-* `dynamic`: activations get their range from the batch at hand. A linear layer's answer is float again.
+* `dynamic`: every token gets a range from its values. A linear layer's answer is float again.
 * `qdq`: ranges are measured beforehand on texts; the file says where to round, ONNX Runtime chooses the operators.
 * `qoperator`: the same ranges, with 8-bit operators in the file; they round their answers too, which costs agreement.
 
@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedmtl.compress.measure.costs import interleave, time_block, timing
-from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables
+from fedmtl.compress.onnx_rewrites import Feeds, damp_outliers, largest_inputs, quantize_tables, scale_by_token
 from fedmtl.config.file import load_config
 from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.predict.onnx import OnnxModel, Row, feeds, made_up_feeds, open_onnx, require, run, run_of
@@ -81,7 +81,7 @@ class Quantization:
 
 
 def quantize(source: Path, file: Path, how: Quantization, given: Sequence[Feeds]) -> None:
-    """Write the model of `source` in INT8; `given` are batches of usual text, which only `dynamic` may do without."""
+    """Write the model of `source` in INT8; `given` are batches of usual text, which `dynamic` does without."""
     require("quantize", "onnx", "onnxruntime")
     import onnx
 
@@ -93,10 +93,12 @@ def quantize(source: Path, file: Path, how: Quantization, given: Sequence[Feeds]
         raise ModelError(f"quantize --scheme {how.scheme}: ranges are measured on text; give some with --texts")
     # The quantizer trusts these, and the exporter's do not name the new values.
     del model.graph.value_info[:]
-    if given:
+    if how.scheme != "dynamic":
         damp_outliers(model, largest_inputs(model, given))
     quantize_tables(model)
     small = _quantized(model, how, given)
+    if how.scheme == "dynamic":
+        scale_by_token(small)
     del small.metadata_props[:]
     onnx.helper.set_model_props(small, {**metadata, QUANTIZED_KEY: json.dumps(asdict(how))})
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,6 @@ class Quantized:
     seconds_before: float
     seconds_after: float
     agreement: dict[str, float]
-    is_damped: bool
 
 
 def quantize_measured(
@@ -145,7 +146,6 @@ def quantize_measured(
         seconds[0],
         seconds[1],
         {task: agreement(before, after, task, rest) for task, rest in compared.items() if rest},
-        bool(given),
     )
 
 

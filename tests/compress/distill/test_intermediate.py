@@ -94,6 +94,19 @@ def test_two_projections_or_one_and_none_for_equal_widths():
     assert all(map(torch.equal, same(states), states))
 
 
+def test_projections_of_a_general_distillation_go_on():
+    values = {"embedding.weight": torch.full((6, 4), 1.0), "hidden.weight": torch.full((6, 4), 2.0)}
+    states = (torch.ones(1, 1, 4), torch.ones(1, 1, 4))
+    two, one = Projections(4, 6, "two", 0), Projections(4, 6, "one", 0)
+    two.take_over(values)
+    assert [state[0, 0, 0].item() for state in two(states)] == [4.0, 8.0]
+    # With one matrix for both, that of the hidden states is taken.
+    one.take_over(values)
+    assert [state[0, 0, 0].item() for state in one(states)] == [8.0, 8.0]
+    with pytest.raises(ConfigError, match=r"is \(6, 4\), and \(6, 8\) is needed"):
+        Projections(8, 6, "two", 0).take_over(values)
+
+
 def test_a_listed_map_names_hidden_states():
     assert attention_layers(12, 4, (0, 3, 6, 9, 12)) == (2, 5, 8, 11)
     assert attention_layers(12, 4, "top") == (8, 9, 10, 11)

@@ -169,7 +169,7 @@ def test_the_card_says_where_it_comes_from(run, tmp_path, sentences):
         ({"steps": 0}, ConfigError, "above 0"),
         ({"batch": 31}, ConfigError, "write an even number"),
         ({"heads": 3}, ConfigError, "3 do not divide --hidden 16"),
-        ({"vocab": 20}, ConfigError, "write 200 or more"),
+        ({"vocab": 20}, ConfigError, "from 200 on, or teacher"),
         ({"mask_words": 1.0}, ConfigError, "a share from 0 to below 1"),
         ({"losses": Losses(0.0, 0.0, 0.0, 0.0)}, ConfigError, "every loss is switched off"),
         ({"layers": 4}, ConfigError, "give the student at most 3"),

@@ -8,7 +8,7 @@ Wang et al. 2021) are compared instead. Heads and pooler get no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl.compress.attention import projections, relation_heads
-from fedmtl.compress.distill.settings import DistillSettings
+from fedmtl.compress.distill.settings import DEFAULT_MAP, DistillSettings
 from fedmtl.errors import ConfigError
 from fedmtl.model.bert.layout import attention_width, num_heads
-from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel
+from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.seeds import derive_seed
 from fedmtl.training.distillation import attention_loss, hidden_loss, relation_loss
 from fedmtl.training.layer_maps import LayerMap, attention_map, hidden_map
@@ -50,27 +50,22 @@ class States:
 
 
 class Watched:
-    """A model that also returns its inner states; `close` takes the hooks off again."""
+    """An encoder whose attention can be read after each pass; `close` takes the hooks off again."""
 
-    def __init__(self, model: MultiTaskModel, layers: Sequence[int]) -> None:
-        self.model, self.layers = model, tuple(layers)
+    def __init__(self, encoder: Any, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
         self._seen: dict[tuple[int, int], Tensor] = {}
         self._hooks = [
             module.register_forward_hook(self._keeper((layer, position)))
             for layer in dict.fromkeys(layers)
-            for position, module in enumerate(projections(model.encoder, layer))
+            for position, module in enumerate(projections(encoder, layer))
         ]
 
-    def states(self, task: str, inputs: Inputs) -> States:
-        """The states for a batch; the model must be bound to the task's values."""
-        model = self.model
-        offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
-        adapted = nullcontext() if model.adapters is None else model.adapters.used_by(task, inputs.mask)
-        with adapted:
-            output = model.encoder(**{name: offered[name] for name in model.accepts}, output_hidden_states=True)
+    def states(self, hidden: Sequence[Tensor]) -> States:
+        """The states of the pass that gave these hidden states; its attention is then forgotten."""
         seen, self._seen = self._seen, {}
         return States(
-            tuple(output.hidden_states),
+            tuple(hidden),
             tuple(Attention(*(seen[layer, position] for position in range(3))) for layer in self.layers),
         )
 
@@ -106,38 +101,45 @@ class Projections(nn.Module):
                 self.hidden = nn.Linear(student_width, teacher_width, bias=False)
                 self.embedding = self.hidden if kind == "one" else nn.Linear(student_width, teacher_width, bias=False)
 
+    def take_over(self, values: Mapping[str, Tensor]) -> None:
+        """Go on with the projections of a general distillation; with one for both, that of the hidden states."""
+        present = self.state_dict()
+        for name in ("embedding.weight", "hidden.weight"):
+            if name not in values or name not in present:
+                continue
+            found, needed = tuple(values[name].shape), tuple(present[name].shape)
+            if found != needed:
+                raise ConfigError(
+                    f"--student: its projection {name} is {found}, and {needed} is needed; pretrain again"
+                )
+            present[name].copy_(values[name])
+
     def forward(self, hidden: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Every state in the teacher's width, embeddings first."""
         yield self.embedding(hidden[0])
         yield from map(self.hidden, hidden[1:])
 
 
-class Intermediate:
-    """The losses between a teacher's and a student's states; both read the same tokens."""
+class StateLosses:
+    """The losses between the states of a teacher and of a student that read the same tokens.
 
-    def __init__(self, teacher: BoundModel, student: BoundModel, settings: DistillSettings, seed: int) -> None:
-        self.teacher, self.student, self.weights = teacher, student, settings.weights
-        above, below = (bound.model.encoder.config for bound in (teacher, student))
+    Both stages of TinyBERT have them: general distillation on any text, and the intermediate stage on a task's.
+    """
+
+    def __init__(self, teacher: Any, student: Any, settings: DistillSettings, seed: int) -> None:
+        above, below = teacher.config, student.config
         layers = int(above.num_hidden_layers), int(below.num_hidden_layers)
-        self.hidden = hidden_map(*layers, settings.layer_map)
-        wanted = attention_layers(*layers, settings.layer_map) if self.weights.attention else ()
+        self.weights, layer_map = settings.weights, settings.layer_map or DEFAULT_MAP
+        self.hidden = hidden_map(*layers, layer_map)
+        wanted = attention_layers(*layers, layer_map) if self.weights.attention else ()
         self.num_heads = num_heads(above)
         self.uses_scores = compares_scores(settings, self.num_heads, num_heads(below))
         self.relation_heads = relation_heads(attention_width(above), attention_width(below), self.num_heads)
         self.projections = Projections(below.hidden_size, above.hidden_size, settings.projections, seed)
-        self._above = Watched(teacher.model, wanted)
-        self._below = Watched(student.model, range(len(wanted)))
-
-    def losses(self, task: str, inputs: Inputs) -> dict[str, Tensor]:
-        """Each loss before its weight; those of weight 0 are left out."""
-        with torch.no_grad():
-            self.teacher.use(task)
-            above = self._above.states(task, inputs)
-        self.student.use(task)
-        below = self._below.states(task, inputs)
-        return self.compare(above, below, inputs.mask.bool())
+        self.above, self.below = Watched(teacher, wanted), Watched(student, range(len(wanted)))
 
     def compare(self, above: States, below: States, mask: Tensor) -> dict[str, Tensor]:
+        """Each loss before its weight; those of weight 0 are left out."""
         found: dict[str, Tensor] = {}
         projected = self.projections(below.hidden)
         embedded = next(projected)
@@ -156,14 +158,40 @@ class Intermediate:
         return _total(getattr(self.weights, name) * loss for name, loss in losses.items())
 
     def close(self) -> None:
-        self._above.close()
-        self._below.close()
+        self.above.close()
+        self.below.close()
 
     def _attention(self, above: Attention, below: Attention, mask: Tensor) -> Tensor:
         if self.uses_scores:
             return attention_loss(above.scores(self.num_heads), below.scores(self.num_heads), mask)
         parts = ((above.queries, below.queries), (above.keys, below.keys), (above.values, below.values))
         return _total(relation_loss(*pair, mask, self.relation_heads) for pair in parts) / len(parts)
+
+
+class Intermediate(StateLosses):
+    """The losses of the intermediate stage: teacher and student are whole models, bound to a task's values."""
+
+    def __init__(self, teacher: BoundModel, student: BoundModel, settings: DistillSettings, seed: int) -> None:
+        self.teacher, self.student = teacher, student
+        super().__init__(teacher.model.encoder, student.model.encoder, settings, seed)
+
+    def losses(self, task: str, inputs: Inputs) -> dict[str, Tensor]:
+        """Each loss before its weight; those of weight 0 are left out."""
+        with torch.no_grad():
+            above = self.above.states(_hidden_states(self.teacher, task, inputs))
+        below = self.below.states(_hidden_states(self.student, task, inputs))
+        return self.compare(above, below, inputs.mask.bool())
+
+
+def _hidden_states(bound: BoundModel, task: str, inputs: Inputs) -> Sequence[Tensor]:
+    bound.use(task)
+    model = bound.model
+    offered = {"input_ids": inputs.ids, "attention_mask": inputs.mask, "token_type_ids": inputs.segments}
+    adapted = nullcontext() if model.adapters is None else model.adapters.used_by(task, inputs.mask)
+    with adapted:
+        output = model.encoder(**{name: offered[name] for name in model.accepts}, output_hidden_states=True)
+    states: Sequence[Tensor] = output.hidden_states
+    return states
 
 
 def compares_scores(settings: DistillSettings, teacher_heads: int, student_heads: int) -> bool:

@@ -85,8 +85,10 @@ class PredictionLesson:
 class Stepper:
     """The student's optimizer and, with the same rate, that of projections it is not saved with."""
 
-    def __init__(self, bound: BoundModel, settings: LocalSettings, extra: nn.Module | None = None) -> None:
-        self._flat, self._settings = FlatOptimizer(bound, settings), settings
+    def __init__(
+        self, bound: BoundModel, settings: LocalSettings, methods: LocalMethods, extra: nn.Module | None = None
+    ) -> None:
+        self._flat, self._settings = FlatOptimizer(bound, settings, methods), settings
         self._extra = [] if extra is None else list(extra.parameters())
         self._adam = torch.optim.AdamW(self._extra, lr=0.0, weight_decay=0.0) if self._extra else None
 

@@ -110,12 +110,13 @@ def main_metrics(tasks: Mapping[str, Task], sums: Mapping[str, Sums]) -> dict[st
 
 @dataclass(frozen=True)
 class Position:
-    """After `epoch` passes of `stage`: all values, and the optimizer's state for the next pass."""
+    """After `epoch` passes of `stage`: all values, the masks of pruned ones, and the optimizer's state for the next."""
 
     stage: str = ""
     epoch: int = 0
     weights: Weights = field(default_factory=dict)
     optimizer: Slots = field(default_factory=dict)
+    masks: Mapping[Key, Tensor] = field(default_factory=dict)
 
 
 def checkpoint_path(run: RunFolder) -> Path:
@@ -124,8 +125,11 @@ def checkpoint_path(run: RunFolder) -> Path:
 
 def save_position(run: RunFolder, fingerprint: str, position: Position) -> None:
     data = io.BytesIO()
-    weights = {SEPARATOR.join(key): value for key, value in position.weights.items()}
-    content = {**vars(position), "weights": weights, "fingerprint": fingerprint}
+    named = {
+        name: {SEPARATOR.join(key): value for key, value in values.items()}
+        for name, values in (("weights", position.weights), ("masks", position.masks))
+    }
+    content = {**vars(position), **named, "fingerprint": fingerprint}
     torch.save(content, data)
     write_atomic(checkpoint_path(run), data.getvalue())
 
@@ -138,10 +142,14 @@ def load_position(run: RunFolder, fingerprint: str) -> Position:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         found = content.pop("fingerprint")
-        weights = {Key(*name.split(SEPARATOR, 1)): value for name, value in content.pop("weights").items()}
-        position = Position(**content, weights=weights)
+        weights, masks = (
+            {Key(*name.split(SEPARATOR, 1)): value for name, value in content.pop(part, {}).items()}
+            for part in ("weights", "masks")
+        )
+        position = Position(**content, weights=weights, masks=masks)
         is_ours = isinstance(position.stage, str) and type(position.epoch) is int and position.epoch >= 0
-        is_ours &= all(isinstance(value, Tensor) for value in weights.values()) and type(position.optimizer) is dict
+        is_ours &= all(isinstance(value, Tensor) for value in (*weights.values(), *masks.values()))
+        is_ours &= type(position.optimizer) is dict
     except Exception as error:  # torch raises many kinds for a file that it did not write
         raise FedmtlError(
             f"{path}: cannot be read as a checkpoint; delete the run and start without --resume"

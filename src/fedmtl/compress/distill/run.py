@@ -9,9 +9,10 @@ import torch
 
 from fedmtl.compress.augment.settings import check_augment
 from fedmtl.compress.distill.loop import Passed
+from fedmtl.compress.distill.pruning import check_pruning
 from fedmtl.compress.distill.record import Position, data_event, load_position, main_metrics, plan_event, start_event
 from fedmtl.compress.distill.settings import DistillSettings, check_settings
-from fedmtl.compress.distill.student import Student, build_student
+from fedmtl.compress.distill.student import Student, build_student, follow_general
 from fedmtl.compress.distill.teaching import Lessons, evaluate, open_teaching, prepare_lessons
 from fedmtl.compress.distill.work import Listener, Work, pass_number, student_encoder_folder
 from fedmtl.config import Config
@@ -48,6 +49,7 @@ def distill(
     """Distil a finished run into a student's run; with `resume` from the last whole pass of the run of that name."""
     check_settings(settings)
     check_augment(settings.augment)
+    check_pruning(config.training.pruning, settings)
     device = pick_device(config.compute.device, "compute.device")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -63,6 +65,7 @@ def distill(
     if absent:
         raise ConfigError(f"tasks.{absent[0]}: the teacher has it and the config has not; leave it in")
     student = build_student(settings, teaching.saved, config.model, config.seed)
+    settings = follow_general(settings, student, teaching.saved)
     lessons = prepare_lessons(
         teaching,
         student,
@@ -74,6 +77,7 @@ def distill(
         listener.say,
     )
     settings = _possible_stages(settings, lessons, student, listener)
+    check_pruning(config.training.pruning, settings)
     run = _open_run(config, name, resume)
     with locked(run.path):
         training = config.training.model_dump(mode="json")
@@ -128,7 +132,7 @@ def _take_up(run: RunFolder, settings: DistillSettings, fingerprint: str) -> Pos
 
 def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> None:
     """What is known before the first pass, the teacher's scores and the student's before it learnt anything."""
-    weights = initial_weights(work.student.model, work.student.plan)
+    weights, pruned = work.pruning.begin(initial_weights(work.student.model, work.student.plan))
     lessons, tasks = work.lessons, work.student.model.tasks
     total = sum(work.settings.epochs.values())
     above = main_metrics(tasks, evaluate(work.teaching.bound, lessons.teacher_validation, work.device))
@@ -147,4 +151,4 @@ def _open_events(work: Work, data: dict[str, TaskData], teacher: RunFolder) -> N
         ),
     )
     sums = evaluate(work.bind(weights), lessons.validation, work.device)
-    work.record(0, "start", Passed({}, {}), sums, 0.0)
+    work.record(0, "start", Passed({}, {}), sums, 0.0, pruned)

@@ -15,6 +15,7 @@ STAGES = ("both", "intermediate", "prediction")
 STARTS = ("teacher", "random")
 ATTENTION = ("auto", "scores", "relations")
 PROJECTIONS = ("two", "one")
+DEFAULT_MAP = "uniform"
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,13 @@ class LossWeights:
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """One distillation; `start` None is the teacher's layers where the student has its width, and random elsewhere."""
+    """One distillation; `start` None is the teacher's layers where the student has its width, and random elsewhere.
+
+    `layer_map` None is the map that a student of `fedmtl pretrain --vocab teacher` learnt by, and uniform for others.
+    """
 
     student: str
-    layer_map: LayerMap = "uniform"
+    layer_map: LayerMap | None = None
     start: str | None = None
     stages: str = "both"
     epochs_intermediate: int = 20
@@ -55,7 +59,7 @@ class DistillSettings:
         return {stage: number for stage, number in every.items() if self.stages in ("both", stage)}
 
     def to_json(self) -> dict[str, Any]:
-        layer_map = self.layer_map
+        layer_map = self.layer_map or DEFAULT_MAP
         return {**asdict(self), "layer_map": layer_map if isinstance(layer_map, str) else list(layer_map)}
 
     def fingerprint(self, teacher: str, training: dict[str, Any]) -> str:

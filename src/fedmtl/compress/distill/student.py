@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmtl.compress.distill.intermediate import attention_layers
-from fedmtl.compress.distill.settings import DistillSettings
+from fedmtl.compress.distill.settings import DEFAULT_MAP, DistillSettings
+from fedmtl.compress.general import General, read_general, read_projections
 from fedmtl.config import ModelConfig, SharingConfig
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.model.bert.layout import NUM_HEADS_KEY, build_encoder
 from fedmtl.model.encoder import Encoder, describe_encoder, load_encoder, with_dropout
+from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.model.multitask import MultiTaskModel, build_model, wants_pooler
 from fedmtl.model.saved import SavedModel
 from fedmtl.seeds import derive_seed
@@ -26,12 +30,17 @@ LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")
 
 @dataclass(frozen=True)
 class Student:
-    """A student before its training; all tasks share its encoder, each has its head. `start` says where it begins."""
+    """A student before its training; all tasks share its encoder, each has its head. `start` says where it begins.
+
+    `general` is the record of the general distillation that its folder comes from, and `projections` its values.
+    """
 
     encoder: Encoder
     model: MultiTaskModel
     plan: SharingPlan
     start: str
+    general: General | None = None
+    projections: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def build_student(settings: DistillSettings, teacher: SavedModel, config: ModelConfig, seed: int) -> Student:
@@ -49,7 +58,11 @@ def build_student(settings: DistillSettings, teacher: SavedModel, config: ModelC
     model = build_model(encoder, teacher.tasks, seed)
     plan = plan_from_config(SharingConfig())
     if shape is None:
-        return Student(encoder, model, plan, settings.start or "its files")
+        if settings.start == "random":
+            return Student(encoder, model, plan, settings.start)
+        folder = encoder_folder(settings.student)
+        general, projections = read_general(folder), read_projections(folder)
+        return Student(encoder, model, plan, "its files", general, projections)
     start = settings.start or ("teacher" if encoder.hidden_size == teacher.encoder.hidden_size else "random")
     if start == "teacher":
         _copy_layers(model, teacher, settings)
@@ -63,7 +76,43 @@ def _from_files(settings: DistillSettings, config: ModelConfig, teacher: SavedMo
     try:
         return load_encoder(named, seed, wants_pooler(teacher.tasks))
     except ModelError as error:
+        if str(error).startswith("model.max_length"):
+            raise ModelError(
+                f"--student {settings.student}: has fewer positions than the {teacher.max_length} tokens that the"
+                f" teacher reads; pretrain it with --max-length {teacher.max_length}"
+            ) from error
         raise ModelError(str(error).replace("model.server_model", "--student")) from error
+
+
+def follow_general(settings: DistillSettings, student: Student, teacher: SavedModel) -> DistillSettings:
+    """The settings with the layer map of the student's general distillation; a ConfigError where the stages do not fit.
+
+    Without the intermediate stage there is nothing that has to fit.
+    """
+    general = student.general
+    if general is None or "intermediate" not in settings.epochs:
+        return settings
+    above = teacher.encoder.module.config
+    name = f"--student {settings.student}"
+    if student.encoder.tokenizer.get_vocab() != teacher.encoder.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{name}: was pretrained with the vocabulary of {general.teacher}, and the teacher has another; pretrain it"
+            " from the teacher's encoder with --vocab teacher, or write --stages prediction"
+        )
+    if general.teacher_width != above.hidden_size:
+        raise ConfigError(
+            f"{name}: was pretrained from a teacher {general.teacher_width} wide, and this one is {above.hidden_size}"
+            " wide; pretrain it from this teacher's encoder, or write --stages prediction"
+        )
+    if settings.layer_map is not None:
+        return settings
+    if general.teacher_layers != above.num_hidden_layers:
+        raise ConfigError(
+            f"{name}: was pretrained from {general.teacher_layers} layers ({','.join(map(str, general.hidden_map))}),"
+            f" and the teacher has {above.num_hidden_layers}; give a --layer-map, or pretrain it from this teacher's"
+            " encoder"
+        )
+    return replace(settings, layer_map=general.hidden_map)
 
 
 def _of_shape(layers: int, width: int, teacher: SavedModel, config: ModelConfig, seed: int) -> Encoder:
@@ -100,7 +149,9 @@ def _copy_layers(model: MultiTaskModel, teacher: SavedModel, settings: DistillSe
         )
     if teacher.model.lora is not None or teacher.model.adapters is not None:
         raise ConfigError("--start teacher: the teacher has LoRA or adapters beside its layers; write --start random")
-    layers = attention_layers(above.num_hidden_layers, model.encoder.config.num_hidden_layers, settings.layer_map)
+    layers = attention_layers(
+        above.num_hidden_layers, model.encoder.config.num_hidden_layers, settings.layer_map or DEFAULT_MAP
+    )
     views = teacher.plan.keys(teacher.model.canonical(), list(teacher.tasks), "")
     first = next(iter(teacher.tasks))
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from fedmtl.compress.distill.loop import (
     Update,
     train_epoch,
 )
+from fedmtl.compress.distill.pruning import StudentPruning
 from fedmtl.compress.distill.record import (
     Position,
     checkpoint_path,
@@ -35,6 +36,7 @@ from fedmtl.config import Config
 from fedmtl.methods.distillation import NAME, options_of
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import save_model
+from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import EndEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder, write_atomic
 from fedmtl.runs.log import append_event, append_results, read_events
@@ -71,6 +73,7 @@ class Work:
         self.lessons, self.run, self.fingerprint, self.listener = lessons, run, fingerprint, listener
         self.device = teaching.device
         student.model.to(self.device)
+        self.pruning = StudentPruning(config.training.pruning, student)
         self.last: dict[str, Sums] = {}
 
     def bind(self, weights: Weights) -> BoundModel:
@@ -79,18 +82,24 @@ class Work:
 
     def go(self, position: Position) -> Weights:
         """All stages from there to the end; the student's values."""
-        weights = position.weights or initial_weights(self.student.model, self.student.plan)
+        weights = position.weights or self.start()
+        self.pruning.restore(position.masks or self.pruning.masks)
         stages = list(self.settings.epochs)
         for stage in stages[stages.index(position.stage) if position.stage else 0 :]:
             resumed = position if position.stage == stage else Position(stage)
             weights = self._stage(replace(resumed, weights=weights))
         return weights
 
+    def start(self) -> Weights:
+        """The student's values before the first pass; those that are pruned from the start are zero."""
+        return self.pruning.begin(initial_weights(self.student.model, self.student.plan))[0]
+
     def _stage(self, position: Position) -> Weights:
         stage, epochs = position.stage, self.settings.epochs[position.stage]
         bound = self.bind(position.weights)
         local = stage_settings(self.config, self.settings, stage, list(bound.model.tasks))
         lesson, stepper, close = self._lesson(stage, bound, local)
+        self.pruning.bind(bound)
         if position.optimizer:
             stepper.restore(position.optimizer)
         meter = Meter(stage, epochs, self.listener.update)
@@ -100,11 +109,13 @@ class Work:
                 bound.model.train(stage == "prediction")
                 passed = train_epoch(lesson, stepper, self.lessons.train, local, epoch, self.config.seed, meter)
                 bound.model.eval()
+                number = pass_number(self.settings, stage, epoch)
+                pruned = self.pruning.after_pass(number, bound)
                 scored = stage == "prediction" or epoch == epochs
                 sums = evaluate(bound, self.lessons.validation, self.device) if scored else {}
-                number = pass_number(self.settings, stage, epoch)
-                self.record(number, stage, passed, sums, time.perf_counter() - begun)
-                save_position(self.run, self.fingerprint, Position(stage, epoch, _cpu(bound), stepper.state()))
+                self.record(number, stage, passed, sums, time.perf_counter() - begun, pruned)
+                position = Position(stage, epoch, _cpu(bound), stepper.state(), self.pruning.masks)
+                save_position(self.run, self.fingerprint, position)
         finally:
             close()
         return _cpu(bound)
@@ -114,17 +125,27 @@ class Work:
     ) -> tuple[Lesson, Stepper, Callable[[], None]]:
         if stage == "prediction":
             lesson = PredictionLesson(bound, self.lessons.train, local, self.device)
-            return lesson, Stepper(bound, local), lambda: None
+            return lesson, Stepper(bound, local, self.pruning.methods), lambda: None
         # The module of transformers computes the states, so autograd adds up the gradients.
         bound.model.adds_gradients = True
         inner = Intermediate(self.teaching.bound, bound, self.settings, self.config.seed)
+        inner.projections.take_over(self.student.projections)
         inner.projections.to(self.device)
-        stepper = Stepper(bound, local, inner.projections)
+        stepper = Stepper(bound, local, self.pruning.methods, inner.projections)
         return IntermediateLesson(inner, self.lessons.train, self.device), stepper, inner.close
 
-    def record(self, number: int, stage: str, passed: Passed, sums: dict[str, Sums], seconds: float) -> None:
+    def record(
+        self,
+        number: int,
+        stage: str,
+        passed: Passed,
+        sums: dict[str, Sums],
+        seconds: float,
+        pruned: Sequence[Event] = (),
+    ) -> None:
         tasks = self.student.model.tasks
         events = [
+            *pruned,
             *evaluation_events(number, tasks, sums),
             round_event(number, stage, passed, tasks, sums, seconds),
         ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.compress.pretrain.corpus import SourceCount
+from fedmtl.compress.pretrain.settings import TEACHER
 from fedmtl.errors import DataError
 from fedmtl.runs.folder import write_atomic
 
@@ -30,6 +31,7 @@ class Facts:
     settings: Mapping[str, Any]
     num_parameters: int
     num_pieces: int
+    hidden_map: Sequence[int]
     sources: Sequence[SourceCount]
     num_segments: int
     num_skipped: int
@@ -48,8 +50,8 @@ def write_card(facts: Facts, measured: Path | None) -> str:
         [
             "---\nlibrary_name: transformers\ntags: [fedmtl, distillation]\n---",
             f"# {facts.name}",
-            f"A small uncased encoder ({shape}, {facts.num_parameters:,} parameters, {facts.num_pieces:,} word pieces "
-            f"of its own), distilled by `fedmtl pretrain` from {facts.teacher}. Load it with "
+            f"A small encoder ({shape}, {facts.num_parameters:,} parameters, {facts.num_pieces:,} word pieces "
+            f"{_owner(facts)}), distilled by `fedmtl pretrain` from {facts.teacher}. Load it with "
             "`AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained`; a sentence's vector is the mean over its "
             "tokens. There is no pooler: where transformers makes one, it is untrained. Weights are float16.",
             f"## Teacher\n\n{_teacher(facts)}",
@@ -74,6 +76,10 @@ def update_card(folder: Path, measured: Path) -> None:
     write_atomic(path, after.encode())
 
 
+def _owner(facts: Facts) -> str:
+    return "of its teacher's tokenizer" if facts.settings["vocab"] == TEACHER else "of its own, uncased"
+
+
 def _teacher(facts: Facts) -> str:
     terms = f"Its licence: {facts.teacher_license}." if facts.teacher_license else "Its licence was not given."
     return "\n\n".join([f"{facts.teacher}. {terms}", *facts.notes])
@@ -93,7 +99,19 @@ def _training(facts: Facts) -> str:
         f"```sh\n{facts.command}\n```\n\n"
         f"Seed {facts.settings['seed']}; {facts.steps:,} steps, {facts.segments_seen:,} segments seen, "
         f"{facts.seconds / 60:.1f} minutes on {facts.device}. Last mean losses: {losses}.\n\n"
+        f"{_layers(facts)}\n\n"
         f"```json\n{json.dumps(settings)}\n```"
+    )
+
+
+def _layers(facts: Facts) -> str:
+    """The layer map in words; with the teacher's vocabulary, how the second stage goes on with it."""
+    states = ", ".join(map(str, facts.hidden_map))
+    words = f"Its hidden states, embeddings first, were compared with the teacher's {states}."
+    if facts.settings["vocab"] != TEACHER:
+        return words
+    return (
+        f"{words} `fedmtl distill RUN --student FOLDER` goes on with this map for a RUN whose encoder was this teacher."
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from fedmtl.compress.distill.intermediate import StateLosses
 from fedmtl.compress.pretrain.batches import DeviceSide, Epochs
 from fedmtl.compress.pretrain.card import Facts, write_card
 from fedmtl.compress.pretrain.corpus import Corpus, read_corpus
 from fedmtl.compress.pretrain.loop import Position, Update, distil, load_checkpoint, save_checkpoint
+from fedmtl.compress.pretrain.same_tokens import TokenTargets, build_alike, fit_to_teacher, general_record
 from fedmtl.compress.pretrain.segments import Segments, open_segments, train_vocabulary, write_segments
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
 from fedmtl.compress.pretrain.steps import Data, GraphStep, Step
@@ -28,7 +30,7 @@ from fedmtl.compress.pretrain.student import (
 )
 from fedmtl.compress.pretrain.targets import CachedTargets, LiveTargets, TargetSource, Wanted, fits
 from fedmtl.config import ModelConfig
-from fedmtl.errors import DataError, FedmtlError, ModelError
+from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
@@ -92,6 +94,10 @@ def pretrain(
 ) -> Student:
     """Pretrain, with `resume` from the last checkpoint; return the student, whose artefact is in `paths.out`."""
     check_settings(settings)
+    if settings.same_tokens and machine.keep_teacher:
+        raise ConfigError(
+            "--keep-teacher: with --vocab teacher the scores of all texts would be too many to keep; leave it out"
+        )
     check_output_folder(paths.out)
     _check_checkpoint(paths.checkpoint, resume)
     make_private_folder(paths.work)
@@ -111,22 +117,25 @@ def _pretrain(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     teacher = load_teacher(settings)
+    if settings.same_tokens:
+        settings = fit_to_teacher(settings, teacher)
+        check_settings(settings)
     corpus = read_corpus(settings.corpus, settings.chunk_words, settings.seed)
     for source in corpus.sources:
         columns = f" ({', '.join(source.columns)})" if source.columns != ("",) else ""
         listener.say(f"{source.file}{columns}: {source.texts:,} texts, {source.chunks:,} new chunks")
-    pieces, segments, digest = _prepare(settings, corpus, teacher, paths.work, listener)
+    tokenizer, segments, digest = _prepare(settings, corpus, teacher, paths.work, listener)
     if len(segments) < settings.batch:
         raise DataError(
             f"--corpus: {len(segments):,} segments are fewer than one batch of {settings.batch:,}; "
             "add texts or lower --batch"
         )
-    table = table_from_teacher(pieces, teacher, settings.hidden) if settings.teacher_table else None
-    student = build_student(settings, len(pieces), teacher.hidden_size, table).to(device)
+    student, losses = _student(settings, teacher, tokenizer)
+    student.to(device)
     optimizer = build_optimizer(student, settings)
     fingerprint = settings.fingerprint(digest)
     position = load_checkpoint(paths.checkpoint, fingerprint, student, optimizer) if resume else Position()
-    data = _on_device(settings, segments, teacher, pieces["[MASK]"], machine, device, listener)
+    data = _on_device(settings, segments, teacher, tokenizer, losses, machine, device, listener)
     step = (
         GraphStep(student, optimizer, data, settings, listener.say)
         if machine.replays(device)
@@ -139,11 +148,21 @@ def _pretrain(
 
     distil(step, settings, position, save=save, save_every=machine.save_every, report=listener.update)
     _write_report(paths.report, settings, corpus, segments, position)
-    facts = _facts(settings, paths, disclosure, corpus, segments, position, student, device)
-    tokenizer = wrap_tokenizer(pieces, model_max_length=settings.max_length)
-    write_artefact(paths.out, student.encoder, tokenizer, write_card(facts, disclosure.measured))
+    hidden = hidden_map(int(teacher.module.config.num_hidden_layers), settings.layers, settings.layer_map)
+    facts = _facts(settings, paths, disclosure, corpus, segments, position, student, hidden, device)
+    general = None if losses is None else general_record(settings, teacher, losses)
+    write_artefact(paths.out, student, tokenizer, write_card(facts, disclosure.measured), general)
     paths.checkpoint.unlink(missing_ok=True)
     return student
+
+
+def _student(settings: PretrainSettings, teacher: Encoder, tokenizer: Any) -> tuple[Student, StateLosses | None]:
+    """The student before its training, and with the teacher's vocabulary the losses between both."""
+    if settings.same_tokens:
+        return build_alike(settings, teacher)
+    pieces = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: int(item[1])))
+    table = table_from_teacher(pieces, teacher, settings.hidden) if settings.teacher_table else None
+    return build_student(settings, len(pieces), teacher.hidden_size, table), None
 
 
 def load_teacher(settings: PretrainSettings) -> Encoder:
@@ -170,26 +189,21 @@ def _check_checkpoint(path: Path, resume: bool) -> None:
 
 def _prepare(
     settings: PretrainSettings, corpus: Corpus, teacher: Encoder, work: Path, listener: Listener
-) -> tuple[dict[str, int], Segments, str]:
-    """The vocabulary and the segments, from `work` where an earlier run left the same; and their digest."""
+) -> tuple[Any, Segments, str]:
+    """The student's tokenizer and the segments, from `work` where an earlier run left the same; and their digest."""
     backend = json.loads(teacher.tokenizer.backend_tokenizer.to_str()) if teacher.tokenizer.is_fast else {}
     # Neither changes a segment, and every call of the tokenizer changes them.
     rules = {name: rule for name, rule in backend.items() if name not in ("padding", "truncation")}
     known = [corpus.digest(), settings.vocab, settings.max_length, rules]
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
-    vocabulary = work / f"vocabulary-{digest}.json"
-    if vocabulary.exists():
-        pieces: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+    if isinstance(settings.vocab, int):
+        pieces = _vocabulary(settings.vocab, corpus, work / f"vocabulary-{digest}.json", listener)
+        student = wrap_tokenizer(pieces, model_max_length=settings.max_length)
     else:
-        listener.say(f"training a vocabulary on {len(corpus.texts):,} texts")
-        pieces = train_vocabulary(corpus.texts, settings.vocab)
-        write_atomic(vocabulary, json.dumps(pieces).encode())
-    if len(pieces) < settings.vocab:
-        listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {settings.vocab:,} requested")
+        student = teacher.tokenizer
     folder = work / f"segments-{digest}"
     segments = open_segments(folder)
     if segments is None:
-        student = wrap_tokenizer(pieces, model_max_length=settings.max_length)
         write_segments(
             folder, corpus.texts, teacher.tokenizer, student, settings.max_length, _stage(listener, "tokenizing")
         )
@@ -199,28 +213,47 @@ def _prepare(
         f"{len(segments):,} segments, {int(segments.num_words.sum()):,} words, {int(segments.student.offsets[-1]):,} "
         f"pieces (teacher {int(segments.teacher.offsets[-1]):,}); {segments.num_skipped:,} texts did not align"
     )
-    return pieces, segments, digest
+    return student, segments, digest
+
+
+def _vocabulary(num_pieces: int, corpus: Corpus, path: Path, listener: Listener) -> dict[str, int]:
+    if path.exists():
+        pieces: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        listener.say(f"training a vocabulary on {len(corpus.texts):,} texts")
+        pieces = train_vocabulary(corpus.texts, num_pieces)
+        write_atomic(path, json.dumps(pieces).encode())
+    if len(pieces) < num_pieces:
+        listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {num_pieces:,} requested")
+    return pieces
 
 
 def _on_device(
     settings: PretrainSettings,
     segments: Segments,
     teacher: Encoder,
-    mask_id: int,
+    tokenizer: Any,
+    losses: StateLosses | None,
     machine: Machine,
     device: torch.device,
     listener: Listener,
 ) -> Data:
     teacher.module.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    pad_id, mask_id = int(tokenizer.pad_token_id or 0), int(tokenizer.mask_token_id or 0)
+    num_words = torch.from_numpy(segments.num_words.copy()).to(device)
+    tokens = DeviceSide(segments.student, pad_id, device)
+    epochs = Epochs(
+        segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=machine.replays(device)
+    )
+    side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device)
+    if losses is not None:
+        alike = TokenTargets(teacher, side, losses)
+        return Data(tokens, num_words, alike, alike, epochs, mask_id, losses)
     num_layers = int(teacher.module.config.num_hidden_layers)
     wanted = Wanted(
         hidden_map(num_layers, settings.layers, settings.layer_map) if settings.losses.hidden else (),
         _attention_layer(settings, num_layers) if settings.losses.attention else None,
     )
-    epochs = Epochs(
-        segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=machine.replays(device)
-    )
-    side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device)
     live = LiveTargets(teacher, side, wanted)
     keep = machine.keep_teacher
     if keep is None:
@@ -232,8 +265,7 @@ def _on_device(
     targets: TargetSource = (
         CachedTargets(live, segments, epochs, _stage(listener, "asking the teacher")) if is_cached else live
     )
-    num_words = torch.from_numpy(segments.num_words.copy()).to(device)
-    return Data(DeviceSide(segments.student, 0, device), num_words, live, targets, epochs, mask_id)
+    return Data(tokens, num_words, live, targets, epochs, mask_id)
 
 
 def _attention_layer(settings: PretrainSettings, num_layers: int) -> int:
@@ -277,6 +309,7 @@ def _facts(
     segments: Segments,
     position: Position,
     student: Student,
+    hidden: Sequence[int],
     device: torch.device,
 ) -> Facts:
     last: dict[str, Any] = position.log[-1] if position.log else {}
@@ -289,6 +322,7 @@ def _facts(
         settings=settings.to_json(),
         num_parameters=sum(p.numel() for p in student.encoder.parameters()),
         num_pieces=int(student.encoder.config.vocab_size),
+        hidden_map=hidden,
         sources=corpus.sources,
         num_segments=len(segments),
         num_skipped=segments.num_skipped,

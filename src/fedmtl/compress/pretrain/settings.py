@@ -13,6 +13,7 @@ from fedmtl.training.layer_maps import LayerMap
 
 # Enough for the special tokens, a basic alphabet at the start of words and inside them, and some words.
 FEWEST_PIECES = 200
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,24 @@ class Losses:
     own_similarity: float = 30.0
     attention: float = 0.0
 
+    def weight(self, term: str) -> float:
+        """The weight of a term of the total; embeddings are the first of the hidden states."""
+        return float(getattr(self, "hidden" if term == "embedding" else term))
+
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """One pretraining; the same settings, texts and teacher give the same bits on one CPU thread with `steps`."""
+    """One pretraining; the same settings, texts and teacher give the same bits on one CPU thread with `steps`.
+
+    `vocab` is the number of word pieces of a new vocabulary, or TEACHER for the teacher's.
+    """
 
     teacher: Path
     corpus: tuple[str, ...]
     layers: int = 2
     hidden: int = 128
     heads: int | None = None
-    vocab: int = 15_000
+    vocab: int | str = 15_000
     max_length: int = 128
     chunk_words: int = 96
     steps: int | None = None
@@ -54,6 +62,11 @@ class PretrainSettings:
     altered: bool = True
     balanced: bool = True
     teacher_table: bool = True
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether the student reads the teacher's tokens."""
+        return self.vocab == TEACHER
 
     @property
     def num_drawn(self) -> int:
@@ -97,8 +110,7 @@ def check_settings(settings: PretrainSettings) -> None:
         raise ConfigError(
             f"--heads: {settings.num_heads} do not divide --hidden {settings.hidden}; write one that does"
         )
-    if settings.vocab < FEWEST_PIECES:
-        raise ConfigError(f"--vocab: found {settings.vocab}; write {FEWEST_PIECES} or more")
+    _check_vocab(settings.vocab)
     if settings.max_length < 4:
         raise ConfigError(f"--max-length: {settings.max_length} leaves no tokens for text; write 4 or more")
     if not 0 <= settings.mask_words < 1:
@@ -108,6 +120,20 @@ def check_settings(settings: PretrainSettings) -> None:
         raise ConfigError("a loss has a weight below 0; write 0 to leave it out")
     if not any(weights):
         raise ConfigError("every loss is switched off; leave one on")
+
+
+def parse_vocab(text: str) -> int | str:
+    """A number of word pieces, or `teacher`."""
+    vocab = int(text) if text.isdecimal() else text
+    _check_vocab(vocab)
+    return vocab
+
+
+def _check_vocab(vocab: int | str) -> None:
+    if vocab != TEACHER and (isinstance(vocab, str) or vocab < FEWEST_PIECES):
+        raise ConfigError(
+            f"--vocab: found {vocab}; write a number of word pieces from {FEWEST_PIECES} on, or {TEACHER}"
+        )
 
 
 def _option(name: str) -> str:

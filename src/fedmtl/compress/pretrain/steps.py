@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl.compress.attention import AttentionTap, relation_heads
+from fedmtl.compress.distill.intermediate import StateLosses
 from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens, choose_words, compose, fit, num_draws
+from fedmtl.compress.pretrain.same_tokens import token_terms
 from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
 from fedmtl.compress.pretrain.student import Student
 from fedmtl.compress.pretrain.targets import LiveTargets, Targets, TargetSource
@@ -87,7 +89,10 @@ def hide_words(tokens: Tokens, is_hidden: Tensor, mask_id: int) -> Tokens:
 
 @dataclass(frozen=True)
 class Data:
-    """The student's tokens, the teacher and its answers, and the order of batches, all on one device."""
+    """The student's tokens, the teacher and its answers, and the order of batches, all on one device.
+
+    `losses` compare states of tokens; there are none where teacher and student have different vocabularies.
+    """
 
     tokens: DeviceSide
     num_words: Tensor
@@ -95,6 +100,7 @@ class Data:
     targets: TargetSource
     epochs: Epochs
     mask_id: int
+    losses: StateLosses | None = None
 
 
 class Step:
@@ -104,7 +110,8 @@ class Step:
         self, student: Student, optimizer: torch.optim.Optimizer, data: Data, settings: PretrainSettings
     ) -> None:
         self.student, self.optimizer, self.data, self.settings = student, optimizer, data, settings
-        self.tap = AttentionTap(student.encoder, -1) if settings.losses.attention else None
+        by_words = settings.losses.attention and data.losses is None
+        self.tap = AttentionTap(student.encoder, -1) if by_words else None
         self.parameters = list(student.parameters())
         self.device = self.parameters[0].device
 
@@ -135,16 +142,22 @@ class Step:
         tokens, words, targets = self._see(batch, drawn[:, num_words:])
         if settings.mask_words:
             tokens = hide_words(tokens, drawn[:, :num_words] < share, self.data.mask_id)
-        word_mask = torch.arange(num_words, device=self.device)[None] < words[:, None]
-        terms = loss_terms(
-            self.student, self.tap, tokens, word_mask, targets, settings.losses, balanced=settings.balanced
-        )
-        total = torch.stack([getattr(settings.losses, name) * term for name, term in terms.items()]).sum()
+        terms = self._terms(tokens, words, num_words, targets)
+        total = torch.stack([settings.losses.weight(name) * term for name, term in terms.items()]).sum()
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
         self.optimizer.step()
         return {name: value.detach() for name, value in {"total": total, **terms}.items()}
+
+    def _terms(self, tokens: Tokens, words: Tensor, num_words: int, targets: Targets) -> dict[str, Tensor]:
+        settings, losses = self.settings, self.data.losses
+        if losses is not None:
+            return token_terms(self.student, losses, tokens, targets, settings.losses, balanced=settings.balanced)
+        word_mask = torch.arange(num_words, device=self.device)[None] < words[:, None]
+        return loss_terms(
+            self.student, self.tap, tokens, word_mask, targets, settings.losses, balanced=settings.balanced
+        )
 
     def _see(self, batch: Batch, drawn: Tensor) -> tuple[Tokens, Tensor, Targets]:
         """What the student sees, the words of each text, and what the teacher says of it."""

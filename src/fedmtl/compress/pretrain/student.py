@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from fedmtl.compress.general import PROJECTIONS, RECORD, General, write_general
 from fedmtl.compress.pretrain.card import CARD
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.errors import FedmtlError
@@ -28,7 +29,7 @@ from fedmtl.seeds import derive_seed
 # As in BERT's initialisation: added to positions of that size and then normalised.
 DEVIATION = 0.02
 WEIGHTS = "model.safetensors"
-FILES = {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", CARD}
+FILES = {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", CARD, RECORD, PROJECTIONS}
 
 
 @torch.no_grad()
@@ -58,14 +59,12 @@ def _ids(piece: str, known: Mapping[str, int], teacher: Encoder) -> list[int]:
 
 
 class Student(nn.Module):
-    """An encoder with one projection for each of its hidden states, embeddings first."""
+    """An encoder with the projections of its hidden states into the teacher's width."""
 
-    def __init__(self, config: BertConfig, teacher_width: int) -> None:
+    def __init__(self, encoder: Any, projections: nn.Module) -> None:
         super().__init__()
-        self.encoder: Any = BertModel(config, add_pooling_layer=False)
-        self.projections = nn.ModuleList(
-            nn.Linear(config.hidden_size, teacher_width) for _ in range(config.num_hidden_layers + 1)
-        )
+        self.encoder: Any = encoder
+        self.projections: Any = projections
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """All hidden states [batch, token, width], embeddings first."""
@@ -78,7 +77,10 @@ class Student(nn.Module):
 def build_student(
     settings: PretrainSettings, num_pieces: int, teacher_width: int, table: Tensor | None = None
 ) -> Student:
-    """A student in evaluation mode, so without dropout, whose bits follow from the settings and the table given."""
+    """A student in evaluation mode, so without dropout, whose bits follow from the settings and the table given.
+
+    It has one projection for each of its hidden states, embeddings first.
+    """
     config = BertConfig(
         vocab_size=num_pieces,
         hidden_size=settings.hidden,
@@ -90,7 +92,10 @@ def build_student(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(settings.seed, "student"))
-        student = Student(config, teacher_width).float().eval()
+        encoder = BertModel(config, add_pooling_layer=False)
+        widths = config.hidden_size, teacher_width
+        projections = nn.ModuleList(nn.Linear(*widths) for _ in range(config.num_hidden_layers + 1))
+        student = Student(encoder, projections).float().eval()
     if table is not None:
         with torch.no_grad():
             student.encoder.get_input_embeddings().weight.copy_(table)
@@ -120,14 +125,19 @@ def check_output_folder(folder: Path) -> None:
         raise FedmtlError(f"--out: {folder} holds {strange[0]}, which would be lost; name a new folder")
 
 
-def write_artefact(folder: Path, encoder: Any, tokenizer: Any, card: str) -> None:
-    """float16 weights, config, tokenizer and card; an earlier artefact there is replaced."""
+def write_artefact(folder: Path, student: Student, tokenizer: Any, card: str, general: General | None = None) -> None:
+    """Write float16 weights, config, tokenizer and card; an earlier artefact there is replaced.
+
+    With a record of general distillation, it and the projections are written for `fedmtl distill`.
+    """
     check_output_folder(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             whole = Path(temporary) / "new"
-            _write(whole, encoder, tokenizer, card)
+            _write(whole, student.encoder, tokenizer, card)
+            if general is not None:
+                write_general(whole, general, student.projections.state_dict())
             if folder.exists():
                 folder.rename(Path(temporary) / "old")
             whole.rename(folder)
@@ -142,14 +152,16 @@ def _write(folder: Path, encoder: Any, tokenizer: Any, card: str) -> None:
     config.dtype = torch.float16
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    _name_plainly(folder / "tokenizer_config.json")
+    _name_plainly(folder / "tokenizer_config.json", tokenizer, int(config.max_position_embeddings))
     weights = {name: value.detach().cpu().half().contiguous() for name, value in encoder.named_parameters()}
     (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _name_plainly(path: Path) -> None:
-    """Give the tokenizer the class name that every version of transformers knows."""
+def _name_plainly(path: Path, tokenizer: Any, max_length: int) -> None:
+    """Give the tokenizer the class name that every version of transformers knows, and say what its class implied."""
     values = json.loads(path.read_text(encoding="utf-8"))
     values.pop("backend", None)
-    path.write_text(json.dumps({**values, "tokenizer_class": "PreTrainedTokenizerFast"}, indent=1), encoding="utf-8")
+    values |= {"model_max_length": max_length, "model_input_names": list(tokenizer.model_input_names)}
+    plain = {**values, "tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(plain, indent=1), encoding="utf-8")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmtl.compress.attention import AttentionTap
+from fedmtl.compress.distill.intermediate import States
 from fedmtl.compress.pretrain.batches import Batch, DeviceSide, Epochs, Tokens
 from fedmtl.compress.pretrain.segments import Segments
 from fedmtl.model.bert.layout import mean_pool
@@ -35,11 +36,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Targets:
-    """States [batch, word, width] of each layer wanted, relations likewise, and sentences [batch, width]."""
+    """States [batch, word, width] of each layer wanted, relations likewise, and sentences [batch, width].
+
+    With the teacher's vocabulary the states are those of tokens, in `states`, and there are none of words.
+    """
 
     hidden: tuple[Tensor, ...]
     relations: tuple[Tensor, ...]
     sentences: Tensor
+    states: States | None = None
 
 
 class TargetSource(Protocol):
@@ -60,17 +65,22 @@ class LiveTargets:
     @torch.no_grad()
     def answer(self, tokens: Tokens, num_words: int) -> Targets:
         """What the teacher says of any texts."""
-        # As for the student: BERT takes four dimensions as they are and asks the device nothing.
-        mask = tokens.mask[:, None, None, :] if self.is_bert else tokens.mask.long()
-        offered = {"input_ids": tokens.ids, "attention_mask": mask}
-        given: dict[str, Any] = {name: value for name, value in offered.items() if name in self.encoder.accepts}
-        states = self.encoder.module(**given, output_hidden_states=True).hidden_states
+        states = self.hidden_states(tokens)
         relations = () if self.tap is None else self.tap.take()
         return Targets(
             tuple(tokens.word_means(states[layer], num_words) for layer in self.wanted.hidden),
             tuple(tokens.word_means(state, num_words) for state in relations),
             mean_pool(states[-1].float(), tokens.mask),
         )
+
+    def hidden_states(self, tokens: Tokens) -> tuple[Tensor, ...]:
+        """All hidden states [batch, token, width] of the teacher, embeddings first."""
+        # As for the student: BERT takes four dimensions as they are and asks the device nothing.
+        mask = tokens.mask[:, None, None, :] if self.is_bert else tokens.mask.long()
+        offered = {"input_ids": tokens.ids, "attention_mask": mask}
+        given: dict[str, Any] = {name: value for name, value in offered.items() if name in self.encoder.accepts}
+        states: tuple[Tensor, ...] = self.encoder.module(**given, output_hidden_states=True).hidden_states
+        return states
 
 
 class CachedTargets:
