@@ -104,6 +104,31 @@ def test_the_packages_own_examples_may_be_dealt_and_the_hubs_not(tmp_path):
     assert code(dealt, welcome, policy=Policy(hub_datasets=["nyu-mll/glue"])) == "taken"
 
 
+@pytest.mark.parametrize("source", ["auto", "hub", "files"])
+def test_what_is_missing_here_is_mended_by_an_option_of_this_command(tmp_path, monkeypatch, source):
+    dealt = Meeting(tmp_path, ("tasks.sst2={}", "data.source=embedded"), tasks=("sst2",))
+    dealt.welcome["config"]["data"]["source"] = source
+    refused = [dealt.hello()]
+    dealt.policy = Policy(hub_datasets=["nyu-mll/glue"])
+    dealt.restart()
+    monkeypatch.setattr("fedmtl.tasks.load._hub_answers", lambda: False)
+    refused.append(dealt.hello())
+    dealt.root = str(tmp_path)
+    dealt.restart()
+    refused.append(dealt.hello())
+    for answer, fault in zip(refused, ("policy_source", "hub_unreachable", "policy_source"), strict=True):
+        assert isinstance(answer, Refused)
+        assert (answer.fault.code, answer.fault.task) == (fault, "sst2")
+        assert "write `--data sst2=FILE`" in answer.words
+        assert "data.root" not in answer.words
+
+
+def test_a_task_that_the_run_does_not_have_is_said_so(meeting):
+    with pytest.raises(ConfigError, match="--tasks: found other, the server's tasks are notes, grades") as error:
+        taken(meeting, changed(meeting), files={}, tasks=("other",))
+    assert error.value.code == "task_unknown"
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

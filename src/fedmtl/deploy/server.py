@@ -230,7 +230,7 @@ def _open(
 
 
 def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
-    """Wait for all who are expected, then for enough of them before every round.
+    """Wait for all who are expected and did not leave, then for enough of them before every round.
 
     A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
     killed after its last round, when its sites had left, expects nobody.
@@ -242,9 +242,12 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     last = [client for client, number in state.accepted.items() if number == state.round]
     expected = set(enrolments.tasks() if is_new else last)
     observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
-    engine.wait_for(
-        lambda there: expected <= set(there), federation.join_timeout if is_new else federation.round_timeout
+    there = engine.wait_for(
+        lambda there: expected <= {*there, *engine.left()},
+        federation.join_timeout if is_new else federation.round_timeout,
     )
+    if engine.left() and not is_enough(prepared, there):
+        observe(WaitingEvent(address=str(engine.address), clients=sorted(expected - set(there))))
     engine.before_a_round(lambda there: is_enough(prepared, there), federation.join_timeout)
 
 

@@ -39,7 +39,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
         try:
             say(f"tasks {', '.join(settings.tasks)}, server {address}")
             say(settings.policy.words())
-            say(serve_site(line, pool, say, audit))
+            say(serve_site(line, pool, say, audit, settings.client))
         finally:
             pool.close()
             shutil.rmtree(settings.spool, ignore_errors=True)

@@ -21,6 +21,7 @@ from fedmtl.federation.policy import TaskPolicy
 from fedmtl.model.encoder_files import SHIPPED
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.resolve import resolve_task
+from fedmtl.tasks.sources import find_table
 from fedmtl.tasks.task import Task, client_sources
 
 RANDOM_NAME = re.compile(r"random-([0-9]{1,2})x([0-9]{1,4})")
@@ -88,6 +89,9 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
     }  # fmt: skip
     if settings.root is not None:
         changes["data"] = changes["data"].model_copy(update={"source": "files"})
+    elif config.data.source == "files":
+        # Of the server's files there are none here; what remains is a dataset that the policy names.
+        changes["data"] = changes["data"].model_copy(update={"source": "auto"})
     changes["training"] = config.training.model_copy(update={"distillation": _distillation(config, settings)})
     taken = config.model_copy(update=changes)
     for name in tasks:
@@ -97,7 +101,9 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
 
 def _check_task(config: Config, name: str, settings: SiteSettings) -> None:
     if name not in config.tasks:
-        raise ConfigError(f"--tasks: found {name}, the server's tasks are {', '.join(config.tasks)}")
+        raise ConfigError(f"--tasks: found {name}, the server's tasks are {', '.join(config.tasks)}").coded(
+            "task_unknown"
+        )
     if settings.policy.tasks and name not in settings.policy.tasks:
         raise PolicyError(f"the policy's tasks are {', '.join(settings.policy.tasks)}, not {name}").coded(
             "policy_tasks", name
@@ -114,7 +120,14 @@ def _check_task(config: Config, name: str, settings: SiteSettings) -> None:
 
 def _source(config: Config, name: str, settings: SiteSettings) -> Any:
     """Where the task's shared examples come from: nowhere, the package, or a dataset that the policy names."""
-    if name in settings.files or (settings.root is not None and name in BUILTIN):
+    if name in settings.files:
+        return None
+    if settings.root is not None and name in BUILTIN:
+        if find_table(Path(settings.root) / name, ["train"]) is None:
+            raise PolicyError(
+                f"--data: {settings.root} has no train file of {name}; put train.tsv.gz into {name}/ there, or write"
+                f" `--data {name}=FILE`"
+            ).coded("policy_source", name)
         return None
     given, builtin = config.tasks[name].source, BUILTIN.get(name)
     wanted = given.hub if given else None

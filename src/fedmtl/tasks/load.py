@@ -15,7 +15,7 @@ from urllib.request import getproxies
 import numpy as np
 
 from fedmtl.config import Config, SourceConfig
-from fedmtl.errors import DataError
+from fedmtl.errors import DataError, HubUnreachable
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import HubTable
 from fedmtl.tasks.embedded import embedded_columns
@@ -42,7 +42,8 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{origin}: needs the datasets package; run `pip install fedmtl[hub]`, or {instead}") from error
+        missing = f"{origin}: needs the datasets package, `pip install fedmtl[hub]`"
+        raise HubUnreachable(missing, f"or {instead}").coded("hub_unreachable", task) from error
     try:
         with _cached_only_when_out_of_reach():
             _refuse_code(datasets)
@@ -50,7 +51,8 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
     except Exception as error:
         # Dozens of types from four libraries mean "not there"; none of them is a mistake of ours.
         reason = next(iter(str(error).splitlines()), "").strip().rstrip(".") or type(error).__name__
-        raise DataError(f"{origin}: cannot be loaded ({reason}); {instead}") from error
+        unreachable = HubUnreachable(f"{origin}: cannot be loaded ({reason})", instead)
+        raise unreachable.coded("hub_unreachable", task) from error
     return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
 
 
