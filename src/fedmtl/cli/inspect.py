@@ -12,7 +12,7 @@ from rich.table import Table
 from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
 from fedmtl.cli.tables import amount, comparison_table, duration
-from fedmtl.cli.terminal import show, write
+from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import find_run
 
@@ -47,11 +47,25 @@ def config(
     set: Settings = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
-    """Check a config and print it with every default filled in."""
+    """Check a config as `run` does before it reads examples, and print it with every default filled in."""
+    from fedmtl.capabilities import check_methods
     from fedmtl.cli.run import load
     from fedmtl.config.file import config_schema, dump_config
 
-    write(json.dumps(config_schema(), indent=2) if schema else dump_config(load(file, set or [])).rstrip("\n"))
+    if schema:
+        write(json.dumps(config_schema(), indent=2))
+        return
+    from fedmtl.tasks.resolve import check_tasks
+
+    loaded = load(file, set or [])
+    plain = type(loaded.federation)()
+    if loaded.methods or loaded.federation.aggregation != plain.aggregation:
+        # Only then: capabilities load torch.
+        check_methods(loaded)
+    notes = check_tasks(loaded)
+    write(dump_config(loaded).rstrip("\n"))
+    for note in notes:
+        make_terminal(stderr=True).print(f"note: {note}", markup=False)
 
 
 def status(run: Run, json_: Json = False) -> None:

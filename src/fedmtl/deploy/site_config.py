@@ -14,13 +14,13 @@ from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
 from fedmtl.config import ClientConfig, Config
 from fedmtl.config.file import config_from
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.deploy.tasks import check_deployable, configured_tasks, known_task
+from fedmtl.deploy.tasks import check_deployable, configured_tasks
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.policy import TaskPolicy
 from fedmtl.model.encoder_files import SHIPPED
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.resolve import resolve_task
+from fedmtl.tasks.resolve import known_task, resolve_task
 from fedmtl.tasks.sources import find_table
 from fedmtl.tasks.task import Task, client_sources
 
