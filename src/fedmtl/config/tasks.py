@@ -28,6 +28,11 @@ class SourceConfig(Section):
     train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
     validation: str | None = Field(None, description="File that scores every round; without it one is cut from train.")
     hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
+    delimiter: str | None = Field(
+        None,
+        description="What separates the columns of a csv or tsv file: tab, comma, semicolon or one character; without"
+        " it, tabs in a tsv, commas in a csv, or tabs where its header has no commas.",
+    )
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")
     validation_split: str | None = Field(None, description="Name of the hub's validation split; never a test split.")
@@ -43,12 +48,22 @@ class SourceConfig(Section):
             )
         return split
 
+    @field_validator("delimiter")
+    @classmethod
+    def _is_a_delimiter(cls, delimiter: str | None) -> str | None:
+        known = ("tab", "comma", "semicolon")
+        if delimiter is not None and delimiter not in known and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise WrongKey("", f"found {shown(delimiter)}; write {', '.join(known)}, or one character but a quote")
+        return delimiter
+
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if self.hub is None and self.train is None:
             raise ValueError("names neither a file nor a hub dataset; write `train: FILE` or `hub: owner/name`")
         if self.hub is not None and self.train is not None:
             raise ValueError("names both a file and a hub dataset; keep `train` or `hub`")
+        if self.hub is not None and self.delimiter is not None:
+            raise WrongKey("delimiter", "found with a hub dataset, which has none; remove it")
         return self
 
 

@@ -123,7 +123,7 @@ def _source(config: Config, name: str, settings: SiteSettings) -> Any:
     if name in settings.files:
         return None
     if settings.root is not None and name in BUILTIN:
-        if find_table(Path(settings.root) / name, ["train"]) is None:
+        if not BUILTIN[name].is_package_only and find_table(Path(settings.root) / name, ["train"]) is None:
             raise PolicyError(
                 f"--data: {settings.root} has no train file of {name}; put train.tsv.gz into {name}/ there, or write"
                 f" `--data {name}=FILE`"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
@@ -25,7 +25,10 @@ class HubTable:
 
 @dataclass(frozen=True)
 class BuiltinTask:
-    """A task's defaults. `embedded` names the data inside the package that can stand in for it."""
+    """A task's defaults. `embedded` names the data inside the package that can stand in for it.
+
+    A task that is neither embedded nor on the hub is read from files.
+    """
 
     kind: str
     text: tuple[str, ...]
@@ -35,6 +38,11 @@ class BuiltinTask:
     label: str = "label"
     hub: HubTable | None = None
     embedded: str | None = None
+
+    @property
+    def is_package_only(self) -> bool:
+        """Whether its examples are in the package and nowhere else."""
+        return self.embedded is not None and self.hub is None
 
 
 def _glue(subset: str, *text: str) -> HubTable:
@@ -76,6 +84,24 @@ BUILTIN: dict[str, BuiltinTask] = {
         ("entailment", "not_entailment"),
         hub=_glue("rte", "sentence1", "sentence2"),
     ),
+    "mnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("entailment", "neutral", "contradiction"),
+        hub=replace(_glue("mnli", "premise", "hypothesis"), validation_split="validation_matched"),
+    ),
+    "qnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("entailment", "not_entailment"),
+        hub=_glue("qnli", "question", "sentence"),
+    ),
+    "wnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("not_entailment", "entailment"),
+        hub=_glue("wnli", "sentence1", "sentence2"),
+    ),
     "cola": BuiltinTask(
         "classification",
         SINGLE,
@@ -89,6 +115,7 @@ BUILTIN: dict[str, BuiltinTask] = {
         ("very negative", "negative", "neutral", "positive", "very positive"),
         hub=HubTable("SetFit/sst5", ("text",)),
     ),
+    "cfimdb": BuiltinTask("classification", SINGLE, ("negative", "positive")),
     "imdb": BuiltinTask(
         "classification",
         SINGLE,

@@ -171,10 +171,16 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         validation=_draw(parts.validation, given.val_samples, derive_seed(config.seed, "val_samples", name)),
         client_train={client: part.train for client, part in client_parts.items()},
         client_validation={client: part.validation for client, part in client_parts.items()},
-        origin=shared.origin if shared else f"files of {len(client_parts)} clients",
+        origin=shared.origin if shared else _origin_of_clients(brought),
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
     )
+
+
+def _origin_of_clients(brought: dict[str, Tables]) -> str:
+    notes = [tables.train.note for tables in brought.values() if tables.train.note]
+    more = f", so are {len(notes) - 1} more" if len(notes) > 1 else ""
+    return f"files of {len(brought)} clients" + (f"; {notes[0]}{more}" if notes else "")
 
 
 def _read_shared(config: Config, task: Task) -> Tables:
@@ -196,8 +202,10 @@ def _read(source: SourceConfig, task: Task) -> Tables:
     if source.hub is not None:
         return _read_hub(source, task)
     assert source.train is not None, "SourceConfig has a file or a hub dataset"
-    validation = None if source.validation is None else read_table(Path(source.validation))
-    return Tables(read_table(Path(source.train)), validation, f"files in {Path(source.train).parent}")
+    paths = (source.train, source.validation)
+    train, validation = (None if path is None else read_table(Path(path), source.delimiter) for path in paths)
+    assert train is not None
+    return Tables(train, validation, _origin(Path(source.train).parent, train, validation))
 
 
 def _read_folder(folder: Path, task: Task) -> Tables:
@@ -208,7 +216,14 @@ def _read_folder(folder: Path, task: Task) -> Tables:
             f"or write tasks.{task.name}.source"
         )
     validation = find_table(folder, ["dev", "validation"])
-    return Tables(read_table(train), None if validation is None else read_table(validation), f"files in {folder}")
+    tables = read_table(train), None if validation is None else read_table(validation)
+    return Tables(*tables, _origin(folder, *tables))
+
+
+def _origin(folder: Path, *tables: Table | None) -> str:
+    """Where files are, and what is unexpected in one of them."""
+    notes = [table.note for table in tables if table is not None and table.note]
+    return "; ".join([f"files in {folder}", *notes])
 
 
 def _read_embedded(name: str) -> Tables:

@@ -90,6 +90,12 @@ def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
     given = config.tasks[name]
     if builtin is None or given.source or brings_all(config, name):
         return builtin
+    has_root = config.data.root is not None and config.data.source != "hub"
+    if not has_root and builtin.hub is None and builtin.embedded is None:
+        raise ConfigError(
+            f"data.root: found nothing, and {name} is neither embedded nor on the hub; write `root: FOLDER` (with"
+            f" {name}/train.tsv in it), or `tasks.{name}.source: {{train: FILE}}`"
+        )
     if config.data.source == "files" and config.data.root is None and builtin.hub is not None:
         raise ConfigError("data.root: found nothing with `source: files`, write `root: FOLDER`")
     if config.data.source != "embedded":
