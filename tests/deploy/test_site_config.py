@@ -53,7 +53,8 @@ def code(meeting: Meeting, welcome: Welcome, **settings) -> str:
 
 
 def test_no_path_of_the_servers_config_is_left(meeting):
-    source = {"train": SECRET, "validation": SECRET}
+    files = {"train": SECRET, "validation": SECRET}
+    source = {**files, "more_validation": {"other": SECRET}}
     welcome = changed(
         meeting,
         config__data__root=SECRET,
@@ -61,12 +62,12 @@ def test_no_path_of_the_servers_config_is_left(meeting):
         config__output=SECRET,
         config__model__start_from=SECRET,
         config__tasks__notes__source=source,
-        config__clients={"a": {"tasks": ["notes", "grades"], "source": {"notes": source, "grades": SECRET}},
+        config__clients={"a": {"tasks": ["notes", "grades"], "source": {"notes": files, "grades": SECRET}},
                          "b": {"tasks": ["notes"], "source": {"notes": SECRET}}},
         config__training__distillation={"teacher": SECRET, "where": "server", "texts": [SECRET]},
     )  # fmt: skip
     known = {*_FILES, *_MODELS}
-    assert len(known) == 12, "a new key that is a path needs a word here and in site_config"
+    assert len(known) == 13, "a new key that is a path needs a word here and in site_config"
     assert SECRET not in taken(meeting, welcome).model_dump_json()
 
 

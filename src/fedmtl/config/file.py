@@ -24,6 +24,7 @@ _FILES = [
     ("data", "cache"),
     ("tasks", "*", "source", "train"),
     ("tasks", "*", "source", "validation"),
+    ("tasks", "*", "source", "more_validation", "*"),
     ("clients", "*", "source", "*"),
     ("clients", "*", "source", "*", "train"),
     ("clients", "*", "source", "*", "validation"),

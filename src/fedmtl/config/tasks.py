@@ -17,6 +17,7 @@ from fedmtl.config.kinds import (
     OneOrSeveral,
     Positive,
     Section,
+    check_names,
     first_repeated,
 )
 
@@ -27,6 +28,11 @@ Pair = Literal["cross", "dual"]
 class SourceConfig(Section):
     train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
     validation: str | None = Field(None, description="File that scores every round; without it one is cut from train.")
+    more_validation: Annotated[dict[Name, str], Empty] = Field(
+        default_factory=dict,
+        description="Further validation files by name, such as {mismatched: FILE}: each is scored and reported as"
+        " TASK:NAME, none counts for the best round or an average.",
+    )
     hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
     delimiter: str | None = Field(
         None,
@@ -36,6 +42,24 @@ class SourceConfig(Section):
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")
     validation_split: str | None = Field(None, description="Name of the hub's validation split; never a test split.")
+
+    more_validation_splits: Annotated[dict[Name, str], Empty] = Field(
+        default_factory=dict, description="As more_validation, with splits of the hub dataset."
+    )
+
+    @field_validator("more_validation", "more_validation_splits")
+    @classmethod
+    def _has_plain_names(cls, named: dict[str, str]) -> dict[str, str]:
+        check_names(named)
+        return named
+
+    @field_validator("more_validation_splits")
+    @classmethod
+    def _are_no_test_splits(cls, named: dict[str, str]) -> dict[str, str]:
+        for name, split in named.items():
+            if split.startswith("test"):
+                raise WrongKey(name, f"found {split}, and test splits are not for tuning; write another or remove it")
+        return named
 
     @field_validator("train_split", "validation_split")
     @classmethod
@@ -64,6 +88,10 @@ class SourceConfig(Section):
             raise ValueError("names both a file and a hub dataset; keep `train` or `hub`")
         if self.hub is not None and self.delimiter is not None:
             raise WrongKey("delimiter", "found with a hub dataset, which has none; remove it")
+        if self.hub is not None and self.more_validation:
+            raise WrongKey("more_validation", f"found with a hub dataset; write {HERE}more_validation_splits")
+        if self.hub is None and self.more_validation_splits:
+            raise WrongKey("more_validation_splits", f"found without a hub dataset; write {HERE}more_validation")
         return self
 
 
@@ -168,6 +196,12 @@ class ClientConfig(Section):
                     f"source.{task}",
                     f"found a source for a task the client does not hold; "
                     f"add `{task}` to {HERE}tasks or remove the source",
+                )
+        for task, source in self.source.items():
+            if isinstance(source, SourceConfig) and (source.more_validation or source.more_validation_splits):
+                raise WrongKey(
+                    f"source.{task}",
+                    "names further validation sets, which are the server's; write them under tasks.<name>.source",
                 )
         return self
 

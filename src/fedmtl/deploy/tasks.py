@@ -67,10 +67,10 @@ def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: A
     """The server's validation examples; the clients' are elsewhere."""
     cache = token_cache(config.data)
     shared = {}
-    for name, part in data.items():
-        if len(part.validation):
-            folder, _ = tokenize(part.task, part.validation.texts, tokenizer, config.model.max_length, cache)
-            shared[name] = Shard(folder, part.validation.labels, np.arange(len(part.validation), dtype=np.int64))
+    for part in data.values():
+        for each, examples in part.validation_sets().items() if len(part.validation) else ():
+            folder, _ = tokenize(part.task, examples.texts, tokenizer, config.model.max_length, cache)
+            shared[each] = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
     return Population(Shards({}, {}, {}), {}, shared, {})
 
 

@@ -55,19 +55,22 @@ from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, re
 from fedmtl.sharing.plan import weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
+from fedmtl.tasks.task import owner_of_set
 from fedmtl.timing import timed
 
 
 def evaluate_at_server(state: State, server: ServerSettings, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
     """Score every task with one set of weights, spread over the engine's workers."""
     outputs = engine.predict(state, server.evaluation.batch_size)
-    sums = {
-        name: sum_predictions(task, outputs[name][0], shards[name].labels, outputs[name][1], True)
-        for name, task in server.tasks.items()
+    every = {
+        name: sum_predictions(server.tasks[owner_of_set(name)], output, shards[name].labels, loss, True)
+        for name, (output, loss) in outputs.items()
     }
+    sums = {name: every[name] for name in server.tasks}
     scores = {name: score(server.tasks[name], total) for name, total in sums.items()}
     overall, classification = averages(list(server.tasks.values()), scores)
-    return Evaluation(scores, sums, overall, classification)
+    further = {name: total for name, total in every.items() if name not in sums}
+    return Evaluation(scores, sums, overall, classification, further=further)
 
 
 OpenEngine = Callable[[Prepared, RunFolder], Engine]

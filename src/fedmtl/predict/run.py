@@ -79,7 +79,11 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
     """Score the run's validation examples again."""
     wanted = [_task(loaded, task).name] if task else loaded.tasks
     data = load_tasks(load_config(loaded.run.config))
-    return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation) for name in wanted}
+    return {
+        each: score_examples(loaded, loaded.saved.tasks[name], examples)
+        for name in wanted
+        for each, examples in data[name].validation_sets().items()
+    }
 
 
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:

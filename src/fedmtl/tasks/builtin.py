@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
@@ -12,7 +13,8 @@ PAIR = ("sentence1", "sentence2")
 class HubTable:
     """Where the hub has a task: its dataset, and the columns that become our text and label columns.
 
-    `validation_split` is never a test split; without one, validation is cut from train.
+    `validation_split` is never a test split; without one, validation is cut from train. `more_validation` are further
+    splits by name, which are scored and reported beside it.
     """
 
     dataset: str
@@ -21,6 +23,7 @@ class HubTable:
     label: str = "label"
     train_split: str = "train"
     validation_split: str | None = "validation"
+    more_validation: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,11 @@ BUILTIN: dict[str, BuiltinTask] = {
         "classification",
         PAIR,
         ("entailment", "neutral", "contradiction"),
-        hub=replace(_glue("mnli", "premise", "hypothesis"), validation_split="validation_matched"),
+        hub=replace(
+            _glue("mnli", "premise", "hypothesis"),
+            validation_split="validation_matched",
+            more_validation={"mismatched": "validation_mismatched"},
+        ),
     ),
     "qnli": BuiltinTask(
         "classification",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
 from fedmtl.tasks.sources import SUFFIXES, Table, as_text, find_table, read_table
-from fedmtl.tasks.task import Task, client_sources, task_clients
+from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
 
@@ -98,7 +98,8 @@ class TaskData:
     """A task and its examples.
 
     `train` is what is dealt to the clients that bring no files; the others' are in `client_train` and
-    `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`.
+    `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`. `further` are
+    more validation sets by name, of which no score counts.
     """
 
     task: Task
@@ -109,6 +110,12 @@ class TaskData:
     origin: str
     synthetic: bool
     validation_cut: bool
+    further: dict[str, Examples] = field(default_factory=dict)
+
+    def validation_sets(self) -> dict[str, Examples]:
+        """Every set that a server scores: `validation` under the task's name, others as TASK:NAME."""
+        more = {f"{self.task.name}{SET_MARK}{name}": examples for name, examples in self.further.items()}
+        return {self.task.name: self.validation, **more}
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class Tables:
     validation: Table | None
     origin: str
     synthetic: bool = False
+    further: Mapping[str, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +182,10 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         origin=shared.origin if shared else _origin_of_clients(brought),
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
+        further={
+            other: _draw(examples_from(table, task), given.val_samples, derive_seed(config.seed, "val", name, other))
+            for other, table in (shared.further if shared else {}).items()
+        },
     )
 
 
@@ -193,7 +205,7 @@ def _read_shared(config: Config, task: Task) -> Tables:
     if builtin.embedded and (builtin.hub is None or data.source == "embedded"):
         return _read_embedded(builtin.embedded)
     if data.root is not None and data.source != "hub":
-        return _read_folder(Path(data.root) / task.name, task)
+        return _read_folder(Path(data.root) / task.name, task, builtin.hub.more_validation if builtin.hub else ())
     assert builtin.hub is not None, f"{task.name} is neither embedded nor on the hub"
     return _read_builtin_hub(builtin.hub, builtin.text, builtin.label, task)
 
@@ -205,19 +217,24 @@ def _read(source: SourceConfig, task: Task) -> Tables:
     paths = (source.train, source.validation)
     train, validation = (None if path is None else read_table(Path(path), source.delimiter) for path in paths)
     assert train is not None
-    return Tables(train, validation, _origin(Path(source.train).parent, train, validation))
+    further = {name: read_table(Path(path), source.delimiter) for name, path in source.more_validation.items()}
+    origin = _origin(Path(source.train).parent, train, validation, *further.values())
+    return Tables(train, validation, origin, further=further)
 
 
-def _read_folder(folder: Path, task: Task) -> Tables:
+def _read_folder(folder: Path, task: Task, further: Iterable[str]) -> Tables:
+    """Read a built-in task's files; those of `further` validation sets are `dev_NAME`, and may be missing."""
     train = find_table(folder, ["train"])
     if train is None:
         raise DataError(
             f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(SUFFIXES)}), "
             f"or write tasks.{task.name}.source"
         )
-    validation = find_table(folder, ["dev", "validation"])
+    validation = find_table(folder, ["dev", "validation", "dev_matched", "validation_matched"])
     tables = read_table(train), None if validation is None else read_table(validation)
-    return Tables(*tables, _origin(folder, *tables))
+    files = {name: find_table(folder, [f"dev_{name}", f"validation_{name}"]) for name in further}
+    more = {name: read_table(file) for name, file in files.items() if file is not None}
+    return Tables(*tables, _origin(folder, *tables, *more.values()), further=more)
 
 
 def _origin(folder: Path, *tables: Table | None) -> str:
@@ -235,7 +252,8 @@ def _read_embedded(name: str) -> Tables:
 def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:
     """Read a built-in dataset, whose columns appear under our names and under the dataset's."""
     keys = {"hub": hub.dataset, "subset": hub.subset, "train_split": hub.train_split}
-    source = SourceConfig.model_validate(keys | {"validation_split": hub.validation_split})
+    splits = {"validation_split": hub.validation_split, "more_validation_splits": dict(hub.more_validation)}
+    source = SourceConfig.model_validate(keys | splits)
     ours = dict(zip([*text, label], [*hub.text, hub.label], strict=True))
     return _read_hub(source, task, ours)
 
@@ -254,7 +272,12 @@ def _read_hub(source: SourceConfig, task: Task, ours: dict[str, str] | None = No
     if source.validation_split is not None:
         validation, more_empty = read(source.validation_split)
         num_empty += more_empty
-    return Tables(train, validation, f"{origin}, {num_empty} rows without text left out" if num_empty else origin)
+    further = {}
+    for name, split in source.more_validation_splits.items():
+        further[name], more_empty = read(split)
+        num_empty += more_empty
+    origin = f"{origin}, {num_empty} rows without text left out" if num_empty else origin
+    return Tables(train, validation, origin, further=further)
 
 
 def _split(config: Config, task: Task, tables: Tables, client: str = "", column: str | None = None) -> Parts:
