@@ -26,9 +26,10 @@ LEFT_OUT = {
     "federation.round_timeout": "a client that is too slow is no repeatable result",
     "federation.join_timeout": "as round_timeout",
     "methods": "capabilities of other packages",
+    "clients.*.source.*.more_validation": "is refused: further validation sets are the server's",
     "wire.max_bytes": "refuses a run, and changes none",
 }
-NETWORK = ("hub", "subset", "train_split", "validation_split")
+NETWORK = ("hub", "subset", "train_split", "validation_split", "more_validation_splits")
 
 
 @pytest.fixture(scope="module")
