@@ -145,6 +145,13 @@ class TaskConfig(Section):
     from_round: Count = Field(1, description="First round in which the task is trained.")
     until_round: Count | None = Field(None, description="Last round in which the task is trained.")
 
+    @field_validator("kind", "label", "metric")
+    @classmethod
+    def _is_a_word(cls, word: str | None) -> str | None:
+        if word is not None and not word.strip():
+            raise WrongKey("", f"found {shown(word)}; write a name, or remove the key for its default")
+        return word
+
     @field_validator("labels")
     @classmethod
     def _each_label_once(cls, labels: list[str] | None) -> list[str] | None:

@@ -50,7 +50,7 @@ from fedmtl.model.saved import save_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
-from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
 from fedmtl.sharing.plan import weights_sha256
 from fedmtl.tasks.batches import Shard
@@ -102,9 +102,8 @@ def start_run(
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     prepared = replace(prepare(config, observe), profile=profile)
-    run = create_run(Path(config.output), name)
+    run = create_run(Path(config.output), name, lambda run: {"config.yaml": dump_config(config).encode()})
     with locked(run.path):
-        write_atomic(run.config, dump_config(config).encode())
         log = Log(run, observe, prepared.config)
         for event in opening_events(prepared):
             log(event)
@@ -195,8 +194,28 @@ def drive(
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called after the last round.
+    `command` is how a user goes on after an interruption; `farewell` is called after the last round. A signal that
+    comes when the rounds are over waits until the folder is whole; a further one does what it did before.
     """
+    try:
+        with raised(_Stop) as late, late.postponed():
+            _drive(prepared, state, run, log, make_engine, command, farewell)
+    except _Stop as stop:
+        # All rounds are done and written, or an earlier end was on its way.
+        if stop.__cause__ is not None:
+            raise stop.__cause__ from None
+    return run
+
+
+def _drive(
+    prepared: Prepared,
+    state: State,
+    run: RunFolder,
+    log: Log,
+    make_engine: Callable[[], Engine],
+    command: str,
+    farewell: Callable[[], None],
+) -> None:
     status, reason = "done", None
     error: Exception | None = None
     engine: Engine | None = None
@@ -244,7 +263,6 @@ def drive(
         raise (error or later) from later
     if error is not None:
         raise error
-    return run
 
 
 def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:
