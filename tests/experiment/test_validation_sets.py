@@ -80,22 +80,22 @@ def test_a_folder_without_the_second_set_has_one(root, tmp_path):
 
 
 def test_the_hubs_second_split_is_read(monkeypatch):
-    asked = []
+    splits = []
 
     def read_hub(source, split, *, task):
-        asked.append(split)
+        splits.append(split)
         columns = {"premise": ["a", "b", ""], "hypothesis": ["c", "d", "e"], "label": ["0", "1", "2"]}
         return Table(columns, split)
 
     monkeypatch.setattr(load, "read_hub", read_hub)
     (data,) = load_tasks(load_config(None, ["tasks={mnli: {}}"])).values()
-    assert asked == ["train", "validation_matched", "validation_mismatched"]
+    assert splits == ["train", "validation_matched", "validation_mismatched"]
     assert list(data.validation_sets()) == ["mnli", "mnli:mismatched"]
     # Of each split the row without a text is left out.
     assert (len(data.further["mismatched"]), data.origin) == (2, "hub nyu-mll/glue/mnli, 3 rows without text left out")
 
 
-def own(folder: Path, **more: str) -> list[str]:
+def files_of(folder: Path, **more: str) -> list[str]:
     files = {"train": write(folder / "a.tsv", 24), "validation": write(folder / "b.tsv", 6)}
     named = ", ".join(f"{name}: {write(folder / file, 30, first=1)}" for name, file in more.items())
     source = ", ".join(f"{key}: {path}" for key, path in files.items())
@@ -104,13 +104,13 @@ def own(folder: Path, **more: str) -> list[str]:
 
 
 def test_a_task_of_ones_own_names_its_sets(tmp_path):
-    (data,) = load_tasks(load_config(None, own(tmp_path, hard="hard.tsv", new="new.tsv"))).values()
+    (data,) = load_tasks(load_config(None, files_of(tmp_path, hard="hard.tsv", new="new.tsv"))).values()
     assert {name: len(examples) for name, examples in data.validation_sets().items()} == {
         "nli": 6, "nli:hard": 20, "nli:new": 20}  # fmt: skip
 
 
 def test_where_clients_evaluate_a_named_set_is_refused_and_a_built_in_one_left_out(root, tmp_path):
-    named = load_config(None, [*own(tmp_path, hard="hard.tsv"), "evaluation.where=clients"])
+    named = load_config(None, [*files_of(tmp_path, hard="hard.tsv"), "evaluation.where=clients"])
     with pytest.raises(ConfigError, match=r"tasks.nli.source.more_validation: is scored at a server"):
         prepare(named)
     built_in = [*SMALL, "tasks={mnli: {}}", f"data.root={root}", "evaluation.where=clients"]

@@ -57,7 +57,7 @@ def test_a_place_that_is_none_is_left_out(task, line):
         json.dumps({"code": "text_empty", "line": "7"}),
         json.dumps({"code": "text_empty", "line": 10**400}),
         json.dumps({"code": "text_empty", "line": True}),
-        json.dumps({"code": "text_empty", "client": "my own words"}),
+        json.dumps({"code": "text_empty", "client": "my words"}),
         json.dumps(["text_empty"]),
         " " * MOST_LETTERS + json.dumps({"code": "text_empty"}),
     ],

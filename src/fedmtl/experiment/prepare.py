@@ -240,7 +240,7 @@ def _without_texts(part: TaskData) -> TaskData:
 def _without_further(
     config: Config, data: dict[str, TaskData], population: Population
 ) -> tuple[dict[str, TaskData], Population]:
-    """Leave out further validation sets where clients score their own examples; one that was named is a ConfigError."""
+    """Leave out further validation sets where clients evaluate; one that was named is a ConfigError."""
     for name, task in config.tasks.items():
         if task.source is not None and (task.source.more_validation or task.source.more_validation_splits):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The guide's YAML with own files: a site that was started without `--data` leaves, and the server says so at once."""
+"""The guide's YAML with files: a site that was started without `--data` leaves, and the server says so at once."""
 
 from __future__ import annotations
 
