@@ -134,7 +134,7 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
         else:
             assert isinstance(info, OptionInfo)
             # In Annotated, the option's spelling is where a default would stand.
-            option = info.default if isinstance(info.default, str) else f"--{name}"
+            option = info.default if isinstance(info.default, str) else f"--{name.replace('_', '-')}"
             repeated = " May be given several times." if is_list else ""
             yield f"{option} {info.metavar or _metavar(kind)}".strip(), f"{info.help}{repeated}"
 

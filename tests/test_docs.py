@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 from fedmtl.config.file import load_config
 
@@ -95,6 +96,18 @@ def test_commands_exist_with_their_options(page, reference):
         assert command in known, f"{line}: no such command"
         unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known[command]
         assert not unknown, f"{line}: no such option"
+
+
+def test_every_option_of_the_reference_is_one_that_its_command_takes(reference):
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## fedmtl (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == reference.commands().keys()
+    for name, function in reference.commands().items():
+        alone = typer.Typer()
+        alone.command()(function)
+        accepted = {option for each in typer.main.get_command(alone).params for option in each.opts}
+        listed = set(re.findall(r"^  (--[\w-]+)", sections[name], re.MULTILINE))
+        assert listed <= accepted, f"fedmtl {name}: {sorted(listed - accepted)}"
 
 
 def option_of(place: str) -> str:

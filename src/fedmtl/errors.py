@@ -35,6 +35,16 @@ class DataError(FedmtlError):
     code = "data_unusable"
 
 
+class HubUnreachable(DataError):
+    """A dataset of the hub cannot be loaded; `found` says which and why, without what to do instead."""
+
+    code = "hub_unreachable"
+
+    def __init__(self, found: str, instead: str) -> None:
+        super().__init__(f"{found}; {instead}")
+        self.found = found
+
+
 class ModelError(FedmtlError):
     """An encoder cannot be found, built, or used the way the config asks."""
 

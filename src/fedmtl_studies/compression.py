@@ -64,8 +64,8 @@ from fedmtl_studies.options import (
 from fedmtl_studies.results import Results, Runs, main_metrics, recorded
 from fedmtl_studies.study import Plan, Say, Study, read_about
 
-# GLUE's tasks of the slides, and two more that the paper has.
-TASKS = ("sst2", "mrpc", "rte", "cola", "qqp", "stsb")
+# GLUE's tasks of the slides, and four more that the paper has.
+TASKS = ("sst2", "mrpc", "rte", "cola", "qqp", "stsb", "mnli", "qnli")
 QUICK_TASKS = ("sst2", "qqp", "stsb")
 TABLES = (1, 2, 3, 4, 5, 6, 7)
 # Off unless it is named: it trains a teacher for every task.

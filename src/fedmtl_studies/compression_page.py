@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 from fedmtl_studies.compression_results import (
+    GLUE,
     LOAD,
     NOTES,
     PAPER,
@@ -18,6 +19,7 @@ from fedmtl_studies.compression_results import (
     Result,
     Size,
     Sizes,
+    glue_average,
     retained,
     retention,
     slips,
@@ -49,7 +51,8 @@ Measure = Callable[[Result], float | None]
 
 GUIDE = (
     "Scores are of the dev sets, after the last pass. A `%` is the share of the teacher's score that is left, with the"
-    " teacher of the same seed; `mean of %` is its mean over tasks. A task is named as no better than a constant where"
+    " teacher of the same seed; `mean of %` is its mean over tasks. The GLUE average is the mean of"
+    " main metrics over those of GLUE's eight tasks that are here. A task is named as no better than a constant where"
     " the model's score equals the majority class's, or it gives one answer to all. Deviations are over seeds. The"
     " numbers of the slides and of the paper are their own; ratios are recomputed from them."
 )
@@ -127,7 +130,8 @@ def make_table(number: int, names: Sequence[str], known: Known, sizes: Sizes) ->
     extra = _extra_columns(number)
     columns = [
         Column("model", "model", "words"), Column("setup", "setup", "words"),
-        *_score_columns(known), Column("mean of %", "mean_retention", "percent"), Column(MARKED, "marked", "words"),
+        *_score_columns(known), *_glue_column(known), Column("mean of %", "mean_retention", "percent"),
+        Column(MARKED, "marked", "words"),
         *(column for column, _ in extra), Column("device", "device", "words"),
     ]  # fmt: skip
     made = [_row(name, known, [measure for _, measure in extra]) for name in names]
@@ -152,6 +156,12 @@ def _score_columns(known: Known) -> list[Column]:
     ]
 
 
+def _glue_column(known: Known) -> list[Column]:
+    """Return the column of GLUE's average, which is there for two tasks of the eight or more."""
+    num_tasks = sum(task in GLUE for task in known.tasks)
+    return [Column(f"GLUE average of {num_tasks}", "glue_average")] if num_tasks > 1 else []
+
+
 def _extra_columns(number: int) -> list[tuple[Column, Measure]]:
     sparsity: list[tuple[Column, Measure]] = [
         (Column("zeros, linear", "zeros_linear", "percent"), lambda one: one.zeros[0] if one.zeros else None),
@@ -172,6 +182,8 @@ def _row(name: str, known: Known, extra: Sequence[Measure]) -> tuple[Value, ...]
     for task in known.tasks:
         values.append(over_seeds(results, name, lambda one, task=task: one.scores.get(task)))  # type: ignore[misc]
         values.append(None if name == TEACHER else _retention_of(results, name, TEACHER, [task]))
+    if _glue_column(known):
+        values.append(over_seeds(results, name, lambda one: glue_average(one.scores, known.tasks)))
     values.append(None if name == TEACHER else _retention_of(results, name, TEACHER, known.tasks))
     values.append(marked_words(cells))
     values += [over_seeds(results, name, measure) for measure in extra]
@@ -201,6 +213,8 @@ def _printed_rows(printed: Printed, known: Known, width: int) -> list[tuple[Valu
         for task in known.tasks:
             left = retention(scores.get(task), printed.teacher.get(task)) if is_student else None
             values += [single(scores.get(task)), single(left)]
+        if _glue_column(known):
+            values.append(single(glue_average(scores, known.tasks)))
         made.append((*values, *(None,) * (width - len(values))))
     return made
 

@@ -91,6 +91,39 @@ def test_a_client_left_with_nothing_names_alpha(cli):
     assert "raise partition.alpha" in done.error
 
 
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [
+        ("notes={}", "tasks.notes.kind: found nothing, and notes is not built in"),
+        ("notes={kind: classification}", "tasks.notes.source: found nothing"),
+        ("notes={kind: classification, source: {train: a.tsv}}", "tasks.notes.text: found nothing"),
+        ("sst2={metric: pearson}", "tasks.sst2.metric: found pearson on a classification"),
+        ("sst2={pair: dual}", "tasks.sst2.pair: found dual, and the task has one text column"),
+        ("mrpc={}", "data.source: found embedded, and mrpc is not embedded"),
+        ("x={kind: clasification, source: {train: a.tsv}}", "tasks.x.kind: found 'clasification'"),
+    ],
+)
+def test_config_refuses_the_task_that_run_refuses_with_the_same_words(cli, task, found):
+    overrides = small(f"tasks.{task}", "data.source=embedded")
+    refused = cli("config", *overrides)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.error.startswith(found)
+    assert cli("run", *overrides).error == refused.error
+
+
+def test_config_refuses_a_method_that_is_not_there(cli):
+    assert cli("config", *small("methods={scafold: {}}")).error.startswith(
+        "methods.scafold: no capability is called so"
+    )
+
+
+def test_config_says_which_tasks_only_sites_can_bring(cli):
+    done = cli("config", *small("tasks.notes={kind: classification, text: [a], label: b, labels: [x, y]}"))
+    assert done.code == 0
+    assert done.err.startswith("note: tasks.notes.source: found nothing, and ")
+    assert done.err.endswith("; `fedmtl server` takes it as it is, its sites bring the examples\n")
+
+
 def test_a_config_that_is_not_there_or_not_yaml(cli, tmp_path):
     assert cli("run", "none.yaml").error == "none.yaml: no such file; give the path of a config in YAML"
     (tmp_path / "broken.yaml").write_text("tasks: {a: [\n")

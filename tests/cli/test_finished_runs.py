@@ -145,13 +145,22 @@ def test_export_says_what_was_written_and_what_could_not_be(cli, runs, tmp_path)
 
 def test_nothing_to_export_is_an_error_with_the_remedy(cli):
     tasks = "tasks={paraphrase: {train_samples: 40, val_samples: 24}}"
-    cli("run", "--name", "pairs", *small("training.num_rounds=0", tasks))
-    done = cli("export", "pairs")
-    assert done.code == 2
-    assert done.error == (
-        "pairs: no task can be written for plain transformers;"
-        " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
-    )
+    adapted = "model.adapters={kind: pals, size: 8, heads: 2}"
+    for name, reason, overrides in (
+        ("pairs", "pairs are encoded apart (`pair: dual`), which plain transformers cannot do;", ()),
+        ("adapted", "has adapters (`model.adapters`), which plain", ("model.pair=cross", adapted)),
+    ):
+        cli("run", "--name", name, *small("training.num_rounds=0", tasks, *overrides))
+        done = cli("export", name)
+        assert (done.code, done.out[: len(reason) + 25]) == (2, f"not written: paraphrase: {reason}")
+        assert done.error == (
+            f"{name}: no task can be written for plain transformers, for the reasons above;"
+            " `--to onnx` writes all of them as they are"
+        )
+        # The advice is true.
+        assert cli("export", name, "--to", "onnx").code == 0
+    cli("run", "--name", "lora", *small("training.num_rounds=0", tasks, "model.pair=cross", "model.lora={rank: 2}"))
+    assert cli("export", "lora").code == 0
 
 
 def test_report_is_written_again(cli, runs):

@@ -21,7 +21,7 @@ def test_importing_the_package_loads_no_numeric_library():
     assert python(f"import sys, fedmtl; print({HEAVY})") == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["config"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["config", "--schema"]])
 def test_what_needs_no_model_loads_no_numeric_library(arguments):
     code = f"""
 import sys
@@ -34,6 +34,16 @@ except SystemExit as ended:
 print({HEAVY})
 """
     assert python(code) == "[]"
+
+
+def test_checking_a_config_loads_no_model_library():
+    code = f"""
+import sys
+from fedmtl.cli.app import app
+app(["config"], standalone_mode=False)
+print({HEAVY})
+"""
+    assert python(code) == "['numpy']"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])

@@ -53,7 +53,8 @@ def code(meeting: Meeting, welcome: Welcome, **settings) -> str:
 
 
 def test_no_path_of_the_servers_config_is_left(meeting):
-    source = {"train": SECRET, "validation": SECRET}
+    files = {"train": SECRET, "validation": SECRET}
+    source = {**files, "more_validation": {"other": SECRET}}
     welcome = changed(
         meeting,
         config__data__root=SECRET,
@@ -61,12 +62,12 @@ def test_no_path_of_the_servers_config_is_left(meeting):
         config__output=SECRET,
         config__model__start_from=SECRET,
         config__tasks__notes__source=source,
-        config__clients={"a": {"tasks": ["notes", "grades"], "source": {"notes": source, "grades": SECRET}},
+        config__clients={"a": {"tasks": ["notes", "grades"], "source": {"notes": files, "grades": SECRET}},
                          "b": {"tasks": ["notes"], "source": {"notes": SECRET}}},
         config__training__distillation={"teacher": SECRET, "where": "server", "texts": [SECRET]},
     )  # fmt: skip
     known = {*_FILES, *_MODELS}
-    assert len(known) == 12, "a new key that is a path needs a word here and in site_config"
+    assert len(known) == 13, "a new key that is a path needs a word here and in site_config"
     assert SECRET not in taken(meeting, welcome).model_dump_json()
 
 
@@ -102,6 +103,31 @@ def test_the_packages_own_examples_may_be_dealt_and_the_hubs_not(tmp_path):
     welcome = changed(dealt, config__data__source="hub")
     assert code(dealt, welcome) == "policy_source"
     assert code(dealt, welcome, policy=Policy(hub_datasets=["nyu-mll/glue"])) == "taken"
+
+
+@pytest.mark.parametrize("source", ["auto", "hub", "files"])
+def test_what_is_missing_here_is_mended_by_an_option_of_this_command(tmp_path, monkeypatch, source):
+    dealt = Meeting(tmp_path, ("tasks.sst2={}", "data.source=embedded"), tasks=("sst2",))
+    dealt.welcome["config"]["data"]["source"] = source
+    refused = [dealt.hello()]
+    dealt.policy = Policy(hub_datasets=["nyu-mll/glue"])
+    dealt.restart()
+    monkeypatch.setattr("fedmtl.tasks.load._hub_answers", lambda: False)
+    refused.append(dealt.hello())
+    dealt.root = str(tmp_path)
+    dealt.restart()
+    refused.append(dealt.hello())
+    for answer, fault in zip(refused, ("policy_source", "hub_unreachable", "policy_source"), strict=True):
+        assert isinstance(answer, Refused)
+        assert (answer.fault.code, answer.fault.task) == (fault, "sst2")
+        assert "write `--data sst2=FILE`" in answer.words
+        assert "data.root" not in answer.words
+
+
+def test_a_task_that_the_run_does_not_have_is_said_so(meeting):
+    with pytest.raises(ConfigError, match="--tasks: found other, the server's tasks are notes, grades") as error:
+        taken(meeting, changed(meeting), files={}, tasks=("other",))
+    assert error.value.code == "task_unknown"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.processes import raised
+from fedmtl.experiment import run as experiment_run
 from fedmtl.experiment.run import Interrupted, resume_run, start_run
 from fedmtl.federation import checkpoint
 from fedmtl.runs.folder import RunFolder
@@ -153,3 +155,24 @@ def test_a_signal_that_a_library_makes_an_error_of_costs_no_client(make_config, 
         with pytest.raises(Interrupted, match="ended by SIGTERM after round 1"):
             start_run(config, "signalled")
     check_goes_on(run, sha)
+
+
+@pytest.mark.parametrize("step", ["LocalEngine.close", "save_model", "write_report"])
+def test_a_signal_when_the_rounds_are_over_waits_for_the_end(make_config, monkeypatch, step):
+    module = "fedmtl.engines.local" if step == "LocalEngine.close" else "fedmtl.experiment.run"
+    original = LocalEngine.close if step == "LocalEngine.close" else getattr(experiment_run, step)
+    monkeypatch.setattr(f"{module}.{step}", signalled(original, 0))
+    run = start_run(make_config("training.num_rounds=1"), "late")
+    assert raw_events(run)[-1]["status"] == "done"
+    assert run.report.exists()
+
+
+def test_a_second_signal_does_not_cost_the_first_ones_end(make_config, monkeypatch):
+    config = make_config()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_atomic", signalled(checkpoint.write_atomic, 1))
+        patch.setattr(experiment_run, "save_model", signalled(experiment_run.save_model, 0))
+        with pytest.raises(Interrupted, match="ended by SIGTERM after round 1; go on with `fedmtl run --resume"):
+            start_run(config, "twice")
+    events = raw_events(RunFolder(Path(config.output) / "twice"))
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", "interrupted")

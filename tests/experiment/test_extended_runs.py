@@ -138,7 +138,7 @@ def test_export_merges_lora_and_refuses_adapters(finished, tmp_path):
     loaded = load_run(finished)
     written = export_hf(loaded.saved, loaded.bound, tmp_path)
     assert written["sentiment"] == (
-        "sentiment: has adapters (`model.adapters`), which plain transformers cannot compute"
+        "sentiment: has adapters (`model.adapters`), which plain transformers cannot compute; train with `model.lora`"
     )
     pairs = [("the film was fine", "the film was not fine"), ("no", "a longer answer")]
     ours = predict_texts(loaded, pairs, ["paraphrase", "similarity"])

@@ -7,14 +7,16 @@ import json
 import pytest
 
 from fedmtl.errors import ConfigError, DataError, FedmtlError
-from fedmtl.federation.faults import MOST_LETTERS, SENTENCES, UNREADABLE, Fault, fault_of, is_safe_name, read_fault
+from fedmtl.federation.faults import MOST_LETTERS, SENTENCES, Fault, fault_of, is_safe_name, read_fault
 
 
 def test_a_fault_comes_over_as_the_servers_own_sentence():
     fault = fault_of(DataError("/home/x.tsv, line 7: label 'a whole sentence'").coded("label_unknown", "notes", 7))
     sent = fault.model_dump_json(exclude_none=True)
     assert json.loads(sent) == {"code": "label_unknown", "task": "notes", "line": 7}
-    assert read_fault(sent) == "notes, line 7: a label is not in the agreed list"
+    fault = read_fault(sent)
+    assert fault is not None
+    assert fault.words() == "notes, line 7: a label is not in the agreed list"
 
 
 @pytest.mark.parametrize(
@@ -55,17 +57,19 @@ def test_a_place_that_is_none_is_left_out(task, line):
         json.dumps({"code": "text_empty", "line": "7"}),
         json.dumps({"code": "text_empty", "line": 10**400}),
         json.dumps({"code": "text_empty", "line": True}),
+        json.dumps({"code": "text_empty", "client": "my words"}),
         json.dumps(["text_empty"]),
         " " * MOST_LETTERS + json.dumps({"code": "text_empty"}),
     ],
 )
 def test_whatever_is_no_fault_is_unreadable(reason):
-    assert read_fault(reason) == UNREADABLE
+    assert read_fault(reason) is None
 
 
 def test_every_code_has_a_sentence_of_one_line():
     for code, sentence in SENTENCES.items():
-        assert read_fault(Fault(code=code).model_dump_json()) == sentence
+        assert read_fault(Fault(code=code).model_dump_json()) == Fault(code=code)
+        assert Fault(code=code).words() == sentence
         assert sentence.isprintable()
 
 

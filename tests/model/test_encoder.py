@@ -160,7 +160,12 @@ def test_a_name_of_a_random_encoder_gives_its_shape():
     assert len(encoder.tokenizer) == config.vocab_size
 
 
-@pytest.mark.parametrize("name", ["random-0x64", "random-2x0", "random-2x129"])
+def test_a_random_encoder_without_layers_is_not_blamed_on_its_width():
+    with pytest.raises(ModelError, match=r"model.server_model: random-0x32 has no layer; write random-1x32 or more"):
+        load_encoder(ModelConfig(server_model="random-0x32"), seed=0)
+
+
+@pytest.mark.parametrize("name", ["random-2x0", "random-2x129"])
 def test_a_random_encoder_that_cannot_be_built_is_refused(name):
     with pytest.raises(ModelError, match=f"{name} cannot be built"):
         load_encoder(ModelConfig(server_model=name), seed=0)

@@ -21,6 +21,27 @@ class TestNames:
             runs = list(pool.map(lambda _: create_run(tmp_path, "demo"), range(16)))
         assert len({run.path for run in runs}) == 16
 
+    def test_a_folder_appears_with_its_files(self, tmp_path, monkeypatch):
+        def files(run):
+            return {"config.yaml": run.name.encode()}
+
+        (tmp_path / "demo").mkdir()
+        with ThreadPoolExecutor(8) as pool:
+            runs = list(pool.map(lambda _: create_run(tmp_path, "demo", files), range(16)))
+        assert len({run.path for run in runs}) == 16
+        assert all(run.config.read_text() == run.name for run in runs)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["demo", *(run.name for run in runs)])
+
+    @pytest.mark.parametrize("step", ["write_atomic", "Path.rename"])
+    def test_whatever_ends_it_there_is_no_folder_without_a_config(self, tmp_path, monkeypatch, step):
+        def end(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(f"fedmtl.runs.folder.{step}", end)
+        with pytest.raises(KeyboardInterrupt):
+            create_run(tmp_path / "runs", "demo", lambda run: {"config.yaml": b"x"})
+        assert list((tmp_path / "runs").iterdir()) == []
+
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "a b", "ä", "a\n"])
     def test_a_name_that_is_no_plain_word_is_refused(self, tmp_path, name):
         with pytest.raises(FedmtlError, match="use letters, digits"):

@@ -28,11 +28,12 @@ LEFT_OUT = {
     "federation.round_timeout": "a client that is too slow is no repeatable result",
     "federation.join_timeout": "as round_timeout",
     "methods": "capabilities of other packages",
+    "clients.*.source.*.more_validation": "is refused: further validation sets are the server's",
     "wire.max_bytes": "refuses a run, and changes none",
     "energy.cpu_watts": "what is said of a run's energy, not what it comes to",
     "energy.grams_per_kwh": "as cpu_watts",
 }
-NETWORK = ("hub", "subset", "train_split", "validation_split", "scores_test")
+NETWORK = ("hub", "subset", "train_split", "validation_split", "more_validation_splits", "scores_test")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl_studies.compression_page import Known, make_table
-from fedmtl_studies.compression_results import Result, Size, Sizes, slips
+from fedmtl_studies.compression_results import GLUE, Result, Size, Sizes, glue_average, slips
 from fedmtl_studies.compression_setups import Shape, Shapes, setups
 
 SHAPES = Shapes(Shape(6, 384))
@@ -47,6 +47,29 @@ def test_retention_is_of_the_teacher_of_the_same_seed():
     assert rows["paper: TinyBERT4"]["cola_matthews"].mean == 0.441
 
 
+def test_the_glue_average_is_over_the_tasks_that_are_there():
+    results = {
+        "teacher": {0: result("t0", 0.8, 0.5), 1: result("t1", 0.9, 0.2)},
+        "2x128-top": {0: result("a", 0.6, None)},
+    }
+    table = make_table(1, ["teacher", "2x128-top"], known(results), Sizes())
+    assert "GLUE average of 2" in [column.name for column in table.columns]
+    rows = found(table)
+    # (.8 + .5) / 2 = .65 and (.9 + .2) / 2 = .55
+    assert rows["teacher"]["glue_average"].mean == pytest.approx(0.6)
+    assert rows["2x128, top"]["glue_average"] is None
+    # of the same two tasks: (.926 + .441) / 2
+    assert rows["paper: TinyBERT4"]["glue_average"].mean == pytest.approx(0.6835)
+    assert rows["slides: TinyBERT4, no augmentation"]["glue_average"].mean == pytest.approx((0.906 + 0.331) / 2)
+
+
+def test_all_eight_and_no_other_task_count():
+    scores = {task: number / 10 for number, task in enumerate(GLUE)} | {"wnli": 1.0, "imdb": 1.0}
+    # (0 + .1 + ... + .7) / 8
+    assert glue_average(scores, [*GLUE, "wnli", "imdb"]) == pytest.approx(0.35)
+    assert glue_average(scores, ["imdb", "sst2"]) is None
+
+
 def test_a_teacher_that_scores_nothing_leaves_nothing():
     results = {"teacher": {0: result("t", 0.8, 0.0)}, "2x128-top": {0: result("a", 0.6, 0.1)}, "tiny": {0: None}}
     rows = found(make_table(1, ["2x128-top", "tiny"], known(results), Sizes()))
@@ -87,7 +110,12 @@ def test_speed_is_beside_the_teacher_in_the_same_form():
 
 
 def test_the_slides_slips_are_named():
-    assert slips(1) == ["rte: the slides print a retention of 89.3%, their scores give 88.7%."]
+    # 83.9 + 71.1 + 90.9 + 93.4 + 52.8 + 85.2 + 87.5 + 67.0 = 631.8, the student's 611.6
+    assert slips(1) == [
+        "rte: the slides print a retention of 89.3%, their scores give 88.7%.",
+        "BERT-base: the slides print a mean of 79.5%, the eight scores beside it give 78.97%.",
+        "TinyBERT4: the slides print a mean of 77.0%, the eight scores beside it give 76.45%.",
+    ]
     assert [line.partition(":")[0] for line in slips(2)] == ["BERT-base, QDQ", "BERT-base, QOperator"]
     assert "64.63%" in slips(2)[0]
     assert "is 25.2%" in slips(2)[0]

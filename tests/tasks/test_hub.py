@@ -93,5 +93,5 @@ def test_offline_fails_fast_in_the_real_library(tmp_path):
         [sys.executable, "-c", script], env=offline, capture_output=True, text=True, timeout=60, check=False
     )
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fedmtl.errors.DataError: hub nyu-mll/glue/sst2 train: cannot be loaded")
+    assert last.startswith("fedmtl.errors.HubUnreachable: hub nyu-mll/glue/sst2 train: cannot be loaded")
     assert "data.root=FOLDER" in last

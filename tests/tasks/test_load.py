@@ -67,6 +67,36 @@ def test_a_cut_takes_at_least_one_example(root):
     assert (len(data.train), len(data.validation)) == (19, 1)
 
 
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [("mnli", 3), ("qnli", 2), ("wnli", 2), ("cfimdb", 2), ("sst5", 5)],
+)
+def test_tasks_whose_data_is_not_here_are_read_from_files(tmp_path, task, labels):
+    is_pair = task in ("mnli", "qnli", "wnli")
+    header = ("sentence1", "sentence2", "label") if is_pair else ("sentence", "label")
+    table = [(f"a{row}", *(["b"] if is_pair else []), str(row % labels)) for row in range(12)]
+    write(tmp_path / task / "train.tsv", table, header)
+    data = load_one(task, data={"root": str(tmp_path), "source": "files"})
+    assert (len(data.task.labels), data.task.outputs) == (labels, labels)
+    assert sorted(data.train.labels.tolist() + data.validation.labels.tolist()) == sorted(
+        row % labels for row in range(12)
+    )
+
+
+def test_a_csv_of_tabs_is_read_and_the_origin_says_so(tmp_path):
+    (tmp_path / "train.csv").write_text(
+        "\tid\tsentence\tlabel\n" + "".join(f"{n}\tx\tt{n}\t{n % 2}\n" for n in range(9))
+    )
+    data = load_one("sst2", {"source": {"train": str(tmp_path / "train.csv")}})
+    assert data.origin == f"files in {tmp_path}; train.csv is separated by tabs, and is read so"
+    brought = {"tasks": ["sst2"], "source": {"sst2": str(tmp_path / "train.csv")}}
+    data = load_one("sst2", clients={"a": brought, "b": brought})
+    assert data.origin == "files of 2 clients; train.csv is separated by tabs, and is read so, so are 1 more"
+    other = {"source": {"train": str(tmp_path / "train.csv"), "delimiter": "comma"}}
+    with pytest.raises(DataError, match="has no column"):
+        load_one("sst2", other)
+
+
 def test_missing_train_file_names_what_to_put_there(root):
     with pytest.raises(DataError, match=r"rte: has no train file; put train\.tsv\.gz there"):
         load_one("rte", data={"root": str(root)})

@@ -31,11 +31,17 @@ def test_builtin_task_needs_only_its_name():
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_builtin_task_resolves(name):
-    task, entry = resolve(name, {}), BUILTIN[name]
+    task, entry = resolve(name, {}, data={"root": "somewhere"}), BUILTIN[name]
     assert task.metric in task.kind_of.main_metrics
     assert bool(task.labels) == task.kind_of.has_labels
     assert entry.hub is None or len(entry.hub.text) == len(entry.text)
-    assert entry.hub is None or entry.hub.validation_split in ("validation", None)
+    assert entry.hub is None or entry.hub.validation_split in ("validation", "validation_matched", None)
+
+
+def test_a_task_that_is_only_in_files_says_so_without_them():
+    with pytest.raises(ConfigError, match=r"data.root: found nothing, and cfimdb is neither embedded nor on the hub"):
+        resolve("cfimdb", {})
+    assert resolve("cfimdb", {"source": {"train": "a.tsv"}}).labels == ("negative", "positive")
 
 
 def test_user_keys_replace_builtin_ones_and_model_fills_the_rest():

@@ -96,6 +96,11 @@ def test_parquet_without_pyarrow_names_the_package_to_install(tmp_path, monkeypa
         ("a.tsv", b"text\tlabel\na\t1\n\xff\t0\n", "line 3: is not UTF-8"),
         ("a.parquet", b"nothing of the kind", "cannot be read as parquet"),
         ("a.txt", "text", "a.txt: the name does not say what it holds"),
+        (
+            "a.csv",
+            "id\ttext, long\tlabel\n1\ta\t0\n",
+            "3 columns by tabs and 2 by commas; write `source.deli",
+        ),
     ],
 )
 def test_error_names_file_and_line(tmp_path, name, text, message):
@@ -104,6 +109,39 @@ def test_error_names_file_and_line(tmp_path, name, text, message):
     assert message in str(error.value)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
+
+
+CS224N = '\tid\tsentence\tsentiment\n0\t9d\tGood, bad and ""so on""\t3\n1\t0a\t"A ""quoted"" one"\t1.0\n'
+
+
+def test_a_csv_whose_header_has_tabs_and_no_commas_is_read_by_tabs_and_says_so(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", CS224N))
+    assert list(table.columns) == ["", "id", "sentence", "sentiment"]
+    assert table.columns["sentence"] == ['Good, bad and ""so on""', 'A "quoted" one']
+    assert table.note == "a.csv is separated by tabs, and is read so"
+    assert read_table(write(tmp_path, "b.csv", "text,label\na\tb,1\n")).note == ""
+    # A tab inside a quoted name separates nothing.
+    assert list(read_table(write(tmp_path, "c.csv", '"the\ttext"\nx\n')).columns) == ["the\ttext"]
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "text"),
+    [("a.csv", "tab", "a, or b\tc\n1\t2\n"), ("a.csv", ";", "a, or b;c\n1;2\n"), ("a.tsv", "|", "a, or b|c\n1|2\n"),
+     ("a.tsv.gz", "semicolon", "a, or b;c\n1;2\n"), ("a.tsv", "tab", "a, or b\tc\n1\t2\n")],
+)  # fmt: skip
+def test_a_delimiter_that_is_given_is_taken(tmp_path, name, delimiter, text):
+    table = read_table(write(tmp_path, name, text), delimiter)
+    assert (table.columns, table.note) == ({"a, or b": ["1"], "c": ["2"]}, "")
+
+
+def test_a_header_that_is_no_header_is_still_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"a.csv, line 1: bad csv"):
+        read_table(write(tmp_path, "a.csv", '"' + "x\t" * (1 << 24) + "\n"))
+
+
+def test_a_delimiter_is_for_csv_and_tsv(tmp_path):
+    with pytest.raises(DataError, match=r"a.jsonl: has no delimiter; remove `source.delimiter`"):
+        read_table(write(tmp_path, "a.jsonl", '{"a": 1}\n'), "tab")
 
 
 def test_missing_file_is_named(tmp_path):

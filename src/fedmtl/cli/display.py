@@ -191,7 +191,7 @@ class PlainDisplay:
 
     def _metric(self, task: str) -> str:
         """The task's main metric, as the run's start named it."""
-        facts = self.start.tasks.get(task) if self.start else None
+        facts = self.start.tasks.get(task.partition(":")[0]) if self.start else None
         return (facts and facts.metric) or ""
 
     def finish(self, run: RunFolder) -> None:

@@ -43,6 +43,6 @@ def export(
         write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
     if not any(isinstance(result, Path) for result in written.values()):
         raise ModelError(
-            f"{found.name}: no task can be written for plain transformers;"
-            " train with `model.pair: cross` and `model.pool: cls` (or `pooler`)"
+            f"{found.name}: no task can be written for plain transformers, for the reasons above;"
+            " `--to onnx` writes all of them as they are"
         )

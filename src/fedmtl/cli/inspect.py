@@ -47,7 +47,8 @@ def config(
     set: Settings = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
-    """Check a config and print it with every default filled in."""
+    """Check a config as `run` does before it reads examples, and print it with every default filled in."""
+    from fedmtl.capabilities import check_methods
     from fedmtl.cli.check import config_warnings
     from fedmtl.cli.run import load
     from fedmtl.config.file import config_schema, dump_config
@@ -55,10 +56,18 @@ def config(
     if schema:
         write(json.dumps(config_schema(), indent=2))
         return
+    from fedmtl.tasks.resolve import check_tasks
+
     loaded = load(file, set or [], "config")
+    plain = type(loaded.federation)()
+    if loaded.methods or loaded.federation.aggregation != plain.aggregation:
+        # Only then: capabilities load torch.
+        check_methods(loaded)
+    notes = check_tasks(loaded)
     write(dump_config(loaded).rstrip("\n"))
-    for line in config_warnings(loaded):
-        make_terminal(stderr=True).print(f"warning: {line}", markup=False)
+    lines = [*(f"note: {note}" for note in notes), *(f"warning: {line}" for line in config_warnings(loaded))]
+    for line in lines:
+        make_terminal(stderr=True).print(line, markup=False)
 
 
 def status(run: Run, json_: Json = False) -> None:

@@ -53,17 +53,20 @@ def evaluate(
 
 
 def _score_run(run: str, client: str | None, round: str | None, task: str | None, file: Path | None) -> Scored:
+    from fedmtl.tasks.task import owner_of_set
+
     found = api.Run.open(run)
     scores = found.evaluate(task, file, client, round)
-    return scores, {name: found.model(client, round).saved.tasks[name].metric for name in scores}
+    return scores, {name: found.model(client, round).saved.tasks[owner_of_set(name)].metric for name in scores}
 
 
 def _score_onnx(onnx: Path, task: str | None, file: Path | None) -> Scored:
     from fedmtl.predict.onnx import evaluate_file, evaluate_validation, open_onnx
+    from fedmtl.tasks.task import owner_of_set
 
     model = open_onnx(onnx)
     scores = {task: evaluate_file(model, task, file)} if task and file else evaluate_validation(model, task)
-    return scores, {name: model.tasks[name].metric for name in scores}
+    return scores, {name: model.tasks[owner_of_set(name)].metric for name in scores}
 
 
 def predict(

@@ -24,6 +24,7 @@ _FILES = [
     ("data", "cache"),
     ("tasks", "*", "source", "train"),
     ("tasks", "*", "source", "validation"),
+    ("tasks", "*", "source", "more_validation", "*"),
     ("clients", "*", "source", "*"),
     ("clients", "*", "source", "*", "train"),
     ("clients", "*", "source", "*", "validation"),
@@ -120,6 +121,8 @@ def _plain(value: Any, path: tuple[Any, ...]) -> Any:
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of an unchecked config with `path.to.key=value` overrides put in."""
+    if isinstance(overrides, str | bytes):
+        raise ConfigError(f"overrides: found the text {shown(overrides)}; give a list of them, such as [{overrides!r}]")
     changed = copy.deepcopy(dict(raw))
     for override in overrides:
         _set(changed, override)

@@ -237,7 +237,7 @@ class FederationConfig(Section):
     round_timeout: Positive = Field(3600.0, description="Seconds until a silent client counts as failed.")
     join_timeout: Positive = Field(
         3600.0,
-        description="Seconds `fedmtl server` waits for sites: all of them before round 1, min_clients before others.",
+        description="Seconds `fedmtl server` waits for sites: before round 1 all who did not leave, then min_clients.",
     )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
     task_weighting: TaskWeightingConfig = Field(default_factory=TaskWeightingConfig)

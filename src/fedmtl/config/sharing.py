@@ -107,7 +107,7 @@ class SharingConfig(Section):
                 if task in found:
                     raise WrongKey(path, f"{task} is in {HERE}{found[task]} too; a task is in one group of a depth")
                 found[task] = path
-        return groups
+        return _named(groups)
 
     @model_validator(mode="after")
     def _has_the_groups_it_names(self) -> Self:
@@ -133,9 +133,20 @@ def group_members(groups: Mapping[str, Any], outer: str = "") -> Iterator[tuple[
         if isinstance(members, Mapping) and members:
             yield from group_members(members, path)
         elif isinstance(members, list) and members:
+            for member in members:
+                if isinstance(member, bool) or not isinstance(member, str | int):
+                    raise WrongKey(path, f"found {shown(member)} among its tasks; write names of tasks")
             yield path, [str(member) for member in members]
         else:
             raise WrongKey(path, f"found {shown(members)}, it must be a list of tasks or groups of them")
+
+
+def _named(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """The same tree with texts where YAML found numbers: a group or a task may be called 1."""
+    return {
+        str(name): _named(members) if isinstance(members, Mapping) else [str(member) for member in members]
+        for name, members in tree.items()
+    }
 
 
 def _check_depth(key: str, level: str, depth: int) -> None:

@@ -17,6 +17,7 @@ from fedmtl.config.kinds import (
     OneOrSeveral,
     Positive,
     Section,
+    check_names,
     first_repeated,
 )
 
@@ -27,7 +28,17 @@ Pair = Literal["cross", "dual"]
 class SourceConfig(Section):
     train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
     validation: str | None = Field(None, description="File that scores every round; without it one is cut from train.")
+    more_validation: Annotated[dict[Name, str], Empty] = Field(
+        default_factory=dict,
+        description="Further validation files by name, such as {mismatched: FILE}: each is scored and reported as"
+        " TASK:NAME, none counts for the best round or an average.",
+    )
     hub: str | None = Field(None, description="Dataset on the hub, owner/name or name, instead of files.")
+    delimiter: str | None = Field(
+        None,
+        description="What separates the columns of a csv or tsv file: tab, comma, semicolon or one character; without"
+        " it, tabs in a tsv, commas in a csv, or tabs where its header has no commas.",
+    )
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")
     validation_split: str | None = Field(
@@ -38,6 +49,24 @@ class SourceConfig(Section):
         description="Let validation_split be a test split: for a study in which no score chooses anything, neither a"
         " round nor a rate.",
     )
+
+    more_validation_splits: Annotated[dict[Name, str], Empty] = Field(
+        default_factory=dict, description="As more_validation, with splits of the hub dataset."
+    )
+
+    @field_validator("more_validation", "more_validation_splits")
+    @classmethod
+    def _has_plain_names(cls, named: dict[str, str]) -> dict[str, str]:
+        check_names(named)
+        return named
+
+    @field_validator("more_validation_splits")
+    @classmethod
+    def _are_no_test_splits(cls, named: dict[str, str]) -> dict[str, str]:
+        for name, split in named.items():
+            if split.startswith("test"):
+                raise WrongKey(name, f"found {split}, and test splits are not for tuning; write another or remove it")
+        return named
 
     @model_validator(mode="after")
     def _is_no_test_split(self) -> Self:
@@ -51,12 +80,26 @@ class SourceConfig(Section):
                 )
         return self
 
+    @field_validator("delimiter")
+    @classmethod
+    def _is_a_delimiter(cls, delimiter: str | None) -> str | None:
+        known = ("tab", "comma", "semicolon")
+        if delimiter is not None and delimiter not in known and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise WrongKey("", f"found {shown(delimiter)}; write {', '.join(known)}, or one character but a quote")
+        return delimiter
+
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if self.hub is None and self.train is None:
             raise ValueError("names neither a file nor a hub dataset; write `train: FILE` or `hub: owner/name`")
         if self.hub is not None and self.train is not None:
             raise ValueError("names both a file and a hub dataset; keep `train` or `hub`")
+        if self.hub is not None and self.delimiter is not None:
+            raise WrongKey("delimiter", "found with a hub dataset, which has none; remove it")
+        if self.hub is not None and self.more_validation:
+            raise WrongKey("more_validation", f"found with a hub dataset; write {HERE}more_validation_splits")
+        if self.hub is None and self.more_validation_splits:
+            raise WrongKey("more_validation_splits", f"found without a hub dataset; write {HERE}more_validation")
         return self
 
 
@@ -127,6 +170,13 @@ class TaskConfig(Section):
     from_round: Count = Field(1, description="First round in which the task is trained.")
     until_round: Count | None = Field(None, description="Last round in which the task is trained.")
 
+    @field_validator("kind", "label", "metric")
+    @classmethod
+    def _is_a_word(cls, word: str | None) -> str | None:
+        if word is not None and not word.strip():
+            raise WrongKey("", f"found {shown(word)}; write a name, or remove the key for its default")
+        return word
+
     @field_validator("labels")
     @classmethod
     def _each_label_once(cls, labels: list[str] | None) -> list[str] | None:
@@ -178,6 +228,12 @@ class ClientConfig(Section):
                     f"source.{task}",
                     f"found a source for a task the client does not hold; "
                     f"add `{task}` to {HERE}tasks or remove the source",
+                )
+        for task, source in self.source.items():
+            if isinstance(source, SourceConfig) and (source.more_validation or source.more_validation_splits):
+                raise WrongKey(
+                    f"source.{task}",
+                    "names further validation sets, which are the server's; write them under tasks.<name>.source",
                 )
         return self
 

@@ -382,7 +382,7 @@ def _least(welcomed: Welcomed, settings: SiteSettings, task: str) -> Least:
     train, validation = site.train_shard(settings.client, task), site.validation_shard(settings.client, task)
     trained, scored = (num_distinct(_fingerprints(shard), wanted) for shard in (train, validation))
     has_file = task in settings.files
-    if not has_file and (settings.root is None or BUILTIN[task].hub is None):
+    if not has_file and (settings.root is None or BUILTIN[task].is_package_only):
         return Least(trained, scored)
     given = config.tasks[task]
     is_dealt = not has_file and (given.train_samples is not None or len(config.clients) > 1)

@@ -37,7 +37,7 @@ from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
 from fedmtl.runs.event_lines import Event, Observer, first_of
 from fedmtl.runs.events import PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
-from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import read_events
 
 
@@ -64,11 +64,9 @@ def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer =
     """Run a config over sites that come to `endpoint`, into a new folder."""
     enrolments = _enrolments(config, endpoint)
     prepared, membership = _prepare(config)
-    run = create_run(Path(config.output), name)
+    files = {"place.json": _endpoint_json(endpoint), "config.yaml": dump_config(config).encode()}
+    run = create_run(Path(config.output), name, lambda run: files)
     with locked(run.path):
-        # First: a folder with a config is a run, which can be resumed at its endpoint.
-        _remember(run, endpoint)
-        write_atomic(run.config, dump_config(config).encode())
         return _serve(prepared, membership, prepared.state, run, endpoint, enrolments, observe)
 
 
@@ -115,10 +113,10 @@ def _endpoint_record(run: RunFolder) -> _EndpointRecord:
     return parse_record(_EndpointRecord, read_record(path, remedy), str(path), remedy)
 
 
-def _remember(run: RunFolder, endpoint: Endpoint) -> None:
+def _endpoint_json(endpoint: Endpoint) -> bytes:
     certs = None if endpoint.certs is None else str(endpoint.certs.absolute())
     record = {"id": secrets.token_hex(8), "host": endpoint.address.host, "port": endpoint.address.port, "certs": certs}
-    write_atomic(run.path / "place.json", json.dumps(record).encode())
+    return json.dumps(record).encode()
 
 
 def _enrolments(config: Config, endpoint: Endpoint) -> Enrolments:
@@ -230,7 +228,7 @@ def _open(
 
 
 def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
-    """Wait for all who are expected, then for enough of them before every round.
+    """Wait for all who are expected and did not leave, then for enough of them before every round.
 
     A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
     killed after its last round, when its sites had left, expects nobody.
@@ -242,9 +240,12 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     last = [client for client, number in state.accepted.items() if number == state.round]
     expected = set(enrolments.tasks() if is_new else last)
     observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
-    engine.wait_for(
-        lambda there: expected <= set(there), federation.join_timeout if is_new else federation.round_timeout
+    there = engine.wait_for(
+        lambda there: expected <= {*there, *engine.left()},
+        federation.join_timeout if is_new else federation.round_timeout,
     )
+    if engine.left() and not is_enough(prepared, there):
+        observe(WaitingEvent(address=str(engine.address), clients=sorted(expected - set(there))))
     engine.before_a_round(lambda there: is_enough(prepared, there), federation.join_timeout)
 
 

@@ -45,7 +45,7 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
             meter = Meter()
             meter.watch(settings.device)
             try:
-                words = serve_site(line, pool, say, audit)
+                words = serve_site(line, pool, say, audit, settings.client)
             finally:
                 spent = total_energy([meter.take()])
                 assert spent is not None, "there is an event"

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedmtl import __version__
+from fedmtl.config import Config
 from fedmtl.deploy.job_rules import JobCounts, JobRules, Welcomed
 from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
@@ -19,7 +20,7 @@ from fedmtl.deploy.terms import site_terms
 from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
-from fedmtl.errors import FedmtlError, PolicyError, WireError
+from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
 from fedmtl.experiment.population import ClientInfos, Population, build_population
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.faults import fault_of
@@ -32,7 +33,7 @@ from fedmtl.model.device import pick_device
 from fedmtl.model.multitask import open_model
 from fedmtl.sharing.plan import Rows
 from fedmtl.tasks.batches import Shard
-from fedmtl.tasks.load import load_tasks
+from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.task import Task
 
 
@@ -101,7 +102,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
     config = site_config(server_side, settings)
     counts = JobCounts(settings.folder, settings.policy)
     counts.take_config(welcome)
-    data = load_tasks(config)
+    data = _load(config)
     site_tasks = {name: part.task for name, part in data.items()}
     tasks = all_tasks(server_side, site_tasks)
     plain = config.compute.encoder == "plain"
@@ -139,6 +140,14 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         evaluation_rows=_listed(info.evaluation_rows) if tells_rows else None,
     )
     return _Opened(words, site, rules, max_bytes, hello.model_dump_json())
+
+
+def _load(config: Config) -> dict[str, TaskData]:
+    """Load the site's examples; where the hub has to be reached and is not, the remedy is an option of this command."""
+    try:
+        return load_tasks(config)
+    except HubUnreachable as error:
+        raise DataError(f"{error.found}; write `--data {error.task}=FILE`").coded(error.code, error.task) from error
 
 
 def run_folder(folder: Path, run: str) -> Path:

@@ -14,13 +14,14 @@ from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
 from fedmtl.config import ClientConfig, Config, HeadConfig
 from fedmtl.config.file import config_from
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.deploy.tasks import check_deployable, configured_tasks, known_task
+from fedmtl.deploy.tasks import check_deployable, configured_tasks
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.federation.handshake import Welcome
 from fedmtl.federation.policy import TaskPolicy
 from fedmtl.model.encoder_files import SHIPPED
 from fedmtl.tasks.builtin import BUILTIN
-from fedmtl.tasks.resolve import resolve_task
+from fedmtl.tasks.resolve import known_task, resolve_task
+from fedmtl.tasks.sources import find_table
 from fedmtl.tasks.task import Task, client_sources
 
 RANDOM_NAME = re.compile(r"random-([0-9]{1,2})x([0-9]{1,4})")
@@ -89,6 +90,9 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
     }  # fmt: skip
     if settings.root is not None:
         changes["data"] = changes["data"].model_copy(update={"source": "files"})
+    elif config.data.source == "files":
+        # Of the server's files there are none here; what remains is a dataset that the policy names.
+        changes["data"] = changes["data"].model_copy(update={"source": "auto"})
     changes["training"] = config.training.model_copy(update={"distillation": _distillation(config, settings)})
     taken = config.model_copy(update=changes)
     for name in tasks:
@@ -98,7 +102,9 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
 
 def _check_task(config: Config, name: str, settings: SiteSettings) -> None:
     if name not in config.tasks:
-        raise ConfigError(f"--tasks: found {name}, the server's tasks are {', '.join(config.tasks)}")
+        raise ConfigError(f"--tasks: found {name}, the server's tasks are {', '.join(config.tasks)}").coded(
+            "task_unknown"
+        )
     if settings.policy.tasks and name not in settings.policy.tasks:
         raise PolicyError(f"the policy's tasks are {', '.join(settings.policy.tasks)}, not {name}").coded(
             "policy_tasks", name
@@ -115,7 +121,14 @@ def _check_task(config: Config, name: str, settings: SiteSettings) -> None:
 
 def _source(config: Config, name: str, settings: SiteSettings) -> Any:
     """Where the task's shared examples come from: nowhere, the package, or a dataset that the policy names."""
-    if name in settings.files or (settings.root is not None and name in BUILTIN):
+    if name in settings.files:
+        return None
+    if settings.root is not None and name in BUILTIN:
+        if not BUILTIN[name].is_package_only and find_table(Path(settings.root) / name, ["train"]) is None:
+            raise PolicyError(
+                f"--data: {settings.root} has no train file of {name}; put train.tsv.gz into {name}/ there, or write"
+                f" `--data {name}=FILE`"
+            ).coded("policy_source", name)
         return None
     given, builtin = config.tasks[name].source, BUILTIN.get(name)
     wanted = given.hub if given else None

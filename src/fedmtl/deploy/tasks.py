@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedmtl.capabilities import task_kind
-from fedmtl.config import ClientConfig, Config
+from fedmtl.config import Config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.population import Population
 from fedmtl.tasks.batches import Shard, Shards
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.examples import no_examples
 from fedmtl.tasks.load import TaskData, load_tasks
-from fedmtl.tasks.resolve import resolve_task
-from fedmtl.tasks.task import Task, active_tasks, task_clients
+from fedmtl.tasks.resolve import known_task
+from fedmtl.tasks.task import active_tasks, task_clients
 from fedmtl.tasks.tokens import token_cache, tokenize
 
 AT_SITES = "at the sites"
@@ -69,27 +69,14 @@ def server_data(config: Config) -> dict[str, TaskData]:
     return data
 
 
-def known_task(config: Config, name: str, labels: Sequence[str] = ()) -> Task:
-    """A task without looking at examples; its labels are the config's unless they are given."""
-    alone = ClientConfig.model_validate({"tasks": [name], "source": {name: "unread"}})
-    task = config.tasks[name].model_copy(update={"source": None})
-    resolved = resolve_task(config.model_copy(update={"tasks": {name: task}, "clients": {"site": alone}}), name, labels)
-    if resolved.kind_of.has_labels and not resolved.labels:
-        raise ConfigError(
-            f"tasks.{name}.labels: found nothing, and the server has no examples to find them in;"
-            " write the labels in order"
-        )
-    return resolved
-
-
 def server_population(config: Config, data: Mapping[str, TaskData], tokenizer: Any) -> Population:
     """The server's validation examples; the clients' are elsewhere."""
     cache = token_cache(config.data)
     shared = {}
-    for name, part in data.items():
-        if len(part.validation):
-            folder, _ = tokenize(part.task, part.validation.texts, tokenizer, config.model.max_length, cache)
-            shared[name] = Shard(folder, part.validation.labels, np.arange(len(part.validation), dtype=np.int64))
+    for part in data.values():
+        for each, examples in part.validation_sets().items() if len(part.validation) else ():
+            folder, _ = tokenize(part.task, examples.texts, tokenizer, config.model.max_length, cache)
+            shared[each] = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
     return Population(Shards({}, {}, {}), {}, shared, {})
 
 

@@ -31,6 +31,7 @@ from fedmtl.federation.wire.messages import answer_bytes
 from fedmtl.model.multitask import BoundModel
 from fedmtl.sharing.plan import SharingPlan
 from fedmtl.tasks.batches import Shard, sorted_batches
+from fedmtl.tasks.task import owner_of_set
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.timing import Stopwatch, measuring, part, timed
 from fedmtl.training.local import predict
@@ -97,7 +98,7 @@ class LocalEngine:
             yield self._decode(answer, call.answer, open_job)
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
-        """Return every task's outputs for the server's validation examples, in their order, and the summed loss."""
+        """Return the outputs for every validation set of the server, in its order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
         write_message(weights, pack({}, state.weights))
@@ -148,7 +149,7 @@ def start_worker(setup: SiteSetup) -> Handler:
                 bound.clear()
                 bound[call.weights] = _bind(call, site)
             shard = replace(setup.shared_validation[call.task], indices=call.indices)
-            return predict(bound[call.weights], call.task, shard, call.batch_size, site.device)
+            return predict(bound[call.weights], owner_of_set(call.task), shard, call.batch_size, site.device)
         bound.clear()
         with part("decoding"):
             job = decode_job(map_message(call.job), setup.max_bytes)

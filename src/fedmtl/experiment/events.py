@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import transformers
@@ -34,7 +35,7 @@ from fedmtl.runs.events import (
 from fedmtl.sharing.plan import HEADS, NO_EXTRA, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_event
-from fedmtl.tasks.task import Task, task_facts
+from fedmtl.tasks.task import Task, owner_of_set, task_facts
 
 
 def opening_events(prepared: Prepared, census: Census | None = None) -> list[Event]:
@@ -47,7 +48,10 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         seed=config.seed,
         synthetic=any(part.synthetic for part in prepared.data.values()),
         encoder=config.model.server_model,
-        tasks={name: task_facts(task, prepared.model.pools[name]) for name, task in prepared.tasks.items()},
+        tasks={
+            name: replace(task_facts(part.task, prepared.model.pools[name]), further=[*part.further] or None)
+            for name, part in prepared.data.items()
+        },
         device=prepared.compute.device,
         workers=prepared.compute.workers,
         stack=prepared.compute.stack,
@@ -114,9 +118,16 @@ def remark_event(round_number: int, client: str, reason: str) -> RemarkEvent:
 
 
 def evaluation_events(round_number: int, evaluation: Evaluation, tasks: Mapping[str, Task]) -> list[EvaluationEvent]:
+    """The events of all tasks, then those of further validation sets, whose `task` is TASK:NAME."""
     return [
-        evaluation_event(round_number, tasks[name], sums, evaluation.clients.get(name))
-        for name, sums in evaluation.sums.items()
+        *(
+            evaluation_event(round_number, tasks[name], sums, evaluation.clients.get(name))
+            for name, sums in evaluation.sums.items()
+        ),
+        *(
+            replace(evaluation_event(round_number, tasks[owner_of_set(name)], sums), task=name)
+            for name, sums in evaluation.further.items()
+        ),
     ]
 
 

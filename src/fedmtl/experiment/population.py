@@ -31,7 +31,10 @@ MOST_INFOS = 256
 
 @dataclass(frozen=True)
 class Population:
-    """The clients' shards by client and task, the server's validation, and how many texts were cut."""
+    """The clients' shards by client and task, the server's validation by set, and how many texts were cut.
+
+    A set is a task's name, or TASK:NAME of a further one (`TaskData.validation_sets`).
+    """
 
     train: Shards
     validation: dict[str, dict[str, Shard]]
@@ -111,7 +114,7 @@ def build_population(
     holders: dict[str, list[str]] = {}
     for name, clients in mode_clients(config).items():
         part = data[name]
-        shared[name], _ = shard(part.task, part.validation)
+        shared |= {each: shard(part.task, examples)[0] for each, examples in part.validation_sets().items()}
         cut[name] = 0
         for client, examples in part.client_train.items():
             from_files.setdefault(client, {})[name], truncated = training_shard(part.task, examples)

@@ -154,6 +154,8 @@ def assemble(
     check_plan(plan, list(model.canonical()))
     at_clients = _evaluates_at_clients(config, [plan.level(name) for name in model.canonical()])
     population = populate(encoder.tokenizer)
+    if at_clients and any(part.further for part in data.values()):
+        data, population = _without_further(config, data, population)
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
@@ -233,9 +235,30 @@ def _without_texts(part: TaskData) -> TaskData:
         part,
         train=replace(part.train, texts=(), column=None),
         validation=replace(part.validation, texts=()),
+        further={name: replace(examples, texts=()) for name, examples in part.further.items()},
         client_train={},
         client_validation={},
     )
+
+
+def _without_further(
+    config: Config, data: dict[str, TaskData], population: Population
+) -> tuple[dict[str, TaskData], Population]:
+    """Leave out further validation sets where clients evaluate; one that was named is a ConfigError."""
+    for name, task in config.tasks.items():
+        if task.source is not None and (task.source.more_validation or task.source.more_validation_splits):
+            raise ConfigError(
+                f"tasks.{name}.source.more_validation: is scored at a server, and here clients evaluate; remove it, or"
+                " write `evaluation.where: server`"
+            )
+    left = {
+        name: replace(part, further={}, origin=f"{part.origin}; {', '.join(part.further)} is for a server to score")
+        if part.further
+        else part
+        for name, part in data.items()
+    }
+    shared = {name: shard for name, shard in population.shared_validation.items() if name in data}
+    return left, replace(population, shared_validation=shared)
 
 
 def _evaluates_at_clients(config: Config, levels: list[str]) -> bool:

@@ -53,24 +53,27 @@ from fedmtl.report.page import write_report
 from fedmtl.runs.energy import Meter, total_energy
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
-from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
 from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import averages, score, sum_predictions
+from fedmtl.tasks.task import owner_of_set
 from fedmtl.timing import timed
 
 
 def evaluate_at_server(state: State, server: ServerSettings, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
     """Score every task with one set of weights, spread over the engine's workers."""
     outputs = engine.predict(state, server.evaluation.batch_size)
-    sums = {
-        name: sum_predictions(task, outputs[name][0], shards[name].labels, outputs[name][1], True)
-        for name, task in server.tasks.items()
+    every = {
+        name: sum_predictions(server.tasks[owner_of_set(name)], output, shards[name].labels, loss, True)
+        for name, (output, loss) in outputs.items()
     }
+    sums = {name: every[name] for name in server.tasks}
     scores = {name: score(server.tasks[name], total) for name, total in sums.items()}
     overall, classification = averages(list(server.tasks.values()), scores)
-    return Evaluation(scores, sums, overall, classification)
+    further = {name: total for name, total in every.items() if name not in sums}
+    return Evaluation(scores, sums, overall, classification, further=further)
 
 
 OpenEngine = Callable[[Prepared, RunFolder], Engine]
@@ -103,9 +106,8 @@ def start_run(
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
     meter = Meter(config.energy.cpu_watts)
     prepared = replace(prepare(config, observe), profile=profile)
-    run = create_run(Path(config.output), name)
+    run = create_run(Path(config.output), name, lambda run: {"config.yaml": dump_config(config).encode()})
     with locked(run.path):
-        write_atomic(run.config, dump_config(config).encode())
         log = Log(run, observe, prepared.config, meter)
         for event in opening_events(prepared):
             log(event)
@@ -203,8 +205,28 @@ def drive(
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called after the last round.
+    `command` is how a user goes on after an interruption; `farewell` is called after the last round. A signal that
+    comes when the rounds are over waits until the folder is whole; a further one does what it did before.
     """
+    try:
+        with raised(_Stop) as late, late.postponed():
+            _drive(prepared, state, run, log, make_engine, command, farewell)
+    except _Stop as stop:
+        # All rounds are done and written, or an earlier end was on its way.
+        if stop.__cause__ is not None:
+            raise stop.__cause__ from None
+    return run
+
+
+def _drive(
+    prepared: Prepared,
+    state: State,
+    run: RunFolder,
+    log: Log,
+    make_engine: Callable[[], Engine],
+    command: str,
+    farewell: Callable[[], None],
+) -> None:
     status, reason = "done", None
     error: Exception | None = None
     engine: Engine | None = None
@@ -256,7 +278,6 @@ def drive(
         raise (error or later) from later
     if error is not None:
         raise error
-    return run
 
 
 def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:

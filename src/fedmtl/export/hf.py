@@ -64,12 +64,14 @@ def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path)
     kind = saved.encoder.module.config.model_type
     pool = saved.model.pools[task.name]
     if task.is_dual:
-        raise ModelError("pairs are encoded apart (`pair: dual`), which plain transformers cannot do")
+        raise ModelError(
+            "pairs are encoded apart (`pair: dual`), which plain transformers cannot do; train with `pair: cross`"
+        )
     if pool == "mean":
         raise ModelError("pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
     if build is None:
-        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers; write `--to onnx`")
+        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers; train with another `pool`")
     values = _plain_values(bound.use(task.name), task)
     head = _plain_head(task, values)
     config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
@@ -117,7 +119,9 @@ def _plain_values(model: MultiTaskModel, task: Task) -> Values:
     """Return the model's values by canonical name, with LoRA's matrices merged into the layers they were added to."""
     parameters = model.canonical()
     if any(owner_task(name) == task.name for name in parameters if name.startswith(ADAPTERS)):
-        raise ModelError("has adapters (`model.adapters`), which plain transformers cannot compute")
+        raise ModelError(
+            "has adapters (`model.adapters`), which plain transformers cannot compute; train with `model.lora`"
+        )
     values = {name: getattr(module, leaf).detach() for name, (module, leaf) in parameters.items()}
     return values if model.lora is None else merge(values, model.lora)
 

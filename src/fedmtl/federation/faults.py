@@ -1,5 +1,7 @@
 """Why a site cannot do what a server wants, as far as the server is to know: a code, a task and a line number.
 
+A site that leaves because it cannot take part also gives its name, for a server that knows sites by no key.
+
 The words of an error may quote a text, a label or a path, so they stay at the site. The server words a code from the
 table here; whatever is not exactly such a record, a hostile site's free text among it, is `UNREADABLE`.
 """
@@ -21,7 +23,9 @@ MOST_LETTERS = 300
 SENTENCES = {
     "failed": "the site could not do it; its terminal says why",
     "config_unusable": "the server's config cannot be used there",
+    "task_unknown": "the site was started for a task that this run does not have; see its --tasks",
     "data_unusable": "a file of examples cannot be used",
+    "hub_unreachable": "the dataset cannot be loaded there from the hub; --data gives the site a file instead",
     "column_missing": "the file lacks a column that the server's config names",
     "text_empty": "a text is empty",
     "label_unknown": "a label is not in the agreed list",
@@ -32,7 +36,7 @@ SENTENCES = {
     "policy_tasks": "the site's policy does not have the task",
     "policy_columns": "the site's policy names other columns for the task",
     "policy_labels": "the site's policy names other labels or another score range for the task",
-    "policy_source": "the site was given no file of the task, and opens none that a server names",
+    "policy_source": "the site was given no file of the task, and opens none that a server names; it needs --data",
     "policy_encoder": "the site's policy does not let the server name this encoder; it may be given with --model",
     "policy_methods": "the site's policy allows no capability that is not part of fedmtl, unless it names it",
     "policy_teacher": "the site's policy names no teacher, and the site opens none that a server names",
@@ -69,6 +73,7 @@ class Fault(BaseModel):
     code: str
     task: Annotated[str, Field(pattern=NAME)] | None = None
     line: Annotated[int, Field(ge=1, lt=1 << 53)] | None = None
+    client: Annotated[str, Field(pattern=NAME)] | None = None
 
     @field_validator("code")
     @classmethod
@@ -98,11 +103,11 @@ def fault_of(error: BaseException) -> Fault:
     )
 
 
-def read_fault(reason: object) -> str:
-    """A site's reason as the server words it; `UNREADABLE` where it is not a record of ours."""
+def read_fault(reason: object) -> Fault | None:
+    """A site's reason; None, which is `UNREADABLE`, where it is not a record of ours."""
     if not isinstance(reason, str) or len(reason) > MOST_LETTERS:
-        return UNREADABLE
+        return None
     try:
-        return Fault.model_validate_json(reason).words()
+        return Fault.model_validate_json(reason)
     except (ValidationError, ValueError, RecursionError):
-        return UNREADABLE
+        return None

@@ -115,7 +115,10 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of every task, the sums they follow from, and main metrics per client where scored at clients."""
+    """Scores of every task, the sums they follow from, and main metrics per client where scored at clients.
+
+    `further` are the sums of more validation sets, by TASK:NAME; nothing is decided by them.
+    """
 
     scores: Mapping[str, Scores]
     sums: Mapping[str, Sums]
@@ -124,6 +127,7 @@ class Evaluation:
     clients: Mapping[str, Mapping[ClientId, float | None]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     traffic: Traffic = Traffic()
+    further: Mapping[str, Sums] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,9 @@ def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
 
 def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:
     heads = max(1, hidden // 64)
-    if layers < 1 or hidden < 1 or hidden % heads:
+    if layers < 1:
+        raise ModelError(f"model.server_model: random-{layers}x{hidden} has no layer; write random-1x{hidden} or more")
+    if hidden < 1 or hidden % heads:
         raise ModelError(f"model.server_model: random-{layers}x{hidden} cannot be built; take a width divisible by 64")
     return BertConfig(
         vocab_size=len(tokenizer),

@@ -212,7 +212,11 @@ def evaluate_validation(model: OnnxModel, task: str | None = None) -> dict[str, 
     """Score on the validation examples of the run in whose folder the file lies."""
     wanted = [_task(model, task).name] if task else list(model.tasks)
     data = load_tasks(load_config(run_of(model.path).config))
-    return {name: score_examples(model, model.tasks[name], data[name].validation) for name in wanted}
+    return {
+        each: score_examples(model, model.tasks[name], examples)
+        for name in wanted
+        for each, examples in data[name].validation_sets().items()
+    }
 
 
 def run_of(file: Path) -> RunFolder:

@@ -81,7 +81,11 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
     at_clients = config.evaluation.where == "clients" or any(level == "client" for _, level in loaded.saved.plan.rules)
     how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
     with _one_thread():
-        return {name: score_examples(loaded, loaded.saved.tasks[name], data[name].validation, how) for name in wanted}
+        return {
+            each: score_examples(loaded, loaded.saved.tasks[name], examples, how)
+            for name in wanted
+            for each, examples in data[name].validation_sets().items()
+        }
 
 
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:

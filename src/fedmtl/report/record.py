@@ -70,7 +70,9 @@ class Run:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Every task that any event names, the configured ones first."""
-        return tuple({**self.start.tasks, **self.data, **self.evaluations})
+        known = self.start.tasks
+        named = {**known, **self.data, **self.evaluations}
+        return tuple(name for name in named if name in known or name.partition(":")[0] not in known)
 
     @property
     def last_round(self) -> int:
@@ -78,8 +80,12 @@ class Run:
         return max((*self.rounds, *scored), default=0)
 
     def task(self, name: str) -> TaskFacts:
-        """What the start event says about a task; empty when it says nothing."""
-        return self.start.tasks.get(name, NO_FACTS)
+        """What the start event says about a task, or about that of a set TASK:NAME; empty when it says nothing."""
+        return self.start.tasks.get(name.partition(":")[0], NO_FACTS)
+
+    def sets(self, task: str) -> list[str]:
+        """The task's name, and TASK:NAME of its further validation sets that were scored."""
+        return [task, *(name for name in self.evaluations if name.startswith(f"{task}:"))]
 
 
 def gather(events: Sequence[Event], name: str) -> Run:

@@ -31,7 +31,7 @@ _TREND_NOTE = (
 
 
 def results(run: Run) -> Html:
-    rows = [_task_row(run, task) for task in run.tasks]
+    rows = [_task_row(run, name) for task in run.tasks for name in run.sets(task)]
     rows.append(_average_row(run, "overall", "mean of main metrics"))
     rows.append(_average_row(run, "classification", "mean accuracy"))
     return section(
@@ -167,7 +167,7 @@ def _all_metrics(run: Run) -> list[Html]:
     kinds: dict[str, list[str]] = {}
     for task in run.tasks:
         if run.evaluations.get(task):
-            kinds.setdefault(run.task(task).kind or "other", []).append(task)
+            kinds.setdefault(run.task(task).kind or "other", []).extend(run.sets(task))
     return [_metric_table(run, kind, tasks) for kind, tasks in kinds.items()]
 
 

@@ -53,7 +53,10 @@ def _rise(edges: list[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """What `start` says of a task; `metrics` names those of a kind of task that is not built in."""
+    """What `start` says of a task; `metrics` names those of a kind of task that is not built in.
+
+    `further` names the validation sets beside the one that counts; their evaluations have TASK:NAME as task.
+    """
 
     kind: Text
     labels: list[Text] | None = field(default=None, metadata=NULL)
@@ -65,6 +68,7 @@ class TaskFacts:
         default=None, metadata=NULL
     )
     metrics: Given[list[Text]] = None
+    further: Given[list[Text]] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

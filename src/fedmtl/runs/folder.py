@@ -10,8 +10,9 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,9 +178,12 @@ class RunFolder:
         return self.path / "spool"
 
 
-def create_run(output: Path, name: str) -> RunFolder:
-    """A new, empty folder of that name, or of name-2, name-3, ... where it is taken; never an old one.
+def create_run(
+    output: Path, name: str, files: Callable[[RunFolder], Mapping[str, bytes]] = lambda run: {}
+) -> RunFolder:
+    """A new folder of that name, or of name-2, name-3, ... where it is taken; never an old one.
 
+    It has these files from the moment it is there: whatever ends the process, there is no folder without a config.
     Only its owner may open it: it will hold weights, and what sites said.
     """
     if not _NAME.fullmatch(name):
@@ -190,15 +194,40 @@ def create_run(output: Path, name: str) -> RunFolder:
     path, number = output / name, 1
     try:
         output.mkdir(parents=True, exist_ok=True)
-        while True:
-            try:
-                path.mkdir(mode=0o700)
-                return RunFolder(path)
-            except FileExistsError:
-                number += 1
-                path = output / f"{name}-{number}"
+        while not _appears(path, files(RunFolder(path))):
+            number += 1
+            path = output / f"{name}-{number}"
+        return RunFolder(path)
     except OSError as error:
         raise storage_error(error, output) from error
+
+
+def _appears(path: Path, files: Mapping[str, bytes]) -> bool:
+    """Make a folder with these files in one step; False where there is something of that name."""
+    if not files:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        return True
+    if path.exists():
+        return False
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        hidden.mkdir(mode=0o700)
+        for name, data in files.items():
+            write_atomic(hidden / name, data)
+        try:
+            # Onto a folder with files in it, which came in between, this fails.
+            hidden.rename(path)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                return False
+            raise
+        _sync_folder(path.parent)
+        return True
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
@@ -208,7 +237,7 @@ def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:
             return RunFolder(path)
     if not output.is_dir():
         raise RunNotFound(f"{name_or_folder}: no such run, and no folder {output}; start one with `fedmtl run`")
-    known = sorted(path.name for path in output.iterdir() if _is_run(path))
+    known = sorted(path.name for path in output.iterdir() if not path.name.startswith(".") and _is_run(path))
     near = difflib.get_close_matches(name_or_folder, known, n=3)
     if near:
         raise RunNotFound(f"{name_or_folder}: no such run in {output}; did you mean {' or '.join(near)}?")

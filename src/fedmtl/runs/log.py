@@ -202,6 +202,7 @@ def result_columns(events: Iterable[Event]) -> list[str]:
     columns = list(_ROUND_COLUMNS)
     for name, task in start.tasks.items():
         columns += [f"{name}.{metric}" for metric in task_metrics(task)] + [f"{name}.train_loss"]
+        columns += [f"{name}:{other}.{metric}" for other in task.further or () for metric in task_metrics(task)]
     return columns
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
@@ -12,8 +13,9 @@ PAIR = ("sentence1", "sentence2")
 class HubTable:
     """Where the hub has a task: its dataset, and the columns that become our text and label columns.
 
-    `validation_split` is never a test split; without one, validation is cut from train. `test_split` has labels that
-    are public; no run reads it, a study that chooses nothing may.
+    `validation_split` is never a test split; without one, validation is cut from train. `more_validation` are further
+    splits by name, which are scored and reported beside it. `test_split` has labels that are public; no run reads it, a
+    study that chooses nothing may.
     """
 
     dataset: str
@@ -22,12 +24,16 @@ class HubTable:
     label: str = "label"
     train_split: str = "train"
     validation_split: str | None = "validation"
+    more_validation: Mapping[str, str] = field(default_factory=dict)
     test_split: str | None = None
 
 
 @dataclass(frozen=True)
 class BuiltinTask:
-    """A task's defaults. `embedded` names the data inside the package that can stand in for it."""
+    """A task's defaults. `embedded` names the data inside the package that can stand in for it.
+
+    A task that is neither embedded nor on the hub is read from files.
+    """
 
     kind: str
     text: tuple[str, ...]
@@ -37,6 +43,11 @@ class BuiltinTask:
     label: str = "label"
     hub: HubTable | None = None
     embedded: str | None = None
+
+    @property
+    def is_package_only(self) -> bool:
+        """Whether its examples are in the package and nowhere else."""
+        return self.embedded is not None and self.hub is None
 
 
 def _glue(subset: str, *text: str) -> HubTable:
@@ -78,6 +89,28 @@ BUILTIN: dict[str, BuiltinTask] = {
         ("entailment", "not_entailment"),
         hub=_glue("rte", "sentence1", "sentence2"),
     ),
+    "mnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("entailment", "neutral", "contradiction"),
+        hub=replace(
+            _glue("mnli", "premise", "hypothesis"),
+            validation_split="validation_matched",
+            more_validation={"mismatched": "validation_mismatched"},
+        ),
+    ),
+    "qnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("entailment", "not_entailment"),
+        hub=_glue("qnli", "question", "sentence"),
+    ),
+    "wnli": BuiltinTask(
+        "classification",
+        PAIR,
+        ("not_entailment", "entailment"),
+        hub=_glue("wnli", "sentence1", "sentence2"),
+    ),
     "cola": BuiltinTask(
         "classification",
         SINGLE,
@@ -91,6 +124,7 @@ BUILTIN: dict[str, BuiltinTask] = {
         ("very negative", "negative", "neutral", "positive", "very positive"),
         hub=HubTable("SetFit/sst5", ("text",), test_split="test"),
     ),
+    "cfimdb": BuiltinTask("classification", SINGLE, ("negative", "positive")),
     "imdb": BuiltinTask(
         "classification",
         SINGLE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,14 +15,14 @@ from urllib.request import getproxies
 import numpy as np
 
 from fedmtl.config import Config, SourceConfig
-from fedmtl.errors import DataError
+from fedmtl.errors import DataError, HubUnreachable
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
 from fedmtl.tasks.sources import SUFFIXES, Table, as_text, find_table, read_table
-from fedmtl.tasks.task import Task, client_sources, task_clients
+from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
 
@@ -39,7 +39,7 @@ def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table
     """
     origin = f"hub {hub_name(source)} {split}"
     instead = f"use files: `data.root=FOLDER` for a built-in task or `tasks.{task}.source.train: FILE`"
-    with _hub(origin, instead) as datasets:
+    with _hub(origin, instead, task) as datasets:
         values = datasets.load_dataset(source.hub, source.subset, split=split).to_dict()
     return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
 
@@ -51,12 +51,13 @@ def hub_splits(source: SourceConfig) -> list[str]:
 
 
 @contextmanager
-def _hub(origin: str, instead: str) -> Iterator[Any]:
+def _hub(origin: str, instead: str, task: str | None = None) -> Iterator[Any]:
     """The datasets package; whatever goes wrong with it inside the block is a DataError that says what else to do."""
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{origin}: needs the datasets package; run `pip install fedmtl[hub]`, or {instead}") from error
+        missing = f"{origin}: needs the datasets package, `pip install fedmtl[hub]`"
+        raise HubUnreachable(missing, f"or {instead}").coded("hub_unreachable", task) from error
     try:
         with _cached_only_when_out_of_reach():
             _refuse_code(datasets)
@@ -64,7 +65,8 @@ def _hub(origin: str, instead: str) -> Iterator[Any]:
     except Exception as error:
         # Dozens of types from four libraries mean "not there"; none of them is a mistake of ours.
         reason = next(iter(str(error).splitlines()), "").strip().rstrip(".") or type(error).__name__
-        raise DataError(f"{origin}: cannot be loaded ({reason}); {instead}") from error
+        unreachable = HubUnreachable(f"{origin}: cannot be loaded ({reason})", instead)
+        raise unreachable.coded("hub_unreachable", task) from error
 
 
 def _refuse_code(datasets: Any) -> None:
@@ -109,7 +111,8 @@ class TaskData:
     """A task and its examples.
 
     `train` is what is dealt to the clients that bring no files; the others' are in `client_train` and
-    `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`.
+    `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`. `further` are
+    more validation sets by name, of which no score counts.
     """
 
     task: Task
@@ -120,6 +123,12 @@ class TaskData:
     origin: str
     synthetic: bool
     validation_cut: bool
+    further: dict[str, Examples] = field(default_factory=dict)
+
+    def validation_sets(self) -> dict[str, Examples]:
+        """Every set that a server scores: `validation` under the task's name, others as TASK:NAME."""
+        more = {f"{self.task.name}{SET_MARK}{name}": examples for name, examples in self.further.items()}
+        return {self.task.name: self.validation, **more}
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ class Tables:
     validation: Table | None
     origin: str
     synthetic: bool = False
+    further: Mapping[str, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,10 +212,20 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         validation=_draw(parts.validation, given.val_samples, derive_seed(config.seed, "val_samples", name)),
         client_train={client: part.train for client, part in client_parts.items()},
         client_validation={client: part.validation for client, part in client_parts.items()},
-        origin=shared.origin if shared else f"files of {len(client_parts)} clients",
+        origin=shared.origin if shared else _origin_of_clients(brought),
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
+        further={
+            other: _draw(examples_from(table, task), given.val_samples, derive_seed(config.seed, "val", name, other))
+            for other, table in (shared.further if shared else {}).items()
+        },
     )
+
+
+def _origin_of_clients(brought: dict[str, Tables]) -> str:
+    notes = [tables.train.note for tables in brought.values() if tables.train.note]
+    more = f", so are {len(notes) - 1} more" if len(notes) > 1 else ""
+    return f"files of {len(brought)} clients" + (f"; {notes[0]}{more}" if notes else "")
 
 
 def _read_shared(config: Config, task: Task) -> Tables:
@@ -213,10 +233,9 @@ def _read_shared(config: Config, task: Task) -> Tables:
     source = config.tasks[task.name].source
     if source:
         return _read(source, task)
-    folder = _folder(config, task)
+    folder, builtin = _folder(config, task), builtin_in_use(config, task.name)
     if folder is not None:
-        return _read_folder(folder, task)
-    builtin = builtin_in_use(config, task.name)
+        return _read_folder(folder, task, builtin.hub.more_validation if builtin and builtin.hub else ())
     assert builtin is not None, f"{task.name} has neither a source nor a built-in one"
     if builtin.embedded and _is_embedded(config, builtin):
         return _read_embedded(builtin.embedded)
@@ -240,19 +259,33 @@ def _read(source: SourceConfig, task: Task) -> Tables:
     if source.hub is not None:
         return _read_hub(source, task)
     assert source.train is not None, "SourceConfig has a file or a hub dataset"
-    validation = None if source.validation is None else read_table(Path(source.validation))
-    return Tables(read_table(Path(source.train)), validation, f"files in {Path(source.train).parent}")
+    paths = (source.train, source.validation)
+    train, validation = (None if path is None else read_table(Path(path), source.delimiter) for path in paths)
+    assert train is not None
+    further = {name: read_table(Path(path), source.delimiter) for name, path in source.more_validation.items()}
+    origin = _origin(Path(source.train).parent, train, validation, *further.values())
+    return Tables(train, validation, origin, further=further)
 
 
-def _read_folder(folder: Path, task: Task) -> Tables:
+def _read_folder(folder: Path, task: Task, further: Iterable[str]) -> Tables:
+    """Read a built-in task's files; those of `further` validation sets are `dev_NAME`, and may be missing."""
     train = find_table(folder, ["train"])
     if train is None:
         raise DataError(
             f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(SUFFIXES)}), "
             f"or write tasks.{task.name}.source"
         )
-    validation = find_table(folder, ["dev", "validation"])
-    return Tables(read_table(train), None if validation is None else read_table(validation), f"files in {folder}")
+    validation = find_table(folder, ["dev", "validation", "dev_matched", "validation_matched"])
+    tables = read_table(train), None if validation is None else read_table(validation)
+    files = {name: find_table(folder, [f"dev_{name}", f"validation_{name}"]) for name in further}
+    more = {name: read_table(file) for name, file in files.items() if file is not None}
+    return Tables(*tables, _origin(folder, *tables, *more.values()), further=more)
+
+
+def _origin(folder: Path, *tables: Table | None) -> str:
+    """Where files are, and what is unexpected in one of them."""
+    notes = [table.note for table in tables if table is not None and table.note]
+    return "; ".join([f"files in {folder}", *notes])
 
 
 def _read_embedded(name: str) -> Tables:
@@ -264,7 +297,8 @@ def _read_embedded(name: str) -> Tables:
 def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:
     """Read a built-in dataset, whose columns appear under our names and under the dataset's."""
     keys = {"hub": hub.dataset, "subset": hub.subset, "train_split": hub.train_split}
-    source = SourceConfig.model_validate(keys | {"validation_split": hub.validation_split})
+    splits = {"validation_split": hub.validation_split, "more_validation_splits": dict(hub.more_validation)}
+    source = SourceConfig.model_validate(keys | splits)
     ours = dict(zip([*text, label], [*hub.text, hub.label], strict=True))
     return _read_hub(source, task, ours)
 
@@ -283,7 +317,12 @@ def _read_hub(source: SourceConfig, task: Task, ours: dict[str, str] | None = No
     if source.validation_split is not None:
         validation, more_empty = read(source.validation_split)
         num_empty += more_empty
-    return Tables(train, validation, f"{origin}, {num_empty} rows without text left out" if num_empty else origin)
+    further = {}
+    for name, split in source.more_validation_splits.items():
+        further[name], more_empty = read(split)
+        num_empty += more_empty
+    origin = f"{origin}, {num_empty} rows without text left out" if num_empty else origin
+    return Tables(train, validation, origin, further=further)
 
 
 def _split(config: Config, task: Task, tables: Tables, client: str = "", column: str | None = None) -> Parts:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedmtl.capabilities import task_kind, task_kinds
-from fedmtl.config import Config, TaskConfig
+from fedmtl.config import ClientConfig, Config, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
@@ -48,6 +48,39 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     return with_pretrained_head(config, task) if given.head == "pretrained" else task
 
 
+def known_task(config: Config, name: str, labels: Sequence[str] = ()) -> Task:
+    """A task without looking at examples; its labels are the config's unless they are given."""
+    alone = ClientConfig.model_validate({"tasks": [name], "source": {name: "unread"}})
+    task = config.tasks[name].model_copy(update={"source": None})
+    resolved = resolve_task(config.model_copy(update={"tasks": {name: task}, "clients": {"site": alone}}), name, labels)
+    if resolved.kind_of.has_labels and not resolved.labels:
+        raise ConfigError(
+            f"tasks.{name}.labels: found nothing, and the server has no examples to find them in;"
+            " write the labels in order"
+        )
+    return resolved
+
+
+def check_tasks(config: Config) -> list[str]:
+    """Resolve every task as a run does, without its examples; a mistake is the run's ConfigError.
+
+    A task without a source can only be run over sites: what is returned says so, a line for each.
+    """
+    only_over_sites = []
+    for name, given in config.tasks.items():
+        try:
+            resolve_task(config, name)
+        except ConfigError as error:
+            if given.source or name in BUILTIN:
+                raise
+            try:
+                known_task(config, name)
+            except ConfigError:
+                raise error from None
+            only_over_sites.append(f"{error}; `fedmtl server` takes it as it is, its sites bring the examples")
+    return only_over_sites
+
+
 def brings_all(config: Config, name: str) -> bool:
     """Whether a task's examples are all in files that its clients bring: each has a source, the task has none."""
     given = config.tasks[name]
@@ -60,6 +93,12 @@ def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
     given = config.tasks[name]
     if builtin is None or given.source or brings_all(config, name):
         return builtin
+    has_root = config.data.root is not None and config.data.source != "hub"
+    if not has_root and builtin.hub is None and builtin.embedded is None:
+        raise ConfigError(
+            f"data.root: found nothing, and {name} is neither embedded nor on the hub; write `root: FOLDER` (with"
+            f" {name}/train.tsv in it), or `tasks.{name}.source: {{train: FILE}}`"
+        )
     if config.data.source == "files" and config.data.root is None and builtin.hub is not None:
         raise ConfigError("data.root: found nothing with `source: files`, write `root: FOLDER`")
     if config.data.source != "embedded":

@@ -13,13 +13,14 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmtl.errors import DataError
 from fedmtl.foreign import excerpt, parse_json
 
+DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";"}
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".jsonl.gz", ".jsonl", ".parquet")
 
 # A text longer than the csv module's 128 KB is a long text; one of more than this is a quote that was never closed.
@@ -56,13 +57,15 @@ COLUMN_NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 class Table:
     """Columns of equal length; every value is a string, a missing one is empty.
 
-    `numbers` says where each row stood in what was read, in `unit`s from 1; without it, rows count from 1.
+    `numbers` says where each row stood in what was read, in `unit`s from 1; without it, rows count from 1. `note` says
+    what a reader of the file's name would not expect, such as tabs in a .csv.
     """
 
     columns: dict[str, list[str]]
     origin: str
     numbers: Sequence[int] | None = None
     unit: Literal["line", "row"] = "row"
+    note: str = ""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -76,13 +79,19 @@ class Table:
         return row + 1 if self.numbers is None else self.numbers[row]
 
 
-def read_table(path: Path) -> Table:
-    """The whole file, read by its suffix; blank lines are skipped. Anything else wrong is a DataError."""
+def read_table(path: Path, delimiter: str | None = None) -> Table:
+    """The whole file, read by its suffix; blank lines are skipped. Anything else wrong is a DataError.
+
+    `delimiter` is what stands between the columns of a csv or tsv file, one character or a word of `DELIMITERS`.
+    Without it a .csv whose header has tabs and no commas is read by tabs; its `note` says so.
+    """
     suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
     if suffix is None:
         raise DataError(f"{path}: the name does not say what it holds; use a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise DataError(f"{path}: no such file; check the path (in a config it is relative to the config file)")
+    if delimiter is not None and not suffix.startswith((".csv", ".tsv")):
+        raise DataError(f"{path}: has no delimiter; remove `source.delimiter`, which is for csv and tsv files")
     if suffix == ".parquet":
         return _read_parquet(path)
     text = _read_text(path, gzipped=suffix.endswith(".gz"))
@@ -90,7 +99,33 @@ def read_table(path: Path) -> Table:
         raise DataError(f"{path}: is empty; it needs a header line and examples, or one JSON object per line")
     if suffix.startswith(".jsonl"):
         return _read_jsonl(path, text)
-    return _read_rows(path, _csv_rows(path, text) if suffix.startswith(".csv") else _tsv_rows(text))
+    between = None if delimiter is None else DELIMITERS.get(delimiter, delimiter)
+    if suffix.startswith(".tsv") and between in (None, "\t"):
+        return _read_rows(path, _tsv_rows(text))
+    if between is not None:
+        return _read_rows(path, _csv_rows(path, text, between))
+    sniffed = _sniffed(path, text)
+    table = _read_rows(path, _csv_rows(path, text, sniffed))
+    return table if sniffed == "," else replace(table, note=f"{path.name} is separated by tabs, and is read so")
+
+
+def _sniffed(path: Path, text: str) -> str:
+    """What separates the columns of a .csv by its header: commas, or tabs where there are no commas."""
+    header = next(line for line in _lines(text) if line.strip())
+    if "\t" not in header:
+        return ","
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        by_commas, by_tabs = (len(next(csv.reader([header], delimiter=each), [])) for each in (",", "\t"))
+    except csv.Error:
+        # Whoever reads the lines says where.
+        return ","
+    if by_tabs > 1 and by_commas > 1:
+        raise DataError(
+            f"{path}: its header has {by_tabs} columns by tabs and {by_commas} by commas; write `source.delimiter: tab`"
+            " (or `comma`), or name a file without quoting .tsv"
+        )
+    return "\t" if by_tabs > 1 else ","
 
 
 def read_texts(path: Path, columns: Sequence[str]) -> tuple[list[str], ...] | None:
@@ -196,9 +231,9 @@ def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split("\t")
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
         for row in reader:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 SCORE_RANGES = 5
 
 
+# Between a task's name and that of a further validation set, which no name has: `mnli:mismatched`.
+SET_MARK = ":"
+
+
+def owner_of_set(name: str) -> str:
+    """The task of a validation set: `mnli` of `mnli:mismatched`, and of `mnli`, which is the set that counts."""
+    return name.partition(SET_MARK)[0]
+
+
 @dataclass(frozen=True)
 class HiddenLayer:
     """The hidden layer of a head; a `size` of None is the encoder's width."""

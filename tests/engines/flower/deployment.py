@@ -105,7 +105,7 @@ class Site:
     def _serve(self) -> None:
         try:
             make_private_folder(self.folder)
-            self.outcome = serve_site(self.line(), self.pool(), self.said.append, Audit(self.folder))
+            self.outcome = serve_site(self.line(), self.pool(), self.said.append, Audit(self.folder), self.client)
         except Left:
             self.outcome = "left"
         except BaseException as error:

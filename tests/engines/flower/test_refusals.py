@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import socket
 import ssl
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fedmtl.engines.flower.certificates import CA, CURVE, make_authority
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
 from fedmtl.engines.flower.site_service import CannotJoin, SiteJob, SiteRefused, WelcomeCall
 from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, VERSION
+from fedmtl.runs.events import SiteEvent
 from small_config import SMALL
 
 ONE_EACH = ("federation.clients_per_task=1", "evaluation.every=100", "training.num_rounds=6")
@@ -70,11 +73,16 @@ def harmed(tmp_path_factory):
         None, [*overrides, "clients={good: {tasks: [sentiment]}, bad: {tasks: [paraphrase]}}", "data.source=embedded"]
     )
     server = Server(config, folder / "certs")
-    good = Site(server, folder / "good", "good", ("sentiment",), keys["good"])
     refused = intrude(server, folder, keys)
     bad = Site(server, folder / "bad", "bad", ("paraphrase",), keys["bad"], is_started=False)
-    lie(bad, {3: b"garbage", 4: pickled(), 5: ten_gigabytes(), 6: b""})
+    liar = threading.Thread(target=lie, args=(bad, {3: b"garbage", 4: pickled(), 5: ten_gigabytes(), 6: b""}))
+    liar.start()
+    # A site that was refused is not waited for any more: the good one comes when the bad one is there.
+    while not any(isinstance(event, SiteEvent) for event in server.events):
+        time.sleep(0.02)
+    good = Site(server, folder / "good", "good", ("sentiment",), keys["good"])
     run = server.finish()
+    liar.join()
     assert good.finish() == f"{run.name} is done"
     return run, server, refused
 

@@ -301,8 +301,8 @@ def test_every_mistake_in_the_data_is_a_code_for_the_server_and_words_for_the_si
         assert str(path) in str(harm.outcomes[name]), "the site's own terminal says which file"
     assert "zqxjwk-label" in str(harm.outcomes["unknown"])
     reasons = harm.reasons()
-    assert "notes, line 7: a label is not in the agreed list" in reasons
-    assert "notes, line 7: a text is empty" in reasons
+    assert "left: notes, line 7: a label is not in the agreed list" in reasons
+    assert "left: notes, line 7: a text is empty" in reasons
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_site_that_sent_the_words_of_an_error_would_be_found(harm):
     assert leaks(harm.control.streams, SECRETS) == ["zqxjwk"]
     # And what is not exactly a record of ours never stands in the server's words.
     reasons = harm.reasons()
-    assert reasons.count(UNREADABLE) == 1
+    assert reasons.count(f"left: {UNREADABLE}") == 1
 
 
 def start_and_die(settings: SiteSettings) -> Callable[[Any], Any]:

@@ -21,7 +21,7 @@ from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import DistillEvent
-from fedmtl.runs.folder import RunFolder, create_run, locked, write_atomic
+from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import append_event, cut_back, read_events
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import TaskData, load_tasks
@@ -107,16 +107,17 @@ def _possible_stages(
 def _open_run(config: Config, name: str, resume: bool) -> RunFolder:
     output = Path(config.output)
     if not resume:
-        run = create_run(output, name)
-        model = config.model.model_copy(
-            update={"server_model": str(student_encoder_folder(run)), "lora": None, "adapters": None}
-        )
-        write_atomic(run.config, dump_config(config.model_copy(update={"model": model})).encode())
-        return run
+        return create_run(output, name, lambda run: {"config.yaml": _student_config(config, run)})
     run = RunFolder(output / name)
     if not run.events.exists():
         raise FedmtlError(f"--resume: there is no distillation {name} in {output}; start without --resume")
     return run
+
+
+def _student_config(config: Config, run: RunFolder) -> bytes:
+    encoder = {"server_model": str(student_encoder_folder(run)), "lora": None, "adapters": None}
+    model = config.model.model_copy(update=encoder)
+    return dump_config(config.model_copy(update={"model": model})).encode()
 
 
 def _take_up(run: RunFolder, settings: DistillSettings, fingerprint: str) -> Position:

@@ -94,6 +94,10 @@ class FlowerEngine:
                 return there
             self._wait(min(GLANCE, max(0.0, end - time.monotonic())))
 
+    def left(self) -> Mapping[ClientId, str]:
+        """The sites that cannot take part as they were started, with the reason; nobody has to wait for them."""
+        return self._roster.left()
+
     def hellos(self) -> dict[ClientId, Hello]:
         """What every site that ever came last said."""
         return {client: site.hello for client, site in self._roster.everybody().items()}
@@ -199,13 +203,14 @@ class FlowerEngine:
                 yield answer
 
     def _struck_off(self, sent: _SentJob) -> Failure | None:
-        """Fail the job of a site that is not enrolled any more, whatever it answered."""
-        site = self._roster.find(sent.open_job.client)
-        if site is None or self._roster.may_take_part(sent.open_job.client, site):
+        """Fail the job of a site that is not enrolled any more, or that left, whatever it answered."""
+        client = sent.open_job.client
+        site, reason = self._roster.find(client), self._roster.left().get(client)
+        if reason is None and (site is None or self._roster.may_take_part(client, site)):
             return None
         if sent.message_id:
             self.link.close_message(sent.message_id)
-        return sent.open_job.failed("unenrolled")
+        return sent.open_job.failed("unenrolled" if reason is None else reason)
 
     def _answer(self, sent: _SentJob) -> Update | Failure | None:
         open_job = sent.open_job

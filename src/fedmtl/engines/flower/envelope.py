@@ -19,7 +19,7 @@ from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
 
 from fedmtl.errors import FedmtlError, WireError
-from fedmtl.federation.faults import read_fault
+from fedmtl.federation.faults import UNREADABLE, read_fault
 from fedmtl.foreign import printable
 
 NOTE, FRAME = "note", "frame"
@@ -36,12 +36,16 @@ Pull = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Envelope:
-    """What came; `frame` is the file its bytes are in. An `error` says why there is none, in words of this project."""
+    """What came; `frame` is the file its bytes are in.
+
+    An `error` says why there is none, in words of this project; `client` is then the site's name as it gives it.
+    """
 
     kind: str = ""
     words: str = ""
     frame: Path | None = None
     error: str | None = None
+    client: str | None = None
 
 
 def fill_envelope(kind: str, words: str = "", frame: bytes | Path | None = None) -> RecordDict:
@@ -94,7 +98,8 @@ def _open(message_id: str, pull: Pull, into: Path, max_bytes: int) -> Envelope:
     message = pull(message_id)
     children = get_object_children_ids_from_object_content(message)
     if not children:
-        return Envelope(error=read_fault(Message.inflate(message).error.reason))
+        fault = read_fault(Message.inflate(message).error.reason)
+        return Envelope(error=UNREADABLE) if fault is None else Envelope(error=fault.words(), client=fault.client)
     records = _references(pull(children[0]), RecordDict)
     note = ConfigRecord.inflate(pull(records[NOTE]))
     kind, words = note["kind"], note["words"]

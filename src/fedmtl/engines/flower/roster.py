@@ -79,6 +79,7 @@ class Roster:
         self._last_problem: str | None = None
         self._greeted: dict[int, tuple[int, str]] = {}
         self._present: dict[ClientId, Present] = {}
+        self._left: dict[ClientId, str] = {}
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="roster", daemon=True)
@@ -126,6 +127,11 @@ class Roster:
     def everybody(self) -> Mapping[ClientId, Present]:
         with self._lock:
             return dict(self._present)
+
+    def left(self) -> dict[ClientId, str]:
+        """The sites that cannot take part, or were refused, and have not come again since; with the reason."""
+        with self._lock:
+            return dict(self._left)
 
     def take_notes(self) -> list[Note]:
         """What happened since this was last called; passed on here, so that one thread writes a run's folder."""
@@ -190,41 +196,53 @@ class Roster:
 
     def _listen(self, node_id: int, coming: int, message_id: str) -> None:
         hello: Hello | None = None
+        claimed: ClientId | None = None
+        has_left = False
         try:
             envelope = self._link.take_answer(message_id, f"hello-{node_id}")
             if envelope is None:
                 return
             self._greeted[node_id] = (coming, "")
             if envelope.error is not None:
-                raise FedmtlError(envelope.error)
+                claimed, has_left = envelope.client, True
+                raise FedmtlError(f"left: {envelope.error}")
             hello = read_hello(envelope.words)
-            reason = self._taken_by_another(node_id, hello) or self._judge(hello, self._link.public_key(node_id))
+            claimed = hello.client
+            reason = self._taken_by_another(node_id, hello.client) or self._judge(hello, self._link.public_key(node_id))
         except FedmtlError as error:
             self._greeted[node_id] = (coming, "")
             reason = str(error)
         if hello is not None and reason is None:
             with self._lock:
                 self._present[hello.client] = Present(node_id, coming, hello)
+                self._left.pop(hello.client, None)
             self._say(Note("came", hello.client, hello=hello))
             return
         words = printable(reason or "", 2000)
-        self._say(self._refused(node_id, hello, words))
+        note = self._refused(node_id, claimed, words)
+        if note.kind == "refused":
+            with self._lock:
+                self._left[note.client] = words
+        self._say(note)
+        if has_left:
+            # It knows; a message to it would wait for its next coming, and end that.
+            return
         with suppress(KeyError):
             self._link.send(node_id, "refused", words)
 
-    def _refused(self, node_id: int, hello: Hello | None, reason: str) -> Note:
+    def _refused(self, node_id: int, claimed: ClientId | None, reason: str) -> Note:
         """A refusal is the failure of the site it came from, never of the one whose name somebody else gave."""
         client = self.name_of(node_id)
-        if client is None and hello is not None and self._enrolments.name_of(b"") is None:
-            is_free = self._taken_by_another(node_id, hello) is None and hello.client in self._enrolments.tasks()
-            client = hello.client if is_free else None
+        if client is None and claimed is not None and self._enrolments.name_of(b"") is None:
+            is_free = self._taken_by_another(node_id, claimed) is None and claimed in self._enrolments.tasks()
+            client = claimed if is_free else None
         return Note("remark", UNKNOWN, reason) if client is None else Note("refused", client, reason)
 
-    def _taken_by_another(self, node_id: int, hello: Hello) -> str | None:
+    def _taken_by_another(self, node_id: int, client: ClientId) -> str | None:
         """A name belongs to the node that took it for as long as that lives; keys decide where there are any."""
-        known = self.find(hello.client)
+        known = self.find(client)
         if self._enrolments.name_of(self._link.public_key(node_id)) is not None:
             return None
         if known is None or known.node_id == node_id or not self._is_alive(known):
             return None
-        return f"another process is here as {hello.client}; end that one, or wait {SILENCE:.0f} s after it ended"
+        return f"another process is here as {client}; end that one, or wait {SILENCE:.0f} s after it ended"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,11 @@ class Refused:
     words: str
 
 
-def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = None) -> str:
-    """Take part until the run is over; what the server says at its end. The line is closed then."""
+def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = None, client: str | None = None) -> str:
+    """Take part until the run is over; what the server says at its end. The line is closed then.
+
+    A site that cannot take part tells the server so under the name `client`, and leaves.
+    """
     words = ""
     keeper = _Keeper(line, say, audit)
     with closing(line), line.alive():
@@ -75,8 +78,12 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
             if envelope.kind == "welcome":
                 words = envelope.words
                 answer = _settled(_call(pool, WelcomeCall(words)))
+                if isinstance(answer, Refused):
+                    answer = replace(answer, fault=answer.fault.model_copy(update={"client": client}))
                 keeper.answer(received, answer)
                 if isinstance(answer, Refused):
+                    with suppress(LineLost):
+                        line.leave()
                     raise CannotJoin(answer.words)
             elif envelope.frame is not None:
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
