@@ -28,7 +28,6 @@ CODE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMENT = re.compile(r"<!--.*?-->")
 # A row whose command another change brings; the marker is removed with that change.
-TODO = re.compile(r"TODO-\w+")
 PATH = re.compile(r"[\w.-]+/[\w./-]*\.\w+")
 COMMANDS = typer.main.get_command(app)
 # Fewer words say what is different, but not why.
@@ -397,7 +396,6 @@ class Row:
     item: str
     shown: str
     reason: str
-    awaited: str | None
 
     @property
     def commands(self) -> list[str]:
@@ -418,17 +416,14 @@ def rows() -> Iterator[Row]:
         elif line.startswith("| ") and not line.startswith(("| section |", "| slide |")):
             cells = [cell.strip() for cell in COMMENT.sub("", line).split("|")[1:-1]]
             assert len(cells) == 4, f"{line}: a row has four cells"
-            awaited = TODO.search(line)
-            yield Row(document, *cells, awaited=awaited.group() if awaited else None)
+            yield Row(document, *cells)
 
 
 ROWS = list(rows())
 
 
-def awaiting(row: Row) -> Any:
-    """The row as a parameter; one that waits for another change may fail until then."""
-    marks = [pytest.mark.xfail(reason=row.awaited)] if row.awaited else []
-    return pytest.param(row, marks=marks, id=f"{row.section}: {row.item}")
+def parameter(row: Row) -> Any:
+    return pytest.param(row, id=f"{row.section}: {row.item}")
 
 
 def parse(words: list[str]) -> Any:
@@ -492,13 +487,13 @@ def test_a_row_has_something_to_see_or_a_reason(row):
     assert row.commands or LINK.search(row.shown) or row.paths or len(row.reason.split()) >= SHORTEST_REASON
 
 
-@pytest.mark.parametrize("row", [awaiting(row) for row in ROWS if row.commands])
+@pytest.mark.parametrize("row", [parameter(row) for row in ROWS if row.commands])
 def test_commands_are_read_by_the_app_and_their_settings_by_the_config(row, monkeypatch):
     for line in row.commands:
         check_command(line, monkeypatch)
 
 
-@pytest.mark.parametrize("row", [awaiting(row) for row in ROWS if row.paths])
+@pytest.mark.parametrize("row", [parameter(row) for row in ROWS if row.paths])
 def test_files_exist(row):
     assert [path for path in row.paths if not path.exists()] == []
 

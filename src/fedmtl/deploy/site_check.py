@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.engines.flower.audit import Audit
 from fedmtl.engines.processes import WorkerPool
 from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.federation.policy import TaskPolicy
-from fedmtl.tasks.check import check_parts
-from fedmtl.tasks.parts import Part, Split, make_part
-from fedmtl.tasks.sources import find_table, read_table
+
+if TYPE_CHECKING:
+    from fedmtl.tasks.parts import Part, Split
 
 LONGEST_CHECK = 3600.0
 
@@ -38,6 +39,9 @@ class SiteCheck:
 
 def check_site(settings: SiteSettings) -> SiteCheck:
     """Look over the files that the site's owner named; examples of the package or of the hub are not looked over."""
+    # Only the worker loads what reads texts.
+    from fedmtl.tasks.check import check_parts
+
     try:
         found = check_parts(list(_parts(settings)))
     except FedmtlError as error:
@@ -53,6 +57,9 @@ def check_site(settings: SiteSettings) -> SiteCheck:
 
 
 def _parts(settings: SiteSettings) -> Iterator[Part]:
+    from fedmtl.tasks.parts import make_part
+    from fedmtl.tasks.sources import find_table, read_table
+
     for task in settings.tasks:
         files: list[tuple[Split, Path | None]] = []
         if task in settings.files:

@@ -160,7 +160,7 @@ def test_a_server_killed_while_it_made_its_folder_left_a_run_or_none(make_config
             raise Killed
         write_atomic(path, *parts)
 
-    monkeypatch.setattr(serve, "write_atomic", dying)
+    monkeypatch.setattr("fedmtl.runs.folder.write_atomic", dying)
     config = make_config()
     with pytest.raises(Killed):
         serve.serve_run(config, "killed", serve.Endpoint(Address("127.0.0.1", 0), None))
