@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedmtl.engines.processes import warm_up
 from fedmtl.runs import energy
 from fedmtl.runs.energy import JOULES_PER_KWH, Meter, Rapl, cpu_seconds, energy_words, total_energy
 from fedmtl.runs.events import EndEvent, EnergyEvent, EnergyTotals
@@ -89,6 +90,8 @@ def test_without_counters_joules_are_cpu_seconds_times_watts_over_cores(tmp_path
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="living processes are found in /proc")
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_seconds_of_workers_count_while_they_live_and_once_when_they_have_ended(method):
+    # The fork server that it may be the first to need serves all other tests of this process.
+    warm_up()
     context = multiprocessing.get_context(method)
     burned, end = context.Event(), context.Event()
     before = cpu_seconds()
