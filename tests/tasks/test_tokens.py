@@ -1,6 +1,8 @@
 import errno
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -11,7 +13,7 @@ from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.tasks import tokens
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.tokens import Tokens, open_tokens, tokenize
+from fedmtl.tasks.tokens import Tokens, map_array, open_tokens, tokenize
 
 TEXTS = ["a b c", "a", "b c d e f g"]
 OTHERS = ["x y", "x y z w v", "x"]
@@ -329,3 +331,26 @@ def test_a_mutated_cache_is_read_or_refused_in_one_line(tokenizer, tmp_path, nam
     open_tokens.cache_clear()
     assert refused
     assert not any("\n" in message for message in refused)
+
+
+def test_threads_read_arrays_one_after_another(tmp_path, monkeypatch):
+    # numpy parses a header as Python, which two threads of CPython 3.11 cannot do at once.
+    path = tmp_path / "array.npy"
+    np.save(path, np.arange(3))
+    reading, most = [], []
+    load = np.load
+
+    def slow(*args, **kwargs):
+        reading.append(1)
+        most.append(len(reading))
+        time.sleep(0.01)
+        try:
+            return load(*args, **kwargs)
+        finally:
+            reading.pop()
+
+    monkeypatch.setattr(np, "load", slow)
+    with ThreadPoolExecutor(4) as threads:
+        arrays = list(threads.map(map_array, [path] * 8))
+    assert [array.tolist() for array in arrays] == [[0, 1, 2]] * 8
+    assert max(most) == 1

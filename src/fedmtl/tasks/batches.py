@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
-from fedmtl.tasks.tokens import TokenPart, open_tokens
+from fedmtl.tasks.tokens import TokenPart, map_array, open_tokens
 from fedmtl.timing import timed
 
 WINDOW = 8
@@ -41,7 +41,7 @@ def open_outputs(path: Path) -> np.ndarray:
     """As a memory map, so that a worker holds only what it reads."""
     remedy = "delete it, and the teacher answers again"
     try:
-        outputs = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        outputs = map_array(path)
     except Exception as error:  # numpy's reader of headers raises any kind
         raise FedmtlError(f"{path}: cannot be read ({excerpt(error)}); {remedy}") from error
     if outputs.dtype.kind != "f" or outputs.ndim != 2:
@@ -240,4 +240,4 @@ def _opened(arrays: DealtArrays | Path) -> DealtArrays:
 
 @lru_cache(maxsize=64)
 def _open(folder: Path) -> DealtArrays:
-    return DealtArrays(*(np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS))
+    return DealtArrays(*(map_array(folder / f"{name}.npy") for name in ARRAYS))

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,7 @@ BLOCK = 4096
 ARRAYS = ("ids", "segments", "offsets")
 TYPES = (np.int32, np.uint8, np.int64)
 REMEDY = "delete the folder, the texts are then tokenized again"
+_one_reader = threading.Lock()
 
 
 class Meta(BaseModel):
@@ -106,6 +108,15 @@ def _close_to_others(cache: Path) -> None:
         ) from error
 
 
+def map_array(path: Path) -> np.ndarray:
+    """The array in a file as a memory map, of which a process holds what it reads."""
+    # Clients of a stack are opened in threads. numpy reads a header with Python's parser, which two threads of
+    # CPython 3.11 cannot use at once (python/cpython#106905): one of them gets a SystemError.
+    with _one_reader:
+        # A plain view of the map: indexing np.memmap itself costs several times as much.
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
 @lru_cache(maxsize=64)
 def open_tokens(folder: Path) -> Tokens:
     """The tokens in a folder that `tokenize` made, as memory maps; one that is broken is an error."""
@@ -117,8 +128,7 @@ def open_tokens(folder: Path) -> Tokens:
 
 def _open_part(folder: Path, number: int) -> TokenPart:
     def load(name: str) -> np.ndarray:
-        # A plain view of the map: indexing np.memmap itself costs several times as much.
-        return np.asarray(np.load(folder / f"{number}.{name}.npy", mmap_mode="r", allow_pickle=False))
+        return map_array(folder / f"{number}.{name}.npy")
 
     try:
         part = TokenPart(*map(load, ARRAYS))
