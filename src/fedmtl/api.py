@@ -193,19 +193,25 @@ class Run:
         file: str | os.PathLike[str] | None = None,
         client: str | None = None,
         round: Round | None = None,
+        by: str | None = None,
     ) -> dict[str, Scores]:
         """Score the model on the run's validation examples, or one task on any labelled file; scores by task.
+
+        `by` names a column of the file that says which group an example is of: every group has its scores too, under
+        such as `sst2:country=DE`.
 
         `round` is as in `model`. On the validation examples of a run that the server scored on a CPU, the scores are
         those of results.csv, to the last digit.
         """
         if file is not None and task is None:
             raise FedmtlError("evaluate: a file needs a task, which says whose columns and labels it has")
+        if by is not None and file is None:
+            raise FedmtlError("evaluate: groups are those of a file, by one of its columns; give one with its task")
         from fedmtl.predict.run import evaluate_file, evaluate_validation
 
         model = self.model(client, round)
         if task is not None and file is not None:
-            return {task: evaluate_file(model, task, Path(file))}
+            return evaluate_file(model, task, Path(file), by)
         return evaluate_validation(model, task)
 
     def resume(self, observe: Observer | None = None) -> Run:

@@ -108,7 +108,7 @@ def test_a_run_trains_scores_answers_and_reports(make_config, tmp_path, stack):
     loaded = load_run(run)
     ((answer,),) = predict_texts(loaded, [("a superb film",)], ["stars"])
     assert (answer.label in LABELS, sum(answer.probabilities.values())) == (True, pytest.approx(1))
-    scores = evaluate_file(loaded, "stars", tmp_path / "stars.tsv")
+    scores = evaluate_file(loaded, "stars", tmp_path / "stars.tsv")["stars"]
     assert set(scores.metrics) == {"accuracy", "f1", "matthews", "mae"}
     page = write_report(run.path).read_text()
     assert "stars: confusion matrix" in page

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import DataError, FedmtlError
 from fedmtl.experiment.run import start_run
 from fedmtl.predict.run import LoadedRun, answerable, evaluate_file, load_run, predict_texts
 
@@ -35,16 +35,42 @@ def write_rows(path: Path, *columns: int) -> Path:
 def test_predictions_are_those_that_were_scored(loaded, tmp_path):
     singles = predict_texts(loaded, [row[:1] for row in ROWS], ["sentiment"])
     right = sum(answers[0].label == row[2] for answers, row in zip(singles, ROWS, strict=True))
-    scores = evaluate_file(loaded, "sentiment", write_rows(tmp_path / "single.tsv", 0, 2))
+    scores = evaluate_file(loaded, "sentiment", write_rows(tmp_path / "single.tsv", 0, 2))["sentiment"]
     assert scores.metrics["accuracy"] == right / 4
 
     pairs = predict_texts(loaded, [row[:2] for row in ROWS], ["paraphrase", "similarity"])
     right = sum(answers[0].label == row[3] for answers, row in zip(pairs, ROWS, strict=True))
-    scores = evaluate_file(loaded, "paraphrase", write_rows(tmp_path / "same.tsv", 0, 1, 3))
+    scores = evaluate_file(loaded, "paraphrase", write_rows(tmp_path / "same.tsv", 0, 1, 3))["paraphrase"]
     assert scores.metrics["accuracy"] == right / 4
     error = sum((answers[1].score - row[4]) ** 2 for answers, row in zip(pairs, ROWS, strict=True)) / 4
-    scores = evaluate_file(loaded, "similarity", write_rows(tmp_path / "near.tsv", 0, 1, 4))
+    scores = evaluate_file(loaded, "similarity", write_rows(tmp_path / "near.tsv", 0, 1, 4))["similarity"]
     assert scores.metrics["mse"] == pytest.approx(error, abs=1e-4)
+
+
+def test_groups_of_a_file_have_scores_of_their_own(loaded, tmp_path):
+    lines = [
+        "sentence\tlabel\tcountry",
+        *(f"{row[0]}\t{row[2]}\t{'DE' if n % 2 else 'AT'}" for n, row in enumerate(ROWS)),
+    ]
+    (tmp_path / "all.tsv").write_text("\n".join(lines) + "\n")
+    found = evaluate_file(loaded, "sentiment", tmp_path / "all.tsv", "country")
+    assert list(found) == ["sentiment", "sentiment:country=AT", "sentiment:country=DE"]
+    for country, rows in (("AT", ROWS[::2]), ("DE", ROWS[1::2])):
+        answers = predict_texts(loaded, [row[:1] for row in rows], ["sentiment"])
+        right = sum(answer[0].label == row[2] for answer, row in zip(answers, rows, strict=True))
+        assert found[f"sentiment:country={country}"].metrics["accuracy"] == right / len(rows)
+        assert found[f"sentiment:country={country}"].examples == len(rows)
+    assert found["sentiment"].examples == len(ROWS)
+
+
+def test_what_cannot_be_a_group_is_one_line(loaded, tmp_path):
+    path = write_rows(tmp_path / "single.tsv", 0, 2)
+    with pytest.raises(DataError, match="has no column 'country'; task sentiment reads"):
+        evaluate_file(loaded, "sentiment", path, "country")
+    lines = ["sentence\tlabel\tid", *(f"{ROWS[0][0]}\t{ROWS[0][2]}\t{n}" for n in range(101))]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match="the column 'id' has 101 values, and groups are at most 100"):
+        evaluate_file(loaded, "sentiment", path, "id")
 
 
 def test_an_answer_does_not_depend_on_the_texts_beside_it(loaded):

@@ -34,6 +34,9 @@ def evaluate(
     file: Annotated[
         Path | None, typer.Option(help="A labelled file with the task's columns, instead of validation.")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="A column of the file: the scores of each of its values too.", metavar="COLUMN")
+    ] = None,
     client: Client = None,
     round: Round = None,
     json_: Json = False,
@@ -41,8 +44,13 @@ def evaluate(
     """Score a finished run, or an ONNX file in its folder, on its validation data or on any labelled file."""
     if file is not None and task is None:
         raise FedmtlError("--file: needs --task, which says whose columns and labels the file has")
+    if by is not None and file is None:
+        raise FedmtlError("--by: groups are those of a file, by one of its columns; give it with --file and --task")
     onnx = onnx_path(run, client, round)
-    scores, main_metrics = _score_onnx(onnx, task, file) if onnx else _score_run(run, client, round, task, file)
+    if onnx:
+        scores, main_metrics = _score_onnx(onnx, task, file, by)
+    else:
+        scores, main_metrics = _scored(api.Run.open(run), task, file, client=client, round=round, by=by)
     if json_:
         record = {
             name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked} for name, s in scores.items()
@@ -52,20 +60,20 @@ def evaluate(
     show(scores_table(scores, main_metrics))
 
 
-def _score_run(run: str, client: str | None, round: str | None, task: str | None, file: Path | None) -> Scored:
+def _scored(found: api.Run, task: str | None, file: Path | None, **how: str | None) -> Scored:
     from fedmtl.tasks.task import owner_of_set
 
-    found = api.Run.open(run)
-    scores = found.evaluate(task, file, client, round)
-    return scores, {name: found.model(client, round).saved.tasks[owner_of_set(name)].metric for name in scores}
+    scores = found.evaluate(task, file, **how)
+    tasks = found.model(how["client"], how["round"]).saved.tasks
+    return scores, {name: tasks[owner_of_set(name)].metric for name in scores}
 
 
-def _score_onnx(onnx: Path, task: str | None, file: Path | None) -> Scored:
+def _score_onnx(onnx: Path, task: str | None, file: Path | None, by: str | None) -> Scored:
     from fedmtl.predict.onnx import evaluate_file, evaluate_validation, open_onnx
     from fedmtl.tasks.task import owner_of_set
 
     model = open_onnx(onnx)
-    scores = {task: evaluate_file(model, task, file)} if task and file else evaluate_validation(model, task)
+    scores = evaluate_file(model, task, file, by) if task and file else evaluate_validation(model, task)
     return scores, {name: model.tasks[owner_of_set(name)].metric for name in scores}
 
 

@@ -12,7 +12,10 @@ import numpy as np
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.tasks.examples import Examples, examples_from
 from fedmtl.tasks.sources import read_table
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import SET_MARK, Task
+
+# Groups of examples that are scored apart.
+MOST_GROUPS = 100
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,33 @@ def check_texts(task: Task, num_texts: int) -> None:
         raise FedmtlError(f"task {task.name} takes {wanted} ({', '.join(task.text)}); {num_texts} given")
 
 
-def labelled_examples(task: Task, path: Path) -> Examples:
-    """The examples of a labelled file that has the task's columns."""
+def labelled_sets(task: Task, path: Path, by: str | None = None) -> dict[str, Examples]:
+    """The examples of a labelled file that has the task's columns; with `by`, also those of each value of that column.
+
+    The whole file stands under the task's name, its parts under such as `sst2:country=DE`.
+    """
+    whole = _labelled_examples(task, path, by)
+    if whole.column is None:
+        return {task.name: whole}
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(whole.column):
+        rows.setdefault(value, []).append(row)
+    if len(rows) > MOST_GROUPS:
+        raise DataError(
+            f"{path}: the column {by!r} has {len(rows)} values, and groups are at most {MOST_GROUPS}; name a column"
+            " that says which group an example is of"
+        )
+    groups = {f"{task.name}{SET_MARK}{by}={value}": whole.take(rows[value]) for value in sorted(rows)}
+    return {task.name: whole, **groups}
+
+
+def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
     table = read_table(path)
-    absent = [name for name in (*task.text, task.label) if name not in table.columns]
+    wanted = (*task.text, task.label, *([] if column is None else [column]))
+    absent = [name for name in wanted if name not in table.columns]
     if absent:
         raise DataError(
             f"{path}: has no column {absent[0]!r}; task {task.name} reads {', '.join(task.text)} and {task.label},"
             f" the file has {', '.join(table.columns)}"
         )
-    return examples_from(table, task)
+    return examples_from(table, task, column)

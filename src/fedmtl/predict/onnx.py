@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt, parse_record
-from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
+from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_prediction
 from fedmtl.runs.folder import RunFolder
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
@@ -202,10 +202,11 @@ def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -
     return [[to_prediction(model.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
 
 
-def evaluate_file(model: OnnxModel, task: str, path: Path) -> Scores:
-    """Score one task on a labelled file that has the task's columns."""
+def evaluate_file(model: OnnxModel, task: str, path: Path, by: str | None = None) -> dict[str, Scores]:
+    """Score one task on a labelled file that has the task's columns; with `by`, also each value of that column."""
     known = _task(model, task)
-    return score_examples(model, known, labelled_examples(known, path))
+    sets = labelled_sets(known, path, by)
+    return {name: score_examples(model, known, examples) for name, examples in sets.items()}
 
 
 def evaluate_validation(model: OnnxModel, task: str | None = None) -> dict[str, Scores]:

@@ -19,7 +19,7 @@ from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
-from fedmtl.predict.answers import Prediction, check_texts, labelled_examples, tasks_on, to_prediction
+from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_prediction
 from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.summary import Round
@@ -67,10 +67,11 @@ def load_run(
     return LoadedRun(saved, bound, run, tasks)
 
 
-def evaluate_file(loaded: LoadedRun, task: str, path: Path) -> Scores:
-    """Score one task on a labelled file that has the task's columns."""
+def evaluate_file(loaded: LoadedRun, task: str, path: Path, by: str | None = None) -> dict[str, Scores]:
+    """Score one task on a labelled file that has the task's columns; with `by`, also each value of that column."""
     known = _task(loaded, task)
-    return score_examples(loaded, known, labelled_examples(known, path))
+    sets = labelled_sets(known, path, by)
+    return {name: score_examples(loaded, known, examples) for name, examples in sets.items()}
 
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
