@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from compress.listening import Listener
 from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
@@ -90,16 +91,8 @@ def test_a_run_with_fewer_heads_resumes_to_the_same_bits(fewer_heads):
 def test_a_run_with_fewer_heads_teaches_a_student_of_as_many(fewer_heads):
     _, run = fewer_heads
     settings = DistillSettings(student="1x128", epochs_intermediate=1, epochs_prediction=1, attention="scores")
-    student = load_model(distill(run, load_config(run.config), settings, "student", Silent()).run.model)
+    student = load_model(distill(run, load_config(run.config), settings, "student", Listener()).run.model)
     assert (student.model.layout.num_heads, student.model.layout.head_size) == (1, 64)
-
-
-class Silent:
-    def say(self, line):
-        pass
-
-    def update(self, update):
-        pass
 
 
 def test_no_epochs_only_prune_and_score(finished):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compress.listening import Listener
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.general import PROJECTIONS, RECORD, General, read_general
@@ -24,30 +25,10 @@ from fedmtl.tasks.embedded import embedded_columns
 from raw_events import raw_events
 from small_config import SMALL
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAPER = Losses(hidden=1.0, similarity=0.0, own_similarity=0.0, attention=1.0)
 TASKS = ("sentiment", "paraphrase", "similarity")
-
-
-class Silent:
-    def __init__(self):
-        self.lines, self.updates = [], []
-
-    def say(self, line):
-        self.lines.append(line)
-
-    def advance(self, stage, done, total):
-        pass
-
-    def update(self, update):
-        self.updates.append(update)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +62,7 @@ def settings(folder, encoder):
 
 def make(settings, folder, name, listener=None):
     paths = PretrainPaths(folder / name, folder / "work")
-    listener = listener or Silent()
+    listener = listener or Listener()
     pretrain(settings, paths, Machine("cpu"), Disclosure("fedmtl pretrain ..."), listener)
     return paths.out
 
@@ -104,7 +85,7 @@ def teacher(folder, encoder):
 
 def go(teacher, student, name, listener=None, **changes):
     values = {"student": str(student), "epochs_intermediate": 1, "epochs_prediction": 1, **changes}
-    return distill(teacher, load_config(teacher.config), DistillSettings(**values), name, listener or Silent())
+    return distill(teacher, load_config(teacher.config), DistillSettings(**values), name, listener or Listener())
 
 
 def intermediate_loss(listener):
@@ -131,7 +112,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(settings):
 
 def test_the_first_stage_learns_states_and_scores_and_leaves_what_the_second_needs(folder, settings, monkeypatch):
     monkeypatch.setattr(loop, "LOG_STEPS", 10)
-    listener = Silent()
+    listener = Listener()
     out = make(settings, folder, "learnt", listener)
     first, last = listener.updates[0].losses, listener.updates[-1].losses
     assert set(first) == {"total", "embedding", "hidden", "attention"}
@@ -160,7 +141,7 @@ def test_a_student_as_wide_begins_with_the_teachers_embeddings(settings):
 
 
 def test_the_second_stage_goes_on_where_the_first_ended(teacher, student):
-    listener, fresh = Silent(), Silent()
+    listener, fresh = Listener(), Listener()
     made = go(teacher, student, "joined", listener)
     stages = [event.get("stage") for event in raw_events(made.run) if event["event"] == "round"]
     assert stages == ["start", "intermediate", "prediction"]
@@ -178,7 +159,7 @@ def test_the_projections_go_on_too(teacher, student, tmp_path):
     for path in student.iterdir():
         if path.name != PROJECTIONS:
             (without / path.name).write_bytes(path.read_bytes())
-    listener, bare = Silent(), Silent()
+    listener, bare = Listener(), Listener()
     go(teacher, student, "projected", listener, stages="intermediate")
     go(teacher, without, "bare", bare, stages="intermediate")
     assert intermediate_loss(listener) < 0.8 * intermediate_loss(bare)
@@ -232,4 +213,4 @@ def test_a_damaged_record_is_one_clear_line(teacher, student, tmp_path):
 def test_a_teacher_whose_answers_are_to_be_kept_is_refused(folder, settings):
     paths = PretrainPaths(folder / "kept", folder / "work")
     with pytest.raises(ConfigError, match="--keep-teacher: with --vocab teacher"):
-        pretrain(settings, paths, Machine("cpu", keep_teacher=True), Disclosure(""), Silent())
+        pretrain(settings, paths, Machine("cpu", keep_teacher=True), Disclosure(""), Listener())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from compress.listening import Listener
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
@@ -38,14 +39,6 @@ HONOURED = (
 )  # fmt: skip
 
 
-class Silent:
-    def say(self, line):
-        pass
-
-    def update(self, update):
-        pass
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -64,7 +57,7 @@ def student(teacher, tmp_path_factory):
     def make(*overrides):
         config = load_config(teacher.config, [*overrides, f"output={tmp_path_factory.mktemp('students')}"])
         made = distill(
-            teacher, config, DistillSettings("1x32", epochs_intermediate=1, epochs_prediction=1), "s", Silent()
+            teacher, config, DistillSettings("1x32", epochs_intermediate=1, epochs_prediction=1), "s", Listener()
         )
         return summarize(read_events(made.run), "s").weights_sha256
 
@@ -89,4 +82,4 @@ def test_what_is_honoured_changes_the_student(student, override):
 def test_a_task_that_the_teacher_does_not_answer_is_refused(teacher, tmp_path):
     config = load_config(teacher.config, ["tasks.sst2={}", f"output={tmp_path}"])
     with pytest.raises(ConfigError, match=r"^tasks\.sst2: the teacher does not answer it; leave it out"):
-        distill(teacher, config, DistillSettings("1x32"), "s", Silent())
+        distill(teacher, config, DistillSettings("1x32"), "s", Listener())

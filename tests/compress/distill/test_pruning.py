@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedmtl.compress.distill import work as work_module
+from compress.listening import Listener, end_after
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.config.file import load_config
@@ -15,23 +15,9 @@ from fedmtl.sharing.weights import linear_weights
 from raw_events import raw_events
 from small_config import SMALL
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PRUNING = ["training.num_rounds=4", "training.pruning={amount: 0.4, rounds: 2, start_round: 2}"]
-
-
-class Silent:
-    def say(self, line):
-        pass
-
-    def update(self, update):
-        pass
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +31,7 @@ def teacher(tmp_path_factory):
 
 def go(teacher, name, overrides=PRUNING, *, resume=False, **changes):
     settings = DistillSettings(**{"student": "1x32", "epochs_intermediate": 2, "epochs_prediction": 2, **changes})
-    return distill(teacher, load_config(teacher.config, overrides), settings, name, Silent(), resume=resume)
+    return distill(teacher, load_config(teacher.config, overrides), settings, name, Listener(), resume=resume)
 
 
 def zeros(run):
@@ -82,15 +68,7 @@ def test_without_the_setting_nothing_is(teacher):
 
 @pytest.mark.parametrize("passes", [2, 3])
 def test_a_resume_goes_on_with_the_masks(teacher, pruned, monkeypatch, passes):
-    real, done = work_module.train_epoch, []
-
-    def killed(*given):
-        if len(done) == passes:
-            raise KeyboardInterrupt
-        done.append(1)
-        return real(*given)
-
-    monkeypatch.setattr(work_module, "train_epoch", killed)
+    end_after(passes, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         go(teacher, f"cut-{passes}")
     monkeypatch.undo()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmtl.compress.distill import work as work_module
+from compress.listening import Listener, end_after
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings, LossWeights
 from fedmtl.config.file import load_config
@@ -14,25 +14,7 @@ from fedmtl.sharing.plan import weights_sha256
 from raw_events import raw_events
 from small_config import SMALL
 
-
-class Silent:
-    def __init__(self):
-        self.lines, self.updates = [], []
-
-    def say(self, line):
-        self.lines.append(line)
-
-    def update(self, update):
-        self.updates.append(update)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Of the module, as its teacher is: with several threads, sums come out in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +35,7 @@ def whole(teacher):
 
 def go(teacher, name, *, resume=False, listener=None, **changes):
     settings = DistillSettings(**{"student": "1x32", "epochs_intermediate": 2, "epochs_prediction": 2, **changes})
-    return distill(teacher, load_config(teacher.config), settings, name, listener or Silent(), resume=resume)
+    return distill(teacher, load_config(teacher.config), settings, name, listener or Listener(), resume=resume)
 
 
 def digest(run):
@@ -85,15 +67,7 @@ def test_the_same_settings_give_the_same_bits_and_labels_may_join_in(teacher, wh
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_goes_on_after_the_last_whole_pass(teacher, whole, monkeypatch, passes):
-    real, done = work_module.train_epoch, []
-
-    def killed(*given):
-        if len(done) == passes:
-            raise KeyboardInterrupt
-        done.append(1)
-        return real(*given)
-
-    monkeypatch.setattr(work_module, "train_epoch", killed)
+    end_after(passes, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         go(teacher, f"cut-{passes}", student="1x64")
     monkeypatch.undo()
@@ -107,7 +81,7 @@ def test_goes_on_after_the_last_whole_pass(teacher, whole, monkeypatch, passes):
 
 
 def test_the_student_comes_nearer_to_its_teacher(teacher):
-    listener = Silent()
+    listener = Listener()
     settings = {"start": "random", "epochs_intermediate": 6, "epochs_prediction": 6}
     go(teacher, "nearer", listener=listener, rate_intermediate=3e-3, rate_prediction=3e-3, **settings)
     for stage in ("intermediate", "prediction"):
@@ -127,7 +101,7 @@ def test_stage_one_leaves_the_heads_alone(teacher):
 
 
 def test_other_tokens_leave_the_prediction_stage(teacher):
-    listener = Silent()
+    listener = Listener()
     made = go(teacher, "tiny", student="tiny", epochs_prediction=1, listener=listener)
     assert any("only the prediction stage" in line for line in listener.lines)
     assert {event.get("stage") for event in raw_events(made.run)} == {None, "start", "prediction"}

@@ -6,27 +6,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from compress.listening import Listener
 from fedmtl.compress.pretrain.run import Disclosure, Machine, PretrainPaths, pretrain
 from fedmtl.compress.pretrain.settings import PretrainSettings
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.tasks.embedded import embedded_columns
-
-
-class Quiet:
-    """Keeps what it was told."""
-
-    def __init__(self):
-        self.lines = []
-        self.updates = []
-
-    def say(self, line):
-        self.lines.append(line)
-
-    def advance(self, stage, done, total):
-        pass
-
-    def update(self, update):
-        self.updates.append(update)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +51,7 @@ def run(teacher, sentences, tmp_path):
     def start(out="small", *, resume=False, machine=None, disclosure=None, **given):
         values = {"corpus": (str(sentences),), "layers": 2, "hidden": 16, "heads": 2, "vocab": 260, "max_length": 32}
         values |= {"batch": 32, "steps": 6, "learning_rate": 1e-2, "teacher": teacher}
-        listener = Quiet()
+        listener = Listener()
         student = pretrain(
             PretrainSettings(**{**values, **given}),
             PretrainPaths(tmp_path / out, tmp_path / "work", tmp_path / f"{out}.json"),
