@@ -201,7 +201,8 @@ class Run:
         such as `sst2:country=DE`.
 
         `round` is as in `model`. On the validation examples of a run that the server scored on a CPU, the scores are
-        those of results.csv, to the last digit.
+        those of results.csv, to the last digit; of a round in which a task stopped early, results.csv has its score
+        before its values went back to its best round.
         """
         if file is not None and task is None:
             raise FedmtlError("evaluate: a file needs a task, which says whose columns and labels it has")

@@ -104,6 +104,6 @@ def test_a_capability_says_its_line_itself():
     stayed = LayerMove(layer="encoder.layer.0", before="all", after="all", reason="too early", **facts)
     display(SharingEvent(round=3, layers=[stayed, moved]))
     assert seen.getvalue().splitlines() == [
-        "  sst2: stopped; its head and layers stay as in round 1 (0.750)",
+        "  sst2: stopped; what the server has of it alone stays as in round 1 (0.750)",
         "  encoder.layer.1: all -> task, tasks disagree",
     ]

@@ -69,13 +69,17 @@ def test_tables_name_nothing_that_is_not_in_the_schema():
         ("model.lora=null", "model.lora"),
         ("tasks.sst2={weight: 2}", "tasks.sst2.weight"),
         ("methods.scaffold={}", "methods.scaffold"),
-        ("training={}", "training"),
         ("training.task_schedule=joint", "training.task_schedule=joint"),
     ],
 )
 def test_a_key_inside_a_section_and_a_whole_section_are_found(override, named):
     with pytest.raises(ConfigError, match=f"^--set {named}: `fedmtl distill`"):
         DISTILL.check([override])
+
+
+def test_an_empty_section_sets_nothing_that_is_refused():
+    COMMANDS["run"].check(["federation={}"])
+    DISTILL.check(["training={}"])
 
 
 def test_an_unknown_key_is_left_to_the_config():

@@ -71,3 +71,22 @@ def test_the_key_is_in_the_policy_file_and_in_its_words(tmp_path):
     assert read_policy(path).max_personal_data == 0
     assert "at most 0 examples with what looks like personal data" in read_policy(path).words()
     assert Policy().max_personal_data is None
+
+
+@pytest.mark.parametrize("name", ["dev.tsv", "dev_matched.tsv", "validation_mismatched.csv"])
+def test_every_file_that_scores_a_task_is_looked_over(tmp_path, name):
+    folder = tmp_path / "root/mnli"
+    folder.mkdir(parents=True)
+    for file in ("train.tsv", name):
+        separator = "," if file.endswith(".csv") else "\t"
+        address = "jane.doe@example.org" if file == name else "nobody"
+        lines = [
+            ("sentence1", "sentence2", "label"),
+            (f"write to {address}", "now", "neutral"),
+            ("a", "b", "entailment"),
+        ]
+        (folder / file).write_text("\n".join(map(separator.join, lines)) + "\n")
+    rules = Policy.model_validate({"max_personal_data": 0})
+    settings = SiteSettings("a", ("mnli",), tmp_path, tmp_path / "spool", {}, root=str(tmp_path / "root"), policy=rules)
+    with pytest.raises(PolicyError, match="1 examples here have what looks like personal data"):
+        check_files(WorkerPool(start_site, settings, 0), settings, [].append, Audit(tmp_path))

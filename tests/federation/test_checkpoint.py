@@ -12,7 +12,7 @@ from fedmtl.federation.checkpoint import check_state, last_whole_checkpoint, loa
 from fedmtl.federation.messages import Progress, State
 from fedmtl.methods.adaptive_sharing import AdaptiveSharing, LayerTrack, layer_tracks
 from fedmtl.methods.server_optimizers import ServerOptimizer
-from fedmtl.model.tensor_files import load_tensors
+from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.sharing.plan import Extra, Key, SharingPlan
 
 ENCODER, HEAD = Key("all", "w"), Key("task:sst2", "heads.sst2.weight")
@@ -109,6 +109,20 @@ def test_where_every_checkpoint_is_broken_nothing_begins_anew_in_silence(tmp_pat
     (tmp_path / "round-0001.json").write_text('{"round": 1')
     with pytest.raises(FedmtlError, match=r"round-0001\.json: bad JSON .*no other checkpoint is whole"):
         last_whole_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+    # Its tasks kept their best heads otherwise: a resume would go on without them.
+    save_checkpoint(tmp_path, state(2))
+    tensors, record = tmp_path / "round-0002.safetensors", tmp_path / "round-0002.json"
+    digest = save_tensors(tensors, {**load_tensors(tensors), "best_head.sst2": {HEAD: torch.randn(2)}})
+    written = json.loads(record.read_text())
+    del written["digest"]
+    record.write_text(json.dumps({**written, "sha256": digest}))
+    with pytest.raises(
+        FedmtlError, match="is of an earlier version, whose tasks stopped early otherwise; run it again"
+    ):
+        load_checkpoint(tmp_path)
 
 
 def test_no_checkpoint_is_none_and_a_named_one_that_is_missing_an_error(tmp_path):

@@ -15,6 +15,7 @@ from fedmtl.experiment import run as run_module
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.checkpoint import load_checkpoint, saved_checkpoints
 from fedmtl.model.saved import load_model
+from fedmtl.predict import rounds as rounds_module
 from fedmtl.predict.rounds import Part, combine_rounds, load_round, run_at
 from fedmtl.predict.run import load_run
 from fedmtl.runs.event_lines import events_of
@@ -26,6 +27,7 @@ from fedmtl.sharing.plan import Key, SharingPlan, weights_sha256
 
 # So high a rate that scores go up and down: the best of five rounds is neither the first nor the last.
 UNSTEADY = ("training.num_rounds=5", "training.learning_rate=3e-2", "evaluation.batch_size=7")
+TASKS = ("sentiment", "paraphrase", "similarity")
 PERSONAL = 'sharing.rules=[{"heads.*": client}, {"*": all}]'
 LAYERS = 'sharing.rules=[{"heads.*": task}, {"encoder.layer.0.output.*": task}, {"*": all}]'
 
@@ -173,7 +175,9 @@ def test_the_sums_of_a_stop_are_in_the_closing_lines_and_in_the_report(make_conf
     events = read_events(run)
     last = events_of(events, EvaluationEvent)[-3].metrics["accuracy"]
     stop, best = round_notes(summarize(events, run.name))
-    assert stop.startswith("sentiment stopped after round 2, at 0.800; its head and layers are those of round 1, which")
+    assert stop.startswith(
+        "sentiment stopped after round 2, at 0.800; what the server has of it alone is that of round 1, which"
+    )
     assert stop.endswith(f"scored 0.900; its last score is {last:.3f}")
     assert "after round 1; `fedmtl evaluate said --round best`" in best
     page = run.report.read_text()
@@ -225,3 +229,26 @@ def test_tasks_of_several_rounds_share_what_they_shared_and_no_more():
     assert combined.key("layer", "b", "") == Key("group:round-0002", "layer")
     same, given = combine_rounds({1: part(1.0)}, {"a": 1, "b": 1}, names)
     assert (same, given) == (plan, part(1.0).weights)
+
+
+def test_no_link_of_a_run_folder_leads_what_is_written_out_of_it(make_config, tmp_path):
+    run = start_run(make_config("training.num_rounds=1"), "linked")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "config.json").write_text("precious")
+    (run.path / "models").mkdir()
+    (run.path / "models" / "best").symlink_to(outside)
+    with pytest.raises(FedmtlError, match="leads out of"):
+        run_at(run, "best")
+    assert [path.name for path in outside.iterdir()] == ["config.json"]
+    assert (outside / "config.json").read_text() == "precious"
+
+
+def test_round_0_of_what_stays_at_clients_is_refused_and_the_run_ends_with_its_last(make_config, monkeypatch):
+    # As if the scores of round 0 had been the best.
+    monkeypatch.setattr(rounds_module, "task_rounds", lambda events, given, name: dict.fromkeys(TASKS, 0))
+    run = start_run(make_config("training.num_rounds=1", "training.keep=best", PERSONAL), "personal_start")
+    with pytest.raises(FedmtlError, match="that is round 0, in which no client had values of its own yet"):
+        load_run(run, "sentiment_client_1", "best")
+    assert weights_sha256(load_model(run.model).weights) == weights_sha256(load_checkpoint(run.checkpoints, 1).weights)
+    assert load_run(run, "sentiment_client_1").tasks == ("sentiment",)

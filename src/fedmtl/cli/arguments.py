@@ -12,7 +12,7 @@ from fedmtl.errors import FedmtlError
 
 def complete_run(incomplete: str) -> list[str]:
     """The runs here whose name begins so; for the shell."""
-    names = sorted(path.parent.name for path in Path("runs").glob("*/config.yaml"))
+    names = sorted(path.parent.name for path in Path("runs").glob("[!.]*/config.yaml"))
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -308,4 +308,4 @@ def _tell(made: Quantized) -> None:
     if not made.agreement:
         write("no texts with labels: how often it agrees with the file in float was not measured; give --texts")
     if gain < 1:
-        write(f"slower than the file in float on this machine; ship {made.source}, or try `--scheme dynamic`")
+        write(f"slower than the file in float on this machine; ship {made.source}, or try another `--scheme`")

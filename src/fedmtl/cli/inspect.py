@@ -97,7 +97,7 @@ def status(run: Run, json_: Json = False) -> None:
         )
     failure = progress.last_failure
     last = "none" if failure is None else f"{failure.client} in round {failure.round}: {failure.reason}"
-    spent = [] if progress.energy is None else [f"energy so far: {energy_words(progress.energy)}"]
+    spent = [] if progress.energy is None else [f"energy: {energy_words(progress.energy)}"]
     show(
         table,
         [

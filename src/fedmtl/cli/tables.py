@@ -95,7 +95,7 @@ def round_notes(summary: RunSummary) -> list[str]:
         now = number(result.final.get(result.metric)) if result else "–"
         then = number(stop.stop_score) if stop.stop_score is not None else "–"
         notes.append(
-            f"{task} stopped after round {stop.round}, at {then}; its head and layers are those of round"
+            f"{task} stopped after round {stop.round}, at {then}; what the server has of it alone is that of round"
             f" {stop.best_round}, which scored {number(stop.score)}; its last score is {now}"
         )
     best = summary.averages["overall"].best if summary.averages else None

@@ -60,7 +60,11 @@ class Honours:
         """
         for override in overrides:
             for path, value in _leaves(with_overrides({}, [override])):
-                for key in _schema_keys(path):
+                keys = _schema_keys(path)
+                if value == {} and any(self.remedy(key) is None for key in keys):
+                    # An empty section sets none of the keys below it that are refused.
+                    continue
+                for key in keys:
                     self._check_one(dotted(path), key, value)
                 if tasks is not None and path[0] == "tasks" and len(path) > 1 and path[1] not in tasks:
                     self._refuse(f"--set {dotted(path)}", f"its tasks are {', '.join(tasks)}")

@@ -58,7 +58,7 @@ def check_site(settings: SiteSettings) -> SiteCheck:
 
 def _parts(settings: SiteSettings) -> Iterator[Part]:
     from fedmtl.tasks.parts import make_part
-    from fedmtl.tasks.sources import find_table, read_table
+    from fedmtl.tasks.sources import find_table, read_table, validation_tables
 
     for task in settings.tasks:
         files: list[tuple[Split, Path | None]] = []
@@ -68,7 +68,7 @@ def _parts(settings: SiteSettings) -> Iterator[Part]:
             folder = Path(settings.root) / task
             files = [
                 ("train", find_table(folder, ["train"])),
-                ("validation", find_table(folder, ["dev", "validation"])),
+                *(("validation", path) for path in validation_tables(folder)),
             ]
         named = settings.policy.tasks.get(task, TaskPolicy())
         for split, path in files:

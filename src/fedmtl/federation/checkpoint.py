@@ -188,7 +188,10 @@ def _load(folder: Path, number: int) -> State:
         raise FedmtlError(f"{tensors}: cannot be read ({error.strerror}); {REMEDY}") from None
     if found != record.sha256:
         raise FedmtlError(f"{tensors}: is broken, its sha256 is not that of {path.name}; {REMEDY}")
-    return _state(record, load_tensors(tensors))
+    slots = load_tensors(tensors)
+    if any(slot.startswith("best_head.") for slot in slots):
+        raise FedmtlError(f"{tensors}: is of an earlier version, whose tasks stopped early otherwise; run it again")
+    return _state(record, slots)
 
 
 def _read(path: Path, number: int) -> _Record:

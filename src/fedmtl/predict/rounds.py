@@ -44,11 +44,16 @@ def load_round(run: RunFolder, given: Round | None = None, client: str | None = 
         check_inside(part, run.path)
     if wanted == LAST and wanted == ended_with:
         assert client is not None
-        return replace(
-            saved, weights={**saved.weights, **_client_values(run, client, load_checkpoint(run.checkpoints))}
-        )
+        return _with_last_values(saved, run, client)
     rounds = task_rounds(read_events(run), wanted, run.name)
     states = _open_states(run, rounds, wanted)
+    try:
+        _check_personal(states, wanted)
+    except FedmtlError:
+        if given is not None or client is None:
+            raise
+        # The run ended with its last round for the same reason.
+        return _with_last_values(saved, run, client)
     personal = {number: _client_values(run, client, state) if client else {} for number, state in states.items()}
     parts = {
         number: Part(state.plan, {**state.weights, **personal[number]}, client or "")
@@ -56,6 +61,11 @@ def load_round(run: RunFolder, given: Round | None = None, client: str | None = 
     }
     plan, weights = combine_rounds(parts, {task: rounds[task] for task in saved.tasks}, list(saved.model.canonical()))
     return replace(saved, plan=plan, weights=weights)
+
+
+def _with_last_values(saved: SavedModel, run: RunFolder, client: str) -> SavedModel:
+    values = _client_values(run, client, load_checkpoint(run.checkpoints))
+    return replace(saved, weights={**saved.weights, **values})
 
 
 def round_name(given: Round) -> str:
@@ -69,7 +79,9 @@ def run_at(run: RunFolder, given: Round | None) -> RunFolder:
     if given is None:
         return run
     saved = load_round(run, given)
-    folder = run.path / "models" / round_name(given)
+    models = run.path / "models"
+    check_inside(models, run.path)
+    folder = models / round_name(given)
     save_model(folder, saved.encoder, saved.tasks, saved.plan, saved.weights, load_config(run.config).model)
     return replace(run, model_folder=folder)
 
@@ -78,6 +90,7 @@ def best_model(run: RunFolder, tasks: Iterable[str], names: Iterable[str]) -> tu
     """The plan and the server's values of a run's best round, for the model that it ends with."""
     rounds = task_rounds(read_events(run), BEST, run.name)
     states = _open_states(run, rounds, BEST)
+    _check_personal(states, BEST)
     parts = {number: Part(state.plan, state.weights) for number, state in states.items()}
     return combine_rounds(parts, {task: rounds[task] for task in tasks}, list(names))
 
@@ -95,6 +108,15 @@ def _open_states(run: RunFolder, rounds: Mapping[str, int], given: Round) -> dic
         assert state is not None, "a round that is named is there"
         states[number] = state
     return states
+
+
+def _check_personal(states: Mapping[int, State], given: Round) -> None:
+    """Raise for round 0 of a plan whose values stay at clients: before they train, clients have none."""
+    if 0 in states and any(level == "client" for _, level in states[0].plan.rules):
+        raise FedmtlError(
+            f"--round {given}: that is round 0, in which no client had values of its own yet; write --round last, or a"
+            " number"
+        )
 
 
 def _spell(rounds: list[int]) -> str:

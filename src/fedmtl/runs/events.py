@@ -453,7 +453,9 @@ class EarlyStopEvent(Event):
 
     def lines(self) -> Sequence[str]:
         score = "–" if self.score is None else f"{self.score:.3f}"
-        return [f"  {self.task}: stopped; its head and layers stay as in round {self.best_round} ({score})"]
+        return [
+            f"  {self.task}: stopped; what the server has of it alone stays as in round {self.best_round} ({score})"
+        ]
 
 
 # For observers only, never in the file.

@@ -21,7 +21,7 @@ from fedmtl.runs.folder import write_atomic
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask, HubTable
 from fedmtl.tasks.examples import drop_empty_texts
 from fedmtl.tasks.load import hub_name, hub_splits, read_hub
-from fedmtl.tasks.sources import Table
+from fedmtl.tasks.sources import Table, is_number
 
 # What a split is called on the hub -> the name of its file, of which the first that is there counts.
 SPLITS = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
@@ -157,10 +157,10 @@ def _builtin_lines(task: str, out: Path) -> list[str]:
 
 def _task_lines(task: str, text: Sequence[str], label: str, train: Table, paths: Mapping[str, Path]) -> list[str]:
     values = sorted(set(train.columns[label]))
-    has_numbers = all(_is_number(value) for value in values)
+    has_numbers = all(is_number(value) for value in values)
     kind: list[str]
     if len(values) > MOST_LABELS or (has_numbers and any("." in value for value in values)):
-        numbers = [float(value) for value in values if _is_number(value)]
+        numbers = [float(value) for value in values if is_number(value)]
         scores = f"[{min(numbers, default=0.0):g}, {max(numbers, default=1.0):g}]"
         kind = ["    kind: regression", f"    score_range: {scores}"]
     else:
@@ -181,11 +181,3 @@ def _task_lines(task: str, text: Sequence[str], label: str, train: Table, paths:
 def _quoted(value: object) -> str:
     """A value as YAML takes it for a text, whatever it looks like: JSON is YAML."""
     return json.dumps(str(value), ensure_ascii=False)
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True

@@ -98,9 +98,10 @@ def drop_empty_texts(table: Table, text: Sequence[str]) -> tuple[Table, int]:
 
 def _check_column(table: Table, name: str, key: str, task: Task) -> None:
     if name not in table.columns:
-        raise DataError(
-            f"{table.origin}: has no column {name!r}; write one of {', '.join(table.columns)} under {key}"
-        ).coded("column_missing", task.name)
+        instead = f"write one of {', '.join(table.columns)} under {key}"
+        if len(table.columns) == 1:
+            instead = "the file has one; where columns are separated otherwise, write source.delimiter"
+        raise DataError(f"{table.origin}: has no column {name!r}; {instead}").coded("column_missing", task.name)
 
 
 def _check_texts(table: Table, task: Task) -> None:

@@ -21,7 +21,7 @@ from fedmtl.tasks.builtin import BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
-from fedmtl.tasks.sources import SUFFIXES, Table, as_text, find_table, read_table
+from fedmtl.tasks.sources import SUFFIXES, VALIDATION_FILES, Table, as_text, find_table, read_table
 from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
@@ -275,7 +275,7 @@ def _read_folder(folder: Path, task: Task, further: Iterable[str]) -> Tables:
             f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(SUFFIXES)}), "
             f"or write tasks.{task.name}.source"
         )
-    validation = find_table(folder, ["dev", "validation", "dev_matched", "validation_matched"])
+    validation = find_table(folder, VALIDATION_FILES)
     tables = read_table(train), None if validation is None else read_table(validation)
     files = {name: find_table(folder, [f"dev_{name}", f"validation_{name}"]) for name in further}
     more = {name: read_table(file) for name, file in files.items() if file is not None}

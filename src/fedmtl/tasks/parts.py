@@ -147,6 +147,7 @@ def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
         task = resolve_task(config, name)
         for client, tables in read_sources(config, task, hub=hub).items():
             splits: list[tuple[Split, Table | None]] = [("train", tables.train), ("validation", tables.validation)]
+            splits += [("validation", table) for table in tables.further.values()]
             for split, table in [*splits, ("test", None if client else test_table(config, task))]:
                 if table is not None:
                     _check_columns(table, (*task.text, task.label), name)

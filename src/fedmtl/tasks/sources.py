@@ -22,6 +22,8 @@ from fedmtl.foreign import excerpt, parse_json
 
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";"}
 SUFFIXES = (".tsv.gz", ".tsv", ".csv.gz", ".csv", ".jsonl.gz", ".jsonl", ".parquet")
+# Which file of a folder scores a task, the first that is there; further ones are `dev_NAME` or `validation_NAME`.
+VALIDATION_FILES = ("dev", "validation", "dev_matched", "validation_matched")
 
 # A text longer than the csv module's 128 KB is a long text; one of more than this is a quote that was never closed.
 LONGEST_FIELD = 1 << 24
@@ -154,6 +156,21 @@ def find_table(folder: Path, stems: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def validation_tables(folder: Path) -> list[Path]:
+    """Every file in the folder that a task may be scored on, by its name."""
+    names = tuple(f"{stem}{end}" for stem in ("dev", "validation") for end in ("_", *SUFFIXES))
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if path.name.startswith(names) and path.name.endswith(SUFFIXES))
+
+
+def is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
 def looks_like_names(header: Sequence[str]) -> bool:
     """Whether these can be names of columns; a file without a header begins with its first example."""
     return all(COLUMN_NAME.fullmatch(name) for name in header)
@@ -191,7 +208,9 @@ def _read_text(path: Path, *, gzipped: bool) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: is not UTF-8; convert it with `iconv -t UTF-8`") from error
+        raise DataError(
+            f"{path}, line {line}: is not UTF-8; convert it, such as with `iconv -f LATIN1 -t UTF-8`"
+        ) from error
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
-from fedmtl.tasks.sources import SUFFIXES, read_table
+from fedmtl.tasks.sources import SUFFIXES, is_number, read_table
 
 LINES = (".txt", ".txt.gz")
 # Whatever it holds, a column of this name is what a text was judged as.
@@ -97,7 +97,9 @@ def _lines(path: Path) -> list[str]:
         data = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 ({error.reason}); convert it with `iconv -t UTF-8`") from error
+        raise DataError(
+            f"{path}: is not UTF-8 ({error.reason}); convert it, such as with `iconv -f LATIN1 -t UTF-8`"
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); copy the file again") from error
     # Not splitlines(): a text may hold U+2028, which ends no line here.
@@ -105,15 +107,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _is_text(values: Iterable[str]) -> bool:
-    return any(value.strip() and not _is_number(value) for value in values)
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
+    return any(value.strip() and not is_number(value) for value in values)
 
 
 def _chunks(texts: Iterable[str], chunk_words: int, rng: np.random.Generator) -> Iterable[str]:
