@@ -143,6 +143,7 @@ def test_export_says_what_was_written_and_what_could_not_be(cli, runs, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_nothing_to_export_is_an_error_with_the_remedy(cli):
     tasks = "tasks={paraphrase: {train_samples: 40, val_samples: 24}}"
     adapted = "model.adapters={kind: pals, size: 8, heads: 2}"

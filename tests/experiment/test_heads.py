@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.distill.test_run import Silent
+from compress.listening import Listener
 from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
@@ -64,7 +64,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_hidden_layers(make_config, r
 def test_a_student_has_its_teachers_hidden_layers(run_once):
     teacher = run_once(*HEADS)
     settings = DistillSettings(student="1x64", epochs_intermediate=1, epochs_prediction=1)
-    student = distill(teacher, load_config(teacher.config), settings, "student", Silent())
+    student = distill(teacher, load_config(teacher.config), settings, "student", Listener())
     saved = load_model(student.run.model)
     assert saved.tasks["sentiment"].head == HiddenLayer(8)
     # One that is as wide as its encoder is so in the student too.
