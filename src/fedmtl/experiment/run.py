@@ -316,13 +316,12 @@ def _save_state(state: State, run: RunFolder, prepared: Prepared) -> None:
     best = {state.progress[name].best_round for name in patient if name in state.progress}
     best.add(state.best_overall[0] if state.best_overall else None)
     keep = {number for number in best if number is not None}
-    has_personal = any(level == "client" for _, level in state.plan.rules)
-    if has_personal and state.round in keep:
+    if state.plan.has_personal and state.round in keep:
         for client, accepted in state.accepted.items():
             store_best(run.clients / client, accepted, state.round)
     save_checkpoint(run.checkpoints, state, keep_every=prepared.config.checkpoint.every, keep=keep)
     # Not before: a run that is killed here goes on from the checkpoint before, and its best round.
-    for client in state.accepted if has_personal else ():
+    for client in state.accepted if state.plan.has_personal else ():
         drop_best(run.clients / client, keep)
 
 

@@ -47,13 +47,10 @@ def load_round(run: RunFolder, given: Round | None = None, client: str | None = 
         return _with_last_values(saved, run, client)
     rounds = task_rounds(read_events(run), wanted, run.name)
     states = _open_states(run, rounds, wanted)
-    try:
-        _check_personal(states, wanted)
-    except FedmtlError:
-        if given is not None or client is None:
-            raise
+    if given is None and client is not None and _is_before_clients(states):
         # The run ended with its last round for the same reason.
         return _with_last_values(saved, run, client)
+    _check_personal(states, wanted)
     personal = {number: _client_values(run, client, state) if client else {} for number, state in states.items()}
     parts = {
         number: Part(state.plan, {**state.weights, **personal[number]}, client or "")
@@ -110,9 +107,13 @@ def _open_states(run: RunFolder, rounds: Mapping[str, int], given: Round) -> dic
     return states
 
 
+def _is_before_clients(states: Mapping[int, State]) -> bool:
+    """Whether a state is of round 0 of a plan whose values stay at clients: before they train, clients have none."""
+    return 0 in states and states[0].plan.has_personal
+
+
 def _check_personal(states: Mapping[int, State], given: Round) -> None:
-    """Raise for round 0 of a plan whose values stay at clients: before they train, clients have none."""
-    if 0 in states and any(level == "client" for _, level in states[0].plan.rules):
+    if _is_before_clients(states):
         raise FedmtlError(
             f"--round {given}: that is round 0, in which no client had values of its own yet; write --round last, or a"
             " number"
@@ -134,7 +135,7 @@ def _client_values(run: RunFolder, client: str, state: State | None) -> Weights:
     if not values:
         others = clients_with_values(run)
         remedy = f"it is one of {others}" if others else "in this run no value stays at a client, so leave --client out"
-        if state is not None and any(level == "client" for _, level in state.plan.rules) and not others:
+        if state is not None and state.plan.has_personal and not others:
             remedy = "they are at its site, which stores those of its last two rounds alone"
         raise FedmtlError(f"--client {client}: has no values of this run; {remedy}")
     return values

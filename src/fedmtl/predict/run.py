@@ -79,7 +79,7 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
     wanted = [_task(loaded, task).name] if task else loaded.tasks
     config = load_config(loaded.run.config)
     data = load_tasks(config)
-    at_clients = config.evaluation.where == "clients" or any(level == "client" for _, level in loaded.saved.plan.rules)
+    at_clients = config.evaluation.where == "clients" or loaded.saved.plan.has_personal
     how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
     with _one_thread():
         return {

@@ -55,10 +55,7 @@ def parse_round(given: Round) -> Round:
 
 def best_overall(events: Iterable[Event]) -> Best | None:
     """The best overall score of a run and the first round that has it; None where no round has one."""
-    scored = {event.round: event.overall for event in events if isinstance(event, RoundEvent)}
-    known = {number: value for number, value in scored.items() if value is not None}
-    number = max(known, key=lambda number: (known[number], -number), default=None)
-    return None if number is None else Best(known[number], number)
+    return _best("overall", [(event.overall, event.round) for event in events if isinstance(event, RoundEvent)])
 
 
 def early_stops(events: Iterable[Event]) -> dict[str, EarlyStopEvent]:

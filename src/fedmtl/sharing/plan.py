@@ -110,6 +110,11 @@ class SharingPlan:
     groups: tuple[Mapping[str, str], ...] = ()
     stopped: tuple[str, ...] = ()
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether a rule leaves values at their clients."""
+        return any(level == "client" for _, level in self.rules)
+
     def level(self, name: str) -> str:
         """Return the level of a parameter: all, group, group.N, task, client or fixed."""
         level = _first_match(self.rules, name)
@@ -225,7 +230,7 @@ def mode_plan(config: Config) -> SharingPlan:
         return replace(plan, rules=(*fixed, ("*", "task")))
     if config.mode == "local":
         return replace(plan, rules=(*fixed, ("*", "client")))
-    if config.mode == "centralized" and any(level == "client" for _, level in plan.rules):
+    if config.mode == "centralized" and plan.has_personal:
         return replace(plan, rules=(*fixed, ("heads.*", "task"), ("*", "all")))
     return plan
 
