@@ -442,12 +442,12 @@ def _panel(title: str, own: Mapping[tuple[str, str], Row], chance: float) -> Ite
 
 def _travelled(found: Sequence[Mapping[str, Any]], encoder: str, chance: float) -> Iterator[str]:
     """Accuracy on the way, a line for each head and number of clients; and where the paper's K clients end on imdb."""
-    low, high = math.log10(0.05), math.log10(16)
+    low, high = math.log10(0.015), math.log10(16)
 
     def across(travel: float) -> float:
         return (math.log10(travel) - low) / (high - low) * WIDE
 
-    ticks = {f"{travel:g}": across(travel) for travel in (0.1, 0.5, 1, 3, 10)}
+    ticks = {f"{travel:g}": across(travel) for travel in (0.03, 0.1, 0.3, 1, 3, 10)}
     yield from _axes(f"plain SGD, {encoder}", chance, ticks, "rate x steps of a client")
     for clients in (1, 4, 32):
         x = round(across(PAPER["sgd-imdb"] / clients), 1)
@@ -495,7 +495,9 @@ def main() -> None:
     given.add_argument("--models", type=Path, required=True, help="folder with minilm-l6 and minilm-l3")
     given.add_argument("--out", type=Path, required=True, help="file for the scores, as JSON")
     given.add_argument("--device", default="cpu")
-    given.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once")
+    given.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="runs at once; on a GPU start NVIDIA MPS first"
+    )
     given.add_argument("--minutes", type=float, default=8.0, help="after these no run is begun")
     given.add_argument("--clients", type=numbers, default=[1, 4, 16, 32])
     given.add_argument("--seeds", type=numbers, default=[0, 1, 2])
