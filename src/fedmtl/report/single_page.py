@@ -213,6 +213,7 @@ STYLE = _COLOURS + _TEXT + _TABLES + _FIGURES + _MEDIA
 TABLE_STYLE = """
 main.broad { max-width: 96rem }
 .study th, .study td { white-space: nowrap; padding-right: .9rem } .study tbody th { max-width: none }
+.inside { padding: .3rem .9rem .6rem } details { margin-bottom: .7rem } .lead { margin: 1.4rem 0 1rem }
 .study { font-size: .84rem } .study td small { white-space: nowrap }
 .study thead th { white-space: normal; max-width: 9rem }
 """
