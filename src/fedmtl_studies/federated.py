@@ -49,7 +49,6 @@ from fedmtl_studies.library import (
     find_table,
     load_config,
     read_table,
-    resolve_task,
     with_absolute_paths,
     with_overrides,
 )
@@ -287,6 +286,8 @@ def _metrics(options: FederatedOptions) -> dict[str, str]:
     """Return every task's main metric."""
     if options.config is None:
         return {task: BUILTIN[task].metric for task in options.tasks}
+    from fedmtl_studies.computing import resolve_task
+
     loaded = load_config(Path(options.config), options.overrides)
     return {task: resolve_task(loaded, task).metric for task in loaded.tasks}
 

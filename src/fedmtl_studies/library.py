@@ -46,6 +46,5 @@ from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.embedded import ADJECTIVES, INTENSIFIERS, NOUNS, PEOPLE, VERBS, embedded_columns
-from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.sources import Table as DataTable
 from fedmtl.tasks.sources import find_table, read_table
