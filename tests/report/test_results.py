@@ -98,7 +98,9 @@ def test_a_clients_share_of_each_mean_stands_with_what_it_brought():
     text = text_of(events)
     # Of the encoder 10 % and 20 % in two rounds: 15 % on the mean; it stands once, with the client's first task.
     assert "|forum|qqp|780|.650|.600|50.0%|15.0%|forum|sst2|170|.650|.600|25.0%|press|" in text
+    # The run was to have 8 rounds: a client that begins in the ninth leaves the others as they were.
     assert "was not measured" in text
+    assert "--set clients.NAME.from_round=9 --name without, and fedmtl compare first without." in text
     assert "no scores by client" in text
 
 

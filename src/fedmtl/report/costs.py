@@ -163,9 +163,11 @@ def _contribution_notes(run: Run, has_shares: bool, has_scores: bool) -> list[st
     if not has_scores:
         notes.append(" There are no scores by client: the model was scored on the server’s examples.")
     if len(run.clients) > 1 and run.start.mode in ("federated", "federated_single_task"):
+        last = 1 + max(run.start.num_rounds or 0, run.last_round)
         notes.append(
-            " What the model would lose without a client was not measured: run the config without it, and"
-            " fedmtl compare shows both."
+            " What the model would lose without a client was not measured, as it takes a run: of a client NAME that the"
+            f" config names, fedmtl run config.yaml --set clients.NAME.from_round={last} --name without, and fedmtl"
+            f" compare {run.name} without."
         )
     return notes
 

@@ -202,6 +202,8 @@ _MEDIA = """
   .scroll, .tall { overflow: visible; max-height: none; border: 0; padding: 0 } .tall thead th { position: static }
   figure, tr, svg { break-inside: avoid } h2 { break-after: avoid } section { margin-top: 1.6rem }
   .hash { max-width: none; white-space: normal } pre { white-space: pre-wrap }
+  .scroll { font-size: 8.5pt } .number, .map td, thead th { white-space: normal } th, td { padding-right: .6rem }
+  .panels { grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.2rem 2rem }
   details::details-content { content-visibility: visible; block-size: auto }
 }
 """
@@ -216,6 +218,10 @@ main.broad { max-width: 96rem }
 .inside { padding: .3rem .9rem .6rem } details { margin-bottom: .7rem } .lead { margin: 1.4rem 0 1rem }
 .study { font-size: .84rem } .study td small { white-space: nowrap }
 .study thead th { white-space: normal; max-width: 9rem }
+@media print {
+  @page { size: A4 landscape; margin: 11mm }
+  .study { font-size: 7.5pt } .study th, .study td, .study td small { white-space: normal; padding-right: .4rem }
+}
 """
 
 
