@@ -16,3 +16,4 @@ from fedmtl.predict.onnx import OnnxModel, compute, feeds, open_onnx
 from fedmtl.predict.run import load_run
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.resolve import resolve_task

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedmtl_studies.cells import Cell
-from fedmtl_studies.federated_page import CHOOSING, GUIDE, show
+from fedmtl_studies.federated_page import CHOOSING, CONFIG_GUIDE, GUIDE, show
 from fedmtl_studies.federated_results import (
     BASE,
     CENTRALIZED,
@@ -47,6 +47,7 @@ from fedmtl_studies.library import (
     ConfigError,
     Honours,
     find_table,
+    load_config,
     read_table,
     with_absolute_paths,
     with_overrides,
@@ -65,6 +66,7 @@ from fedmtl_studies.options import (
     list_option,
     merged,
     number_option,
+    path_text,
     preset_rates,
     rate_for,
     read_numbers,
@@ -109,6 +111,16 @@ class FederatedOptions(StudyOptions):
 
     data: Annotated[
         str | None, data_option("Folder with sst2, qqp and stsb, each with train.tsv.gz and dev.tsv.gz.")
+    ] = None
+    config: Annotated[
+        str | None,
+        Option(
+            "--config",
+            "Your config: every mode is run on its tasks, sources and clients as they are.",
+            metavar="FILE",
+            kind=Path,
+            read=path_text,
+        ),
     ] = None
     preset: Annotated[
         Literal["tiny", "minilm-l6"] | None,
@@ -178,6 +190,9 @@ class FederatedOptions(StudyOptions):
         """Return the given values over a preset's; of rates and settings the last counts, so given ones come last."""
         preset, quick = given.get("preset"), given.get("quick", False)
         refuse_both(preset, quick=quick)
+        if given.get("config") is not None:
+            _check_alone(given)
+            return {**given, **_of_config(given)}
         below = dict(cls.miniature) if quick else {} if preset is None else _read_preset(preset)
         lists = ("rates", "overrides", "own_overrides")
         return {**below, **given, **{name: (*below.get(name, ()), *given.get(name, ())) for name in lists}}
@@ -189,10 +204,14 @@ class FederatedOptions(StudyOptions):
 
     @property
     def folder_name(self) -> str:
+        if self.config is not None:
+            return f"federated-{Path(self.config).stem}"
         return f"federated{'-rates' if self.choose else ''}{'-quick' if self.quick else ''}"
 
     @property
     def tasks(self) -> tuple[str, ...]:
+        if self.config is not None:
+            return tuple(load_config(Path(self.config), self.overrides).tasks)
         return QUICK_TASKS if self.quick else TASKS
 
     @property
@@ -207,6 +226,29 @@ class FederatedOptions(StudyOptions):
     def overrides_of(self, setup: str, kind: str) -> list[str]:
         """Return what was given for a setup alone, by its name or its kind."""
         return [given for pattern, given in self.own_overrides if fits(setup, pattern) or fits(kind, pattern)]
+
+
+def _check_alone(given: Settings) -> None:
+    """Raise a ConfigError for an option that says what a config says, or that needs the study's own tasks."""
+    flags = {
+        "data": "--data", "quick": "--quick", "preset": "--preset", "encoder": "--encoder", "samples": "--samples",
+        "alphas": "--alphas", "long_rounds": "--long-rounds", "choose": "--choose",
+    }  # fmt: skip
+    found = [flag for name, flag in flags.items() if given.get(name)]
+    if found:
+        raise ConfigError(
+            f"--config: found {', '.join(found)} beside it; the config says what is trained on which data, so leave"
+            " them out (settings change with --set, rounds with --rounds, learning rates with --rate)"
+        )
+
+
+def _of_config(given: Settings) -> Settings:
+    """Return the options that a config replaces: its encoder, and its rounds where none are given."""
+    loaded = load_config(Path(given["config"]), given.get("overrides", ()))
+    if not loaded.tasks:
+        raise ConfigError(f"{given['config']}: tasks: has none; write the tasks that are to be compared")
+    rounds = given.get("rounds", loaded.training.num_rounds)
+    return {"encoder": loaded.model.server_model, "rounds": rounds}
 
 
 def _read_preset(name: str) -> Settings:
@@ -228,17 +270,26 @@ def plan(options: FederatedOptions, folder: StudyFolder) -> Plan[Result]:
     wanted = wanted_setups(options, every)
     base = open_base(options, folder)
     runs = make_runs(options, folder, wanted)
-    metrics = {task: BUILTIN[task].metric for task in options.tasks}
-    data = "embedded, synthetic texts in miniature" if options.quick else options.data
+    data = "embedded, synthetic texts in miniature" if options.quick else options.config or options.data
     opening = f"Encoder {options.encoder} on {data}; seeds {', '.join(map(str, options.seeds))}."
+    guide = CHOOSING if options.choose else GUIDE if options.config is None else CONFIG_GUIDE
+    metrics = _metrics(options)
     points = {} if options.choose else lines(options)
     return Plan(
         cells=make_cells(options, base, every, wanted),
         runs=runs,
-        page=lambda results: show(
-            opening, CHOOSING if options.choose else GUIDE, points, Known(wanted, metrics, results)
-        ),
+        page=lambda results: show(opening, guide, points, Known(wanted, metrics, results)),
     )
+
+
+def _metrics(options: FederatedOptions) -> dict[str, str]:
+    """Return every task's main metric."""
+    if options.config is None:
+        return {task: BUILTIN[task].metric for task in options.tasks}
+    from fedmtl_studies.computing import resolve_task
+
+    loaded = load_config(Path(options.config), options.overrides)
+    return {task: resolve_task(loaded, task).metric for task in loaded.tasks}
 
 
 HONOURS = Honours(
@@ -286,6 +337,8 @@ def wanted_setups(options: FederatedOptions, every: Mapping[str, Setup]) -> list
 
 def points(options: FederatedOptions) -> list[Point]:
     """Return the base and the lines through it; with rates to choose from, the base once for each."""
+    if options.config is not None:
+        return [Point(BASE, f"{Path(options.config).name} as it is", options.rounds, is_given=True)]
     base = Point(BASE, "all samples, iid, 3 clients per task", options.rounds)
     if options.choose:
         return [
@@ -311,6 +364,8 @@ def points(options: FederatedOptions) -> list[Point]:
 
 def kinds_at(point: Point) -> list[str]:
     """Return all modes, and other federations where they are to help: iid, at Dirichlet 0.5, and over many rounds."""
+    if point.is_given:
+        return list(MODES)
     if point.name == LONG:
         return [FEDERATED, *VARIANTS]
     return [*MODES, *(VARIANTS if point.name in FIRST or point.rate is not None else ())]
@@ -333,6 +388,8 @@ def _twin(point: Point, kind: str) -> str:
 
 def lines(options: FederatedOptions) -> dict[int, list[str]]:
     """Return the points of each table that compares modes, in its order."""
+    if options.config is not None:
+        return {1: [BASE]}
     return {
         1: [BASE],
         2: [BASE, *(f"dirichlet-{a:g}" for a in options.alphas)],
@@ -352,12 +409,15 @@ class Base:
 
 def open_base(options: FederatedOptions, folder: StudyFolder) -> Base:
     """Return the settings of configs/glue-dual.yaml on the user's data; to choose rates, on its train files alone."""
+    if options.config is not None:
+        loaded = load_config(Path(options.config), options.overrides)
+        return Base(loaded.model_dump(), dict.fromkeys(loaded.tasks, 1))
     if options.quick:
         sizes = dict(zip(options.tasks, QUICK_SAMPLES, strict=True))
         tasks = {task: {"train_samples": size, "val_samples": 40} for task, size in sizes.items()}
         return Base(_settings(options, {"source": "embedded"}, tasks), sizes)
     if options.data is None:
-        raise ConfigError("--data: missing; name a folder with sst2, qqp and stsb, or write --quick")
+        raise ConfigError("--data: missing; name a folder with sst2, qqp and stsb, or write --quick or --config FILE")
     files = {task: _train_file(Path(options.data), task) for task in options.tasks}
     root = _copied(files, folder.path / "data/train") if options.choose else Path(options.data)
     settings = _settings(options, {"root": str(root), "source": "files"}, {task: {} for task in options.tasks})

@@ -10,6 +10,7 @@ from fedmtl_studies.federated_results import (
     BASE,
     CENTRALIZED,
     FEDERATED,
+    LOCAL,
     LONG,
     MODES,
     ORIGINAL,
@@ -20,6 +21,7 @@ from fedmtl_studies.federated_results import (
     WORDS,
     Gain,
     Known,
+    Point,
     Result,
     Setup,
     difference,
@@ -43,6 +45,12 @@ GUIDE = (
 CHOOSING = (
     "Every mode with every learning rate, on a tenth cut from train, at the base point: all samples, iid, three clients"
     " per task. Nothing here has seen a dev set, but for --quick, whose texts are made up."
+)
+CONFIG_GUIDE = (
+    "The config's tasks, sources and clients in five modes. Scores are of its validation examples after the last round."
+    " Every mode trains on the same examples, as often: rounds times local epochs. Distances are in points, hundredths"
+    " of a score, to centralized multi-task training with the same seed. Deviations are over seeds. All modes have the"
+    " config's learning rate; one place usually wants a smaller one than a federation (`--rate centralized*=X`)."
 )
 TITLES = {
     1: "Table 1: all samples, iid, three clients per task",
@@ -92,7 +100,43 @@ def show(opening: str, guide: str, points: Mapping[int, Sequence[str]], known: K
         figures=make_figures(known),
         sheets={"cells": _cells(known), "clients": clients_csv(known)},
         style=STYLE,
+        answer=answer(known),
     )
+
+
+def answer(known: Known) -> str:
+    """Return in a sentence how far a federation is from one place and from each client alone, at the first point."""
+    point = next((setup.point for setup in known.setups if setup.kind == FEDERATED), None)
+    reached = None if point is None else _mean_at(known, point, FEDERATED)
+    if point is None or reached is None or point.rate is not None:
+        return ""
+    seeds = "one seed" if reached.count == 1 else f"means over {reached.count} seeds"
+    words = (
+        f"One federated model has a mean score of {score(reached.mean)} over {', '.join(known.tasks)}"
+        f" ({point.words}; {seeds})"
+    )
+    others = {
+        CENTRALIZED: "the same data in one place",
+        "federated-single-task": "federations of one task each",
+        LOCAL: "the clients alone",
+    }
+    distances = [
+        f"{_distance(reached.mean - other.mean)} {name} ({score(other.mean)})"
+        for kind, name in others.items()
+        if (other := _mean_at(known, point, kind)) is not None
+    ]
+    return f"{words}: {', '.join(distances)}." if distances else f"{words}."
+
+
+def _mean_at(known: Known, point: Point, kind: str) -> Spread | None:
+    setup = known.named(point.name, kind)
+    return None if setup is None else _overall(setup, known)
+
+
+def _distance(value: float) -> str:
+    """Return a difference of scores in points, in words that stand before what it is compared with."""
+    points = f"{abs(100 * value):.1f}"
+    return "level with" if points == "0.0" else f"{points} points {'above' if value > 0 else 'below'}"
 
 
 def make_tables(points: Mapping[int, Sequence[str]], known: Known) -> list[Table]:
@@ -100,7 +144,9 @@ def make_tables(points: Mapping[int, Sequence[str]], known: Known) -> list[Table
     if not points:
         return [rates_table(known)]
     compared = {number: compared_table(number, names, known) for number, names in points.items()}
-    numbered = {**compared, 5: gain_table(known), 7: printed_table(known), 8: ends_table(known)}
+    numbered = {**compared, 5: gain_table(known)}
+    if not any(setup.point.is_given for setup in known.setups):
+        numbered |= {7: printed_table(known), 8: ends_table(known)}
     return [table for _, table in sorted(numbered.items()) if table is not None]
 
 
@@ -138,7 +184,8 @@ def compared_table(number: int, points: Sequence[str], known: Known) -> Table | 
         Column("computed", "computed", "words"),
     ]  # fmt: skip
     made = tuple(_row(setup, known) for setup in rows)
-    return Table(f"table{number}", TITLES[number], tuple(columns), made, (*NOTES[number], *_seconds(rows, known)))
+    title = f"Table {number}: {rows[0].point.words}" if rows[0].point.is_given else TITLES[number]
+    return Table(f"table{number}", title, tuple(columns), made, (*NOTES[number], *_seconds(rows, known)))
 
 
 def _score_columns(task: str, metric: str) -> tuple[Column, Column]:
@@ -379,9 +426,9 @@ def _ends(cells: Sequence[Result | None], tasks: Sequence[str]) -> list[tuple[Va
 
 def make_figures(known: Known) -> Figures:
     """Return the figures, as far as cells are finished."""
-    drawn: Figures = {}
+    drawn = _of("modes", "Mean score of all tasks by mode, at the base; a dot is a seed", "mean", _mean_modes(known))
     for task, metric in known.metrics.items():
-        drawn |= _of("modes", f"{task} {metric} by mode, all samples, iid; a dot is a seed", task, _modes(task, known))
+        drawn |= _of("modes", f"{task} {metric} by mode, at the base; a dot is a seed", task, _modes(task, known))
         drawn |= _rounds(task, metric, known)
         found = _client_gains(task, known)
         drawn |= _of("gains", f"{task}: points above local; a dot is a client", task, found, has_zero=True)
@@ -432,6 +479,17 @@ def _finished_of(known: Known, setup: str) -> list[Result]:
 def _modes(task: str, known: Known) -> dict[str, list[float]]:
     scores = {
         short(setup.kind): [value for one in _finished_of(known, setup.name) if (value := one.score(task)) is not None]
+        for setup in known.at(BASE)
+        if setup.kind in MODES
+    }
+    return {kind: values for kind, values in scores.items() if values}
+
+
+def _mean_modes(known: Known) -> dict[str, list[float]]:
+    scores = {
+        short(setup.kind): [
+            value for one in _finished_of(known, setup.name) if (value := overall(one, known.tasks)) is not None
+        ]
         for setup in known.at(BASE)
         if setup.kind in MODES
     }

@@ -49,7 +49,10 @@ FIRST = (BASE, LONG, "dirichlet-0.5")
 
 @dataclass(frozen=True)
 class Point:
-    """Where modes are compared: samples a client (None is all), Dirichlet's alpha (None is iid), clients of a task."""
+    """Where modes are compared: samples a client (None is all), Dirichlet's alpha (None is iid), clients of a task.
+
+    With `is_given` a user's config says all of that.
+    """
 
     name: str
     words: str
@@ -58,12 +61,15 @@ class Point:
     alpha: float | None = None
     clients: int = CLIENTS
     rate: float | None = None
+    is_given: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that it changes in the base, but for the samples, which stand with each task."""
         partition = {} if self.alpha is None else {"partition": {"kind": "dirichlet", "alpha": self.alpha}}
         rounds = {"training": {"num_rounds": self.rounds}}
+        if self.is_given:
+            return rounds
         return {"federation": {"clients_per_task": self.clients}, **rounds, **partition}
 
 

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import TypeVar
 
 from fedmtl_studies.folder import StudyFolder, is_settled, record_path
-from fedmtl_studies.library import FedmtlError, RunFolder, StartEvent
+from fedmtl_studies.library import EvaluationEvent, FedmtlError, RunFolder, StartEvent, read_events
 
 ResultT = TypeVar("ResultT")
 Value = TypeVar("Value")
@@ -20,6 +20,7 @@ Value = TypeVar("Value")
 Results = Mapping[str, Mapping[int, ResultT | None]]
 # The runs whose results a setup shows, by setup and seed.
 Runs = Mapping[str, Mapping[int, RunFolder]]
+_CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 def read_results(folder: StudyFolder, runs: Runs, read: Callable[[RunFolder], ResultT]) -> Results[ResultT]:
@@ -37,6 +38,33 @@ def read_results(folder: StudyFolder, runs: Runs, read: Callable[[RunFolder], Re
 @lru_cache(maxsize=4096)
 def _read_once(read: Callable[[RunFolder], ResultT], run: RunFolder, settled: int) -> ResultT:
     return read(run)
+
+
+def chance_levels(folder: StudyFolder, runs: Runs) -> dict[str, float]:
+    """Return by TASK_METRIC what one answer for every validation example scores, as far as runs are finished."""
+    found: dict[str, float] = {}
+    for level in finished(read_results(folder, runs, read_chance)):
+        for name, value in level.items():
+            found.setdefault(name, value)
+    return found
+
+
+def read_chance(run: RunFolder) -> dict[str, float]:
+    """Return by TASK_METRIC the accuracy of the majority class, and 0 for correlations, of a run's validation sets."""
+    found: dict[str, float] = {}
+    for event in read_events(run):
+        if isinstance(event, EvaluationEvent):
+            found |= chance_of(event)
+    return found
+
+
+def chance_of(event: EvaluationEvent) -> dict[str, float]:
+    """Return by TASK_METRIC what one answer for every example of an evaluation scores, where that is known."""
+    found = {f"{event.task}_{metric}": 0.0 for metric in _CORRELATIONS if metric in event.metrics}
+    if event.confusion and any(map(any, event.confusion)):
+        totals = [sum(row) for row in event.confusion]
+        found[f"{event.task}_accuracy"] = max(totals) / sum(totals)
+    return found
 
 
 def finished(results: Results[ResultT], setups: Iterable[str] | None = None) -> list[ResultT]:

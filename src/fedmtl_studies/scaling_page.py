@@ -99,7 +99,6 @@ def show(known: Known, scored: Mapping[str, str | None]) -> Page:
         remarks=[*_remarks(known), *_scored(known, scored)],
         sheets={"cells": cells_sheet(known), "curves": curves_sheet(known.results)},
         style=STYLE,
-        figures_first=True,
     )
 
 

@@ -11,8 +11,8 @@ from fedmtl_studies.folder import StudyFolder, is_done, is_settled, settle, writ
 from fedmtl_studies.grid import Outcome, Standing, run_grid
 from fedmtl_studies.library import EVERY, CannotContinue, ConfigError, Honours, RunFolder, duration, parse_yaml
 from fedmtl_studies.options import Keep, StudyOptions
-from fedmtl_studies.page import Page, write_pages
-from fedmtl_studies.results import Results, Runs, read_results
+from fedmtl_studies.page import Page, with_chance, write_pages
+from fedmtl_studies.results import Results, Runs, chance_levels, read_results
 
 OptionsT = TypeVar("OptionsT", bound=StudyOptions)
 ResultT = TypeVar("ResultT")
@@ -94,6 +94,7 @@ def run_study(
 
     def write(standing: Standing) -> None:
         page = plan.page(read_results(folder, plan.runs, study.read))
+        page = with_chance(page, chance_levels(folder, plan.runs))
         write_pages(folder, study.name, study.title, _with_standing(page, standing), about)
 
     if plan.trains:

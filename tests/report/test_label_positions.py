@@ -1,8 +1,12 @@
 """Names beside dots."""
 
 import itertools
+import math
 
-from fedmtl.report.variants_plot import Box, Dot, position_labels
+import pytest
+
+from fedmtl.report.charts import Frame
+from fedmtl.report.variants_plot import Box, Dot, log_marks, position_labels
 
 INSIDE = Box(40, 10, 700, 360)
 
@@ -26,3 +30,15 @@ def test_names_of_a_crowd_lie_on_no_name_and_on_no_dot():
     for label in labels:
         assert all(label.overlap(dot) == 0 for dot in boxes_of(dots))
         assert label.overlap(INSIDE) == label.area
+
+
+@pytest.mark.parametrize("slowest", [1.02, 1.3, 1.9, 3.0, 40.0, 900.0])
+@pytest.mark.parametrize("fastest", [0.031, 0.9, 2.2, 5.6])
+def test_the_axis_of_latencies_has_several_marks_whatever_its_range(fastest, slowest):
+    low, high = math.log10(fastest), math.log10(fastest * slowest)
+    frame = Frame((low - 0.15, high + 0.15), (0.0, 1.0), 720, 400, 44, 24, 34, 38)
+    marks = log_marks(frame)
+    assert len(marks) >= 3
+    assert marks == sorted(marks)
+    assert all(low - 0.15 <= math.log10(at) <= high + 0.15 for at in marks)
+    assert len({f"{at:.4g}" for at in marks}) == len(marks)

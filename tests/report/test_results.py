@@ -85,5 +85,38 @@ def test_scores_at_clients_are_listed_with_them():
     last = next(e for e in reversed(events) if e["event"] == "evaluation" and e["task"] == "sst2")
     last["clients"] = {"clinic_a": 0.8449, "clinic_b": None}
     text = text_of(events)
-    assert "|sst2 .845|" in text
-    assert "|sst2 –|" in text
+    # Losses are .7 - .05 * round, in rounds 1 and 8.
+    assert "|clinic_a|sst2|1,200|.650|.300|.845|" in text
+    assert "|clinic_b|sst2|1,200|.650|.300|–|" in text
+
+
+def test_a_clients_share_of_each_mean_stands_with_what_it_brought():
+    events = build_events(2)
+    for event in events:
+        if event["event"] == "update" and event["client"] == "forum":
+            event["shares"] = {"all": 0.10 * event["round"], "task:qqp": 0.5, "task:sst2": 0.25}
+    text = text_of(events)
+    # Of the encoder 10 % and 20 % in two rounds: 15 % on the mean; it stands once, with the client's first task.
+    assert "|forum|qqp|780|.650|.600|50.0%|15.0%|forum|sst2|170|.650|.600|25.0%|press|" in text
+    # The run was to have 8 rounds: a client that begins in the ninth leaves the others as they were.
+    assert "was not measured" in text
+    assert "--set clients.NAME.from_round=9 --name without, and fedmtl compare first without." in text
+    assert "no scores by client" in text
+
+
+def test_group_scopes_are_named_beside_the_encoder():
+    events = build_events(1)
+    update = next(event for event in events if event["event"] == "update")
+    update["shares"] = {"all": 0.5, "group:pair": 1.0, "task:sst2": 0.5}
+    assert "|all 50.0%, group:pair 100.0%|" in text_of(events)
+
+
+def test_a_change_that_cannot_be_told_from_scatter_stands_with_its_error_and_without_a_word():
+    events = build_events()
+    for event in events:
+        if event["event"] == "evaluation" and event["task"] == "sst2" and event["round"]:
+            event["metrics"]["accuracy"] = 0.70 + 0.10 * (event["round"] % 2 == 0)
+    text = text_of(events)
+    # Rounds 5 to 8 are .70 .80 .70 .80: +.060, and 3 * sqrt(.008 / 2 / 5) = .085.
+    assert "|+.060 ± .085|rounds 5–8|" in text
+    assert "flat" not in text

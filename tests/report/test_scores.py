@@ -37,20 +37,22 @@ def test_trend_is_the_least_squares_change_over_the_window():
     assert found.change == pytest.approx(0.099)
 
 
-def test_scatter_makes_a_slope_flat():
+def test_a_slope_within_the_scatter_is_a_number_without_a_word():
     # slope = (-1.5 * .70 - .5 * .80 + .5 * .70 + 1.5 * .80) / 5 = .02, fitted .72 .74 .76 .78,
     # scatter 4 terms .0004 + .0036 + .0036 + .0004 = .008, error sqrt(.008 / 2 / 5) = .028: 0.7 < 4.303.
     found = trend({1: 0.70, 2: 0.80, 3: 0.70, 4: 0.80})
     assert found is not None
-    assert found.word == "flat"
+    assert found.word == ""
     assert found.change == pytest.approx(0.06)
+    # Over 3 rounds: 3 * sqrt(.0008) = .0849.
+    assert found.error == pytest.approx(3 * 0.0008**0.5)
 
 
-def test_tiny_steady_change_is_flat():
+def test_tiny_steady_change_has_no_word():
     # .001 a round over 3 rounds is .003, below .005.
     found = trend({1: 0.700, 2: 0.701, 3: 0.702, 4: 0.703})
     assert found is not None
-    assert found.word == "flat"
+    assert found.word == ""
 
 
 def test_window_is_the_last_third():

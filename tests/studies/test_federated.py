@@ -191,3 +191,52 @@ def test_settings_of_some_modes_go_over_all_else(tmp_path):
     assert settings["base-centralized"]["federation"]["average"] == "tasks"
     with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
         read_override("training.proximal=1")
+
+
+OWN = """
+model: {server_model: random-1x32}
+data: {source: embedded}
+tasks:
+  sentiment: {train_samples: 16, val_samples: 8}
+  similarity: {train_samples: 12, val_samples: 8, metric: spearman}
+clients: {a: {tasks: [sentiment]}, b: {tasks: [sentiment, similarity]}}
+training: {num_rounds: 3, learning_rate: 0.002}
+compute: {device: cpu, workers: 0}
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A user's config: two tasks and two named clients."""
+    (tmp_path / "own.yaml").write_text(OWN)
+    return str(tmp_path / "own.yaml")
+
+
+def test_a_users_config_is_run_as_it_is_in_every_mode(tmp_path, own):
+    found = cells(tmp_path, config=own, rates=(("centralized*", 1e-4),))
+    assert [name.removesuffix("-seed0") for name in found] == [f"base-{mode}" for mode in MODES]
+    given = load_config(Path(own))
+    rates = {}
+    for cell in found.values():
+        config = config_from(dict(cell.settings))
+        assert (config.tasks, config.clients, config.data) == (given.tasks, given.clients, given.data)
+        assert config.training.num_rounds == 3
+        rates[config.mode] = config.training.learning_rate
+    assert rates["federated"] == rates["local"] == 0.002
+    assert rates["centralized"] == rates["centralized_single_task"] == 1e-4
+    (fewer, *_) = cells(tmp_path, config=own, rounds=2).values()
+    assert fewer.settings["training"]["num_rounds"] == 2
+
+
+def test_a_config_stands_alone(tmp_path, own):
+    assert FederatedOptions(config=own).folder_name == "federated-own"
+    for given, flag in (
+        ({"quick": True}, "--quick"),
+        ({"encoder": "tiny"}, "--encoder"),
+        ({"choose": (1.0,)}, "--choose"),
+    ):
+        with pytest.raises(ConfigError, match=f"--config: found {flag} beside it"):
+            FederatedOptions(config=own, **given)
+    (tmp_path / "none.yaml").write_text("tasks: {}\n")
+    with pytest.raises(ConfigError, match="tasks"):
+        FederatedOptions(config=str(tmp_path / "none.yaml"))

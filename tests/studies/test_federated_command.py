@@ -7,8 +7,10 @@ from functools import partial
 import pytest
 
 from fedmtl.runs.folder import RunFolder
+from fedmtl_studies.federated_results import MODES
 from raw_events import raw_events
 from studies.csv_rows import read_csv
+from studies.test_federated import OWN
 
 SMALLEST = (
     "--quick", "--encoder", "random-1x32", "--rounds", "1", "--jobs", "1", "--set", "compute.device=cpu", "--set",
@@ -68,6 +70,21 @@ def test_rates_are_chosen_in_a_study_of_their_own(study, tmp_path):
     assert (
         f"--rate centralized={best['learning_rate']}" in (tmp_path / "runs/federated-rates-quick/study.md").read_text()
     )
+
+
+@pytest.mark.slow
+def test_a_users_own_config_is_compared_in_all_modes(study, tmp_path):
+    (tmp_path / "own.yaml").write_text(OWN)
+    code, _, err = study("--config", "own.yaml", "--rounds", "1", "--jobs", "1")
+    assert code == 0, err
+    folder = tmp_path / "runs/federated-own"
+    rows = read_csv(folder / "table1.csv")
+    assert [row["kind"] for row in rows] == list(MODES)
+    assert all(row["sentiment_accuracy"] and "similarity_spearman" in row for row in rows)
+    # Two clients have sentiment; the others' printed scores are of other tasks.
+    assert {row["client"] for row in read_csv(folder / "clients.csv") if row["task"] == "sentiment"} == {"a", "b"}
+    assert not (folder / "table7.csv").exists()
+    assert "**One federated model has a mean score of" in (folder / "study.md").read_text()
 
 
 @pytest.mark.slow

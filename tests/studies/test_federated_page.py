@@ -4,6 +4,7 @@ import pytest
 
 from fedmtl_studies.federated import FederatedOptions, setups
 from fedmtl_studies.federated_page import (
+    answer,
     best_rates,
     clients_csv,
     closeness_of,
@@ -131,3 +132,19 @@ def test_the_best_rate_of_each_mode_is_said_as_an_option():
     table = rates_table(found)
     assert "Then: --rate federated=0.0004,centralized=0.0002" in table.notes
     assert "At an end of what was tried: federated." in table.notes
+
+
+def test_the_answer_is_the_distance_to_one_place_and_to_clients_alone():
+    # Means over tasks: (.8 + .5 + .5) / 3 = .6; (.86 + .5 + .5) / 3 = .62; (.5 + .5 + .5) / 3 = .5
+    found = known(
+        {
+            "base-federated": {0: result("f", 0.80)},
+            "base-centralized": {0: result("c", 0.86)},
+            "base-local": {0: result("l", 0.50)},
+        }
+    )
+    assert answer(found) == (
+        "One federated model has a mean score of .600 over sst2, qqp, stsb (all samples, iid, 3 clients per task;"
+        " one seed): 2.0 points below the same data in one place (.620), 10.0 points above the clients alone (.500)."
+    )
+    assert answer(known({"base-federated": {0: None}})) == ""

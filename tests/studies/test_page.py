@@ -1,8 +1,23 @@
 import csv
 import io
 
-from fedmtl_studies.page import Column, Table, to_csv, to_html, to_markdown, words
-from fedmtl_studies.results import Spread, spread
+import pytest
+
+from fedmtl_studies.folder import StudyFolder
+from fedmtl_studies.library import EvaluationEvent, Html
+from fedmtl_studies.page import (
+    Column,
+    Page,
+    Table,
+    leading_rows,
+    to_csv,
+    to_html,
+    to_markdown,
+    with_chance,
+    words,
+    write_pages,
+)
+from fedmtl_studies.results import Spread, chance_of, spread
 
 FOUND = Table(
     "table1",
@@ -63,3 +78,57 @@ def test_values_are_worded_by_their_kind():
     assert words(Spread(61.0, None, 1), "seconds") == "61 s"
     assert words(Spread(1.5, 0.25, 3), "number") == "1.50 ± 0.25"
     assert words(None, "score") == "–"
+
+
+def scored(*means: float, name: str = "table1") -> Table:
+    columns = (Column("setup", "setup", "words"), Column("sst2 accuracy", "sst2_accuracy"))
+    return Table(name, "Scores", columns, tuple((f"s{at}", Spread(value, None, 1)) for at, value in enumerate(means)))
+
+
+def test_scores_of_chance_are_marked_in_the_table_and_on_the_page():
+    page = with_chance(Page("Opening.", "Guide.", [scored(0.5, 0.51, 0.8)], {}), {"sst2_accuracy": 0.51})
+    (table,) = page.tables
+    lines = to_markdown(table).splitlines()
+    assert lines[4:7] == ["| s0 | .500† |", "| s1 | .510† |", "| s2 | .800 |"]
+    assert lines[-1] == "* † no better than one answer for every example: sst2 accuracy .510."
+    assert to_html(table).count("<sup") == 2
+    # A dagger is for readers: the CSV has numbers.
+    assert "†" not in to_csv(table)
+    (warning,) = page.warnings
+    assert warning.startswith("2 of 3 scores")
+
+
+def test_a_page_without_scores_of_chance_is_unmarked():
+    page = with_chance(Page("Opening.", "Guide.", [scored(0.6, 0.8)], {}), {"sst2_accuracy": 0.51, "qqp_f1": 0.9})
+    assert not page.warnings
+    assert "†" not in to_html(page.tables[0])
+
+
+def test_chance_is_the_majority_class_and_no_correlation():
+    # 30 of 50 examples are of the second class, whatever was answered.
+    classes = EvaluationEvent(round=1, task="sst2", metrics={"accuracy": 0.5, "f1": 0.5}, confusion=[[20, 0], [25, 5]])
+    assert chance_of(classes) == {"sst2_accuracy": pytest.approx(0.6)}
+    assert chance_of(EvaluationEvent(round=1, task="stsb", metrics={"pearson": 0.3, "mse": 1.0})) == {
+        "stsb_pearson": 0.0
+    }
+
+
+def test_the_first_table_is_summed_up_in_a_sentence():
+    assert leading_rows(scored(0.5, 0.8, 0.7)) == (
+        "Scores: the highest sst2 accuracy is that of s1 (.800), then s2 (.700); the lowest of 3 is s0 (.500)."
+    )
+    assert leading_rows(scored(0.5)) == ""
+
+
+def test_a_page_begins_with_the_answer_and_a_figure_and_folds_its_tables(tmp_path):
+    folder = StudyFolder(tmp_path / "mine")
+    figures = {f"f{n}": (f"Figure {n}", Html("<svg></svg>")) for n in range(5)}
+    tables = [scored(0.5, 0.8), scored(0.6, 0.7, name="table2")]
+    write_pages(folder, "federated", "a study", Page("Opening.", "Guide.", tables, figures, answer="Yes."), {})
+    text = folder.page.read_text()
+    positions = [
+        text.index(part) for part in ("Yes.", "Figure 0", "2 more figures", "Figure 3", "<table", "<summary>Scores")
+    ]
+    assert positions == sorted(positions)
+    assert text.count("<table") == 2
+    assert folder.markdown.read_text().startswith("**Yes.**")

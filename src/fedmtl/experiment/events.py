@@ -87,7 +87,7 @@ def _plan_event(prepared: Prepared, state: State, round_number: int | None, at_c
     )
 
 
-def update_event(update: Update) -> UpdateEvent:
+def update_event(update: Update, shares: Mapping[str, float] | None = None) -> UpdateEvent:
     return UpdateEvent(
         round=update.round,
         client=update.client,
@@ -95,6 +95,7 @@ def update_event(update: Update) -> UpdateEvent:
             task: TaskUpdate(examples=count, loss=update.losses.get(task), seen=update.seen.get(task, 0))
             for task, count in update.num_examples.items()
         },
+        shares=dict(shares) if shares else None,
         conflicts=update.extra.get(pcgrad.NAME, NO_EXTRA).values.get(pcgrad.CONFLICTS),
         seconds=update.traffic.seconds,
         bytes_up=update.traffic.bytes_up,

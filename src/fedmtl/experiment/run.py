@@ -289,7 +289,10 @@ def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluati
 
 @timed("writing", whole=True)
 def _record(round_: Round, seconds: float, run: RunFolder, log: Log, prepared: Prepared) -> None:
-    events: list[Event] = [*map(update_event, round_.updates), *map(failure_event, round_.failures)]
+    events: list[Event] = [
+        *(update_event(update, round_.shares.get(update.client)) for update in round_.updates),
+        *map(failure_event, round_.failures),
+    ]
     if round_.evaluation is not None:
         events += map(failure_event, round_.evaluation.failures)
         events += evaluation_events(round_.number, round_.evaluation, prepared.server.tasks)

@@ -163,7 +163,10 @@ class State:
 
 @dataclass(frozen=True)
 class Round:
-    """What one pass of the loop yields; `state` is the state after it, `events` are what methods have to say of it."""
+    """What one pass of the loop yields; `state` is the state after it, `events` are what methods have to say of it.
+
+    `shares` has for every accepted client its share of the weight in the mean of each scope.
+    """
 
     number: int
     state: State
@@ -173,6 +176,7 @@ class Round:
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     events: tuple[Event, ...] = ()
+    shares: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Scorer(Protocol):

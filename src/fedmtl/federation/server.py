@@ -13,7 +13,7 @@ import torch
 
 from fedmtl.capabilities import update_filters
 from fedmtl.errors import CannotContinue, FedmtlError
-from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example
+from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example, shares_of
 from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.dispatch import Dispatch, ServerSettings, sample_clients
 from fedmtl.federation.filters.protocol import UpdateFilter
@@ -115,10 +115,12 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, server, sampled, infos, weights)
     aggregator = server.aggregator(state.weights, state.extra.get(server.federation.aggregation, NO_EXTRA))
+    counted: dict[ClientId, Mapping[str, float]] = {}
 
     def add(update: Update) -> None:
+        counted[update.client] = counting.of(update)
         with _blamed(server.federation.aggregation, number):
-            aggregator.add(update, counting.of(update))
+            aggregator.add(update, counted[update.client])
         for method in server.methods:
             with _blamed(method.name, number):
                 method.add(update)
@@ -140,6 +142,7 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
         None,
         train_seconds=time.perf_counter() - started,
         events=(*said, *after.events),
+        shares=shares_of(counted),
     )
 
 

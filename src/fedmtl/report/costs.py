@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import TypeVar
 
 from fedmtl.report.charts import Bar, Frame, Label, bar_chart, bar_range, x_axis
 from fedmtl.report.data import takes_part
-from fedmtl.report.formats import MISSING, count, duration, plural, score, size
+from fedmtl.report.formats import MISSING, count, duration, percent, plural, score, size
 from fedmtl.report.markup import Html, legend, table, tag
 from fedmtl.report.outline import section
 from fedmtl.report.record import Run
@@ -101,18 +101,99 @@ def _chart(bars: list[Bar], title: str, words: str, label: Label | None) -> Html
 
 
 def participants(run: Run) -> Html:
-    return section("clients", _contributions(run), _failures(run))
-
-
-def _contributions(run: Run) -> Html:
+    """What each client brought: its examples, losses, scores and weight in the means, what it cost, and failures."""
     updates, failures = _by_client(run.updates), _by_client(run.failures)
     everybody = dict.fromkeys((*run.clients, *updates, *failures))
     if not everybody:
-        return tag("p", "No client took part.")
+        return section("clients", tag("p", "No client took part."), _failures(run))
     # Of a large population most clients were never sampled: they are a number here, and rows in events.jsonl.
     sampled = [client for client in everybody if client in updates or client in failures]
     clients = list(everybody) if len(everybody) <= MOST_CLIENTS else sampled[:MOST_CLIENTS]
-    scores = _scores(run)
+    caption = ""
+    if len(clients) < len(everybody):
+        shown = f"{count(len(clients))} of {plural(len(sampled), 'client')} that were sampled"
+        caption = f": {shown}, of {count(len(everybody))} in all"
+    trained = [client for client in clients if updates.get(client)]
+    return section(
+        "clients",
+        *(_contributions(run, trained, updates, caption) if trained else ()),
+        _costs(run, clients, updates, failures, caption),
+        _failures(run),
+    )
+
+
+def _contributions(
+    run: Run, clients: list[str], updates: Mapping[str, list[UpdateEvent]], caption: str
+) -> tuple[Html, ...]:
+    """A row for each task of each client that an update was accepted from."""
+    scores = {task: (last.clients if (last := last_evaluation(run, task)) else None) or {} for task in run.tasks}
+    has_shares = any(event.shares for event in run.updates)
+    rows = []
+    for client in clients:
+        sent = updates[client]
+        for number, task in enumerate(dict.fromkeys(task for event in sent for task in event.tasks)):
+            losses = [event.tasks[task].loss for event in sent if task in event.tasks]
+            examples = [event.tasks[task].examples for event in sent if task in event.tasks]
+            row: list[object] = [
+                client,
+                task,
+                count(examples[-1]),
+                score(losses[0]),
+                score(losses[-1]),
+            ]
+            if any(scores.values()):
+                row.append(score(scores.get(task, {}).get(client)))
+            if has_shares:
+                row += [_share(sent, f"task:{task}"), _shared(sent) if number == 0 else ""]
+            rows.append(row)
+    head = ["Client", "Task", "Examples", "Loss, first round", "Last round"]
+    head += ["Score, last evaluation"] if any(scores.values()) else []
+    head += ["Share of the task’s mean", "Share of the shared mean"] if has_shares else []
+    box = table(f"What each client brought{caption}", head, rows, words={1}, tall=len(rows) > MOST_ROWS)
+    return box, tag("p", *_contribution_notes(run, has_shares, any(scores.values())), class_="guide")
+
+
+def _contribution_notes(run: Run, has_shares: bool, has_scores: bool) -> list[str]:
+    notes = ["Losses are of training, in the first and the last round that a client returned."]
+    if has_shares:
+        notes.append(
+            " Shares are of the weight in the average of the task’s values (its head) and of those that tasks share,"
+            " before any clipping, as a mean over the client’s rounds."
+        )
+    if not has_scores:
+        notes.append(" There are no scores by client: the model was scored on the server’s examples.")
+    if len(run.clients) > 1 and run.start.mode in ("federated", "federated_single_task"):
+        last = 1 + max(run.start.num_rounds or 0, run.last_round)
+        notes.append(
+            " What the model would lose without a client was not measured, as it takes a run: of a client NAME that the"
+            f" config names, fedmtl run config.yaml --set clients.NAME.from_round={last} --name without, and fedmtl"
+            f" compare {run.name} without."
+        )
+    return notes
+
+
+def _share(sent: Iterable[UpdateEvent], scope: str) -> str:
+    """A client's mean share of a scope over the rounds in which it returned values of it."""
+    found = [share for event in sent if (share := (event.shares or {}).get(scope)) is not None]
+    return percent(fmean(found)) if found else MISSING
+
+
+def _shared(sent: list[UpdateEvent]) -> str:
+    """Its shares of what several tasks share, in words: one number where that is the encoder alone."""
+    scopes = dict.fromkeys(scope for event in sent for scope in event.shares or {})
+    wide = [scope for scope in scopes if not scope.startswith(("task:", "client:"))]
+    if wide == ["all"]:
+        return _share(sent, "all")
+    return ", ".join(f"{scope} {_share(sent, scope)}" for scope in wide) or MISSING
+
+
+def _costs(
+    run: Run,
+    clients: list[str],
+    updates: Mapping[str, list[UpdateEvent]],
+    failures: Mapping[str, list[FailureEvent]],
+    caption: str,
+) -> Html:
     rows = []
     for client in clients:
         sent, failed = updates.get(client, []), failures.get(client, [])
@@ -126,15 +207,9 @@ def _contributions(run: Run) -> Html:
             size(sum(event.bytes_up or 0 for event in sent)),
             size(sum(event.bytes_down or 0 for event in sent) + sum(event.bytes_down or 0 for event in failed)),
         ]
-        rows.append([*row, scores.get(client, MISSING)] if scores else row)
+        rows.append(row)
     head = ["Client", "Rounds", "Updates", "Failures", "Mean time", "Up", "Down"]
-    if scores:
-        head.append("Own score, last evaluation")
-    caption = "Clients"
-    if len(clients) < len(everybody):
-        shown = f"{count(len(clients))} of {plural(len(sampled), 'client')} that were sampled"
-        caption = f"{shown}, of {count(len(everybody))} in all"
-    return table(caption, head, rows, words={1, 7}, tall=len(rows) > MOST_ROWS)
+    return table(f"What each client took{caption}", head, rows, words={1}, tall=len(rows) > MOST_ROWS)
 
 
 def _by_client(events: Iterable[OfClient]) -> dict[str, list[OfClient]]:
@@ -142,16 +217,6 @@ def _by_client(events: Iterable[OfClient]) -> dict[str, list[OfClient]]:
     for event in events:
         found[event.client].append(event)
     return dict(found)
-
-
-def _scores(run: Run) -> dict[str, str]:
-    """Main metrics per client in words, where tasks were scored at the clients."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for task in run.tasks:
-        last = last_evaluation(run, task)
-        for client, value in ((last and last.clients) or {}).items():
-            found[client].append(f"{task} {score(value)}")
-    return {client: ", ".join(words) for client, words in found.items()}
 
 
 def _failures(run: Run) -> Html:

@@ -17,7 +17,8 @@ _SPARSITY_RIGHT = 62.0
 _BOUNDED = ("accuracy", "f1", "matthews", "pearson", "spearman")
 SMALLEST_SCORE_SPAN = 0.1
 SMALLEST_LOSS_SPAN = 0.02
-_RIGHT = 62.0
+_RIGHT = 66.0
+MOST_LINES = 8
 
 
 def sparsity(run: Run) -> Html:
@@ -48,8 +49,6 @@ def curves(run: Run) -> Html:
     if not run.last_round:
         return section("curves", tag("p", "No round was finished, so there is nothing to draw."))
     panels = [_panel(run, task) for task in run.tasks]
-    if len(panels) > 1:
-        panels.insert(0, _averages(run))
     panels += [task_weights(run), sparsity(run)]
     words = (
         "The strong line is the main metric, the light ones are other metrics on the same scale; the ring is "
@@ -66,14 +65,22 @@ def _panel(run: Run, task: str) -> Html:
     return tag("figure", caption, _scores(run, task, metric), _losses(run, task))
 
 
-def _averages(run: Run) -> Html:
-    lines = [
-        Line("classific.", average(run, "classification"), light=True),
-        Line("overall", average(run, "overall")),
-    ]
+def overview(run: Run) -> Html:
+    """Every task's main metric and their mean by round in one picture; nothing for one task or without rounds."""
+    if not run.last_round or len(run.tasks) < 2:
+        return Html()
+    # Of many tasks the names at the lines' ends would cover each other.
+    lines = [Line(_short(task), series(run, task, main_metric(run, task)), light=True) for task in run.tasks]
+    if len(lines) > MOST_LINES:
+        lines = [Line("classific.", average(run, "classification"), light=True)]
+    lines.append(Line("overall", average(run, "overall")))
     final = summarize(lines[-1].scores).final
-    caption = tag("figcaption", tag("b", "All tasks"), f"overall {score(final)}")
-    return tag("figure", caption, _score_chart(run, lines, "Averages over all tasks", [], "round"))
+    caption = tag("figcaption", tag("b", "All tasks by round"), f"overall {score(final)}")
+    return tag("figure", caption, _score_chart(run, lines, "Main metrics of all tasks", [], "round"))
+
+
+def _short(task: str) -> str:
+    return task if len(task) <= 10 else f"{task[:9]}…"
 
 
 def _scores(run: Run, task: str, metric: str) -> Html:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedmtl.errors import RunNotFound
 from fedmtl.report.costs import participants, traffic
-from fedmtl.report.curves import curves
+from fedmtl.report.curves import curves, overview
 from fedmtl.report.data import datasets, partition
 from fedmtl.report.markup import Html, tag
 from fedmtl.report.outline import links, masthead, section
@@ -43,8 +43,8 @@ def render(events: list[Event], config_text: str, name: str) -> str:
 
 
 def _content(run: Run, config_text: str) -> list[Html]:
-    parts = (results, curves, partition, sharing, traffic, predictions, participants, datasets)
-    return [*(part(run) for part in parts), _config(config_text)]
+    parts = (curves, partition, sharing, traffic, predictions, participants, datasets)
+    return [results(run, overview(run)), *(part(run) for part in parts), _config(config_text)]
 
 
 def _config(text: str) -> Html:

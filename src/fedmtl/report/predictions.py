@@ -14,8 +14,6 @@ from fedmtl.runs.events import EvaluationEvent, Residuals
 
 MOST_CELLS = 12
 WORST_PAIRS = 10
-# With so many labels the table is wider than one panel.
-WIDE_TABLES = range(4, MOST_CELLS + 1)
 
 Counts = Sequence[Sequence[int]]
 _ERRORS = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
@@ -126,7 +124,7 @@ def predictions(run: Run) -> Html:
     guide = "From the last evaluation. Rows: true labels; columns: predicted; small print: share of the row."
     if not panels:
         return section("errors", tag("p", "No predictions were recorded."))
-    return section("errors", tag("p", guide, class_="guide"), tag("div", *panels, class_="panels"))
+    return section("errors", tag("p", guide, class_="guide"), tag("div", *panels, class_="panels flow"))
 
 
 def _panel(run: Run, task: str) -> Html | None:
@@ -138,5 +136,6 @@ def _panel(run: Run, task: str) -> Html | None:
     else:
         return None
     caption = tag("figcaption", tag("b", task_name(run, task)), f"round {event.round}")
-    width = "wide" if len(event.confusion or ()) in WIDE_TABLES else None
-    return tag("figure", caption, inside, class_=width)
+    # A table is as wide as its labels need, in a row with others where it fits; a picture takes any width.
+    is_table = bool(event.confusion) and len(event.confusion or ()) <= MOST_CELLS
+    return tag("figure", caption, inside, class_="natural" if is_table else None)

@@ -124,10 +124,14 @@ def gather(events: Sequence[Event], name: str) -> Run:
 
 @dataclass(frozen=True)
 class Trend:
-    """The fitted change from round `first` to round `last`."""
+    """The fitted change from round `first` to round `last`, and its standard error.
 
-    word: Literal["rising", "flat", "falling"]
+    `word` is empty where the change cannot be told from the scatter of the scores.
+    """
+
+    word: Literal["rising", "", "falling"]
     change: float
+    error: float
     first: int
     last: int
 
@@ -195,7 +199,7 @@ def trend(scores: Mapping[int, float]) -> Trend | None:
     """The direction over the last third of the evaluated rounds, at least four; None when there are fewer.
 
     Rising or falling when the least-squares line changes by `SMALLEST_CHANGE` or more over the window and its
-    slope differs from 0 at the 95 % level given the scatter about the line; flat otherwise.
+    slope differs from 0 at the 95 % level given the scatter about the line; without a word otherwise.
     """
     trained = sorted(at for at in scores if at > 0)
     if len(trained) < FEWEST_POINTS:
@@ -209,7 +213,7 @@ def trend(scores: Mapping[int, float]) -> Trend | None:
     error = math.sqrt(scatter / freedom / sum((at - middle) ** 2 for at in window))
     moved = slope * (window[-1] - window[0])
     certain = abs(slope) > _STUDENT[min(freedom - 2, len(_STUDENT) - 1)] * error
-    word: Literal["rising", "flat", "falling"] = "flat"
+    word: Literal["rising", "", "falling"] = ""
     if certain and abs(moved) >= SMALLEST_CHANGE:
         word = "rising" if moved > 0 else "falling"
-    return Trend(word, moved, window[0], window[-1])
+    return Trend(word, moved, error * (window[-1] - window[0]), window[0], window[-1])

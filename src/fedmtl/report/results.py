@@ -20,23 +20,30 @@ from fedmtl.report.record import (
 )
 from fedmtl.runs.events import EvaluationEvent
 
-_ARROW = {"rising": "↗", "flat": "→", "falling": "↘"}
+_ARROW = {"rising": "↗", "falling": "↘"}
+EMPTY = Html()
 _HEAD = ("Task", "Start", "Best", "Final", "Trend")
 _TREND_NOTE = (
-    f"Trend: a least-squares line through the last third of the evaluated rounds, at least {FEWEST_POINTS}. "
-    f"Rising or falling when it changes by {score(SMALLEST_CHANGE)} or more over these rounds "
-    "and its slope differs from zero at the 95 % level, given the scatter about the line. Flat means that no "
-    "such change can be detected, not that training is over."
+    f"Trend: the change of a least-squares line over the last third of the evaluated rounds, at least {FEWEST_POINTS},"
+    " ± its standard error, from the scatter about the line. “Rising” or “falling” stands there when the change is"
+    f" {score(SMALLEST_CHANGE)} or more and differs from zero at the 95 % level; without a word, no direction can be"
+    " told from these rounds."
 )
 
 
-def results(run: Run) -> Html:
+def results(run: Run, beside: Html = EMPTY) -> Html:
+    """The section of scores; `beside` is a picture that stands next to the first table where there is space."""
     rows = [_task_row(run, name) for task in run.tasks for name in run.sets(task)]
     rows.append(_average_row(run, "overall", "mean of main metrics"))
     rows.append(_average_row(run, "classification", "mean accuracy"))
     return section(
         "results",
-        table("Main metric of each task over the run", _HEAD, rows, words={4}, class_="results"),
+        tag(
+            "div",
+            table("Main metric of each task over the run", _HEAD, rows, words={4}, class_="results"),
+            beside,
+            class_="beside",
+        ),
         notes((*_marked_notes(run), *_undefined_notes(run), *_stop_notes(run), _TREND_NOTE)),
         *_all_metrics(run),
     )
@@ -106,9 +113,12 @@ def _value(value: float | None, event: EvaluationEvent | None, metric: str) -> H
 def _trend(found: Trend | None) -> Html:
     if found is None:
         return join((MISSING, tag("small", f"fewer than {FEWEST_POINTS} scored rounds")))
-    moved = (change(found.change), " ", tag("span", f"rounds {found.first}–{found.last}"))
+    moved = tag("span", f"{change(found.change)} ± {score(found.error)}", class_="portion")
+    rounds = tag("span", f"rounds {found.first}–{found.last}")
+    if not found.word:
+        return join((moved, tag("small", rounds)))
     words = tag("span", f"{_ARROW[found.word]} {found.word}", class_=f"trend {found.word}")
-    return join((words, tag("small", *moved)))
+    return join((words, tag("small", moved, " ", rounds)))
 
 
 def _shown(run: Run, task: str) -> list[EvaluationEvent]:

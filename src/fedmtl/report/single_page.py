@@ -48,11 +48,11 @@ _TEXT = """
 html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth }
 body { margin: 0; background: var(--paper); color: var(--ink); overflow-wrap: break-word;
   font: 17px/1.55 Charter, "Bitstream Charter", "Sitka Text", Cambria, Georgia, serif }
-main { max-width: 66rem; margin: 0 auto; padding: 3rem 1.5rem 5rem }
+main { max-width: 66rem; margin: 0 auto; padding: 2.2rem 1.5rem 5rem }
 h1 { font-size: 2.3rem; line-height: 1.15; font-weight: 600; margin: .1rem 0 .7rem; letter-spacing: -.01em;
   overflow-wrap: anywhere }
 h2 { font-size: 1.35rem; font-weight: 600; margin: 0 0 .9rem }
-section { margin-top: 3.2rem; padding-top: 1.3rem; border-top: 1px solid var(--hair);
+section { margin-top: 2.4rem; padding-top: 1.3rem; border-top: 1px solid var(--hair);
   scroll-margin-top: .5rem }
 p { margin: 0 0 1rem; max-width: 44rem }
 small { font-size: .85em; color: var(--quiet); white-space: nowrap; margin-left: .2em }
@@ -76,6 +76,9 @@ a { color: var(--accent); text-decoration: none } a:hover { text-decoration: und
 .badge.interrupted, .badge.open { --c: var(--warn) }
 .badge.synthetic { background: var(--warn); border-color: var(--warn); color: var(--paper) }
 .reason { color: var(--quiet); overflow-wrap: anywhere }
+.notices { margin: 0 0 1.2rem; padding: 0; list-style: none; max-width: 50rem; font-size: .95rem }
+.notices li { margin: 0 0 .4rem; padding: .35rem .8rem; border-left: 4px solid var(--warn); background: var(--wash);
+  overflow-wrap: anywhere }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5rem, 1fr)); gap: .9rem 1.6rem;
   margin: 1.6rem 0 0; font-size: .92rem; font-variant-numeric: tabular-nums }
 .facts div { min-width: 0 }
@@ -156,6 +159,10 @@ _FIGURES = """
   gap: 2rem 2.2rem;
   align-items: start }
 figure { margin: 0; min-width: 0; max-width: 30rem }
+.beside { display: flex; flex-wrap: wrap; gap: 1rem 3rem; align-items: start }
+.beside .scroll { min-width: 0; max-width: 100% } .beside figure { flex: 1 1 20rem; max-width: 32rem }
+.flow { display: flex; flex-wrap: wrap } .flow figure { flex: 1 1 18rem }
+.flow figure.natural { flex: 0 1 auto; max-width: 100% }
 @media (min-width: 48rem) { figure.wide { grid-column: span 2; max-width: none } }
 figure .scroll { margin-bottom: 0 }
 figure caption { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden }
@@ -186,7 +193,7 @@ _MEDIA = """
   .scroll tbody th { position: sticky; left: 0; background: var(--paper); max-width: 9rem }
   .data td:last-child { min-width: 17rem } .data td:nth-child(6) { min-width: 7rem }
   .facts { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .8rem 1.2rem }
-  section { margin-top: 2.4rem }
+  section { margin-top: 2rem }
 }
 @media screen { caption { max-width: calc(100vw - 2rem) } }
 @media print {
@@ -195,6 +202,8 @@ _MEDIA = """
   .scroll, .tall { overflow: visible; max-height: none; border: 0; padding: 0 } .tall thead th { position: static }
   figure, tr, svg { break-inside: avoid } h2 { break-after: avoid } section { margin-top: 1.6rem }
   .hash { max-width: none; white-space: normal } pre { white-space: pre-wrap }
+  .scroll { font-size: 8.5pt } .number, .map td, thead th { white-space: normal } th, td { padding-right: .6rem }
+  .panels { grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); gap: 1.2rem 2rem }
   details::details-content { content-visibility: visible; block-size: auto }
 }
 """
@@ -206,8 +215,13 @@ STYLE = _COLOURS + _TEXT + _TABLES + _FIGURES + _MEDIA
 TABLE_STYLE = """
 main.broad { max-width: 96rem }
 .study th, .study td { white-space: nowrap; padding-right: .9rem } .study tbody th { max-width: none }
+.inside { padding: .3rem .9rem .6rem } details { margin-bottom: .7rem } .lead { margin: 1.4rem 0 1rem }
 .study { font-size: .84rem } .study td small { white-space: nowrap }
 .study thead th { white-space: normal; max-width: 9rem }
+@media print {
+  @page { size: A4 landscape; margin: 11mm }
+  .study { font-size: 7.5pt } .study th, .study td, .study td small { white-space: normal; padding-right: .4rem }
+}
 """
 
 

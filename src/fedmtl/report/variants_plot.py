@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedmtl.compress.measure.measured import Load, Measured, Teacher, mean, retentions
-from fedmtl.report.charts import Frame, padded, svg, y_axis
+from fedmtl.report.charts import Frame, padded, svg, tick_step, ticks, y_axis
 from fedmtl.report.formats import score, size
 from fedmtl.report.markup import Html, join, tag
 
@@ -19,6 +19,7 @@ ANGLES = (0, 180, 270, 90, 315, 45, 225, 135)
 COLOURS = 7
 LARGEST, SMALLEST = 20.0, 3.0
 LABEL_GAP = 40.0
+FEWEST_MARKS = 3
 PLOT_STYLE = """
 .variant { fill: var(--c); fill-opacity: .55; stroke: var(--c); stroke-width: 1.2 }
 .leader { stroke: var(--quiet); stroke-width: .7 } svg text.label { fill: var(--ink) }
@@ -169,15 +170,34 @@ def _label(dot: Dot, box: Box) -> Html:
 
 
 def _log_axis(frame: Frame, words: str) -> Html:
-    """Draw an axis with steps of 1, 2 and 5, as many as fit."""
-    low, high = frame.x
-    shown: list[float] = []
-    for at in (factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in (1, 2, 5)):
-        position = frame.across(math.log10(at))
-        is_free = not shown or position - frame.across(math.log10(shown[-1])) >= LABEL_GAP
-        if low <= math.log10(at) <= high and is_free:
-            shown.append(at)
-    marks = (tag("text", f"{at:g}", class_="x", x=frame.across(math.log10(at)), y=frame.floor + 14) for at in shown)
+    """Draw an axis with steps of 1, 2 and 5, or even ones where few of these lie in the range, as many as fit."""
+    shown = log_marks(frame)
+    marks = (tag("text", f"{at:.4g}", class_="x", x=frame.across(math.log10(at)), y=frame.floor + 14) for at in shown)
     name = tag("text", words, class_="x name", x=(frame.left + frame.edge) / 2, y=frame.height - 5)
     floor = tag("line", class_="axis", x1=frame.left, x2=frame.edge, y1=frame.floor, y2=frame.floor)
     return join((floor, *marks, name))
+
+
+def log_marks(frame: Frame) -> list[float]:
+    """The values at which a logarithmic x axis has a mark: at least two, wherever its range lies."""
+    low, high = frame.x
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    found = _fitting(frame, [factor * 10.0**power for power in powers for factor in (1, 2, 5)])
+    target = 3
+    # Variants that are about as fast span less than a factor of two.
+    while len(found) < FEWEST_MARKS and target < 24:
+        step = tick_step(10.0**high - 10.0**low, target)
+        found = _fitting(frame, ticks(10.0**low, 10.0**high, step))
+        target *= 2
+    return found
+
+
+def _fitting(frame: Frame, values: Sequence[float]) -> list[float]:
+    """Those values that lie in the frame and far enough from each other."""
+    low, high = frame.x
+    shown: list[float] = []
+    for at in (value for value in values if value > 0 and low <= math.log10(value) <= high):
+        is_free = not shown or frame.across(math.log10(at)) - frame.across(math.log10(shown[-1])) >= LABEL_GAP
+        if is_free:
+            shown.append(at)
+    return shown

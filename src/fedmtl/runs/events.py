@@ -251,11 +251,12 @@ class SiteEvent(Event):
 @event_kind("update")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateEvent(Event):
-    """The server accepted a client's update."""
+    """The server accepted a client's update; `shares` has its share of the weight in the mean of each scope."""
 
     round: Round
     client: Text
     tasks: dict[str, TaskUpdate] = field(default_factory=dict)
+    shares: Given[Numbers] = None
     conflicts: Number | None = None
     seconds: Given[Seconds] = None
     bytes_up: Given[Count] = None

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmtl.federation.aggregators.mean import combine, most_weights, per_example
+from fedmtl.federation.aggregators.mean import combine, most_weights, per_example, shares_of
 from fedmtl.federation.messages import Update
 from fedmtl.sharing.plan import Key, SharingPlan
 
@@ -131,3 +131,17 @@ def test_a_share_is_never_passed_where_there_are_enough_clients(weights, share):
         assert largest == pytest.approx(1 / len(weights))
     if max(weights) <= share * sum(weights):
         assert cut == weights
+
+
+def test_shares_are_of_the_weights_of_those_that_returned_the_scope():
+    # The encoder: 1 + 3 + 4 = 8; sst2's head: 1 + 3 = 4; of a scope where nobody counts there is no share.
+    weights = {
+        "a": {"all": 1.0, "task:sst2": 1.0},
+        "b": {"all": 3.0, "task:sst2": 3.0},
+        "c": {"all": 4.0, "task:stsb": 0.0},
+    }
+    assert shares_of(weights) == {
+        "a": {"all": 0.125, "task:sst2": 0.25},
+        "b": {"all": 0.375, "task:sst2": 0.75},
+        "c": {"all": 0.5},
+    }

@@ -63,6 +63,18 @@ class ClientWeights:
         return min(weight, self.most_weight.get(scope, math.inf))
 
 
+def shares_of(weights: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Each client's share of the sum of weights in every scope that it returned, given all weights by client."""
+    totals: dict[str, float] = {}
+    for by_scope in weights.values():
+        for scope, weight in by_scope.items():
+            totals[scope] = totals.get(scope, 0.0) + weight
+    return {
+        client: {scope: weight / totals[scope] for scope, weight in by_scope.items() if totals[scope] > 0}
+        for client, by_scope in weights.items()
+    }
+
+
 class Mean:
     """The mean delta of each value that somebody returned, in the memory of one model.
 
