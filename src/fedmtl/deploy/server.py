@@ -29,14 +29,14 @@ from fedmtl.engines.flower.roster import Note
 from fedmtl.experiment.census import reported_census
 from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
-from fedmtl.experiment.resume import take_up
+from fedmtl.experiment.resume import config_event, take_up
 from fedmtl.experiment.run import Log, drive
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
 from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
 from fedmtl.runs.event_lines import Event, Observer, first_of
-from fedmtl.runs.events import PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
+from fedmtl.runs.events import ConfigEvent, PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import read_events
 
@@ -155,6 +155,8 @@ def _serve(
     known = read_events(run)
     if not first_of(known, StartEvent):
         log(opening_events(prepared, reported_census({}, prepared.tasks))[0])
+    if not first_of(known, ConfigEvent):
+        log(config_event(prepared.config))
     certificate = enrolments.certificate()
     warning = None if certificate is None else certificate.warning()
     if warning is not None:

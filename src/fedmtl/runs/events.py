@@ -198,6 +198,19 @@ class StartEvent(Event):
     transformers: Given[Text] = None
 
 
+@event_kind("config")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEvent(Event):
+    """The settings that a run goes by from here on; `changed` has before and after of what a resume found edited."""
+
+    config: dict[str, Any]
+    changed: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(default_factory=dict)
+
+    def lines(self) -> Sequence[str]:
+        words = ", ".join(f"{key} from {before} to {after}" for key, (before, after) in self.changed.items())
+        return [f"  config.yaml was edited: {words}; this does not change what is trained"] if words else []
+
+
 @event_kind("data")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataEvent(Event):
