@@ -15,8 +15,9 @@ from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
 from fedmtl.methods import server_optimizers
+from fedmtl.model.bert.cpu.encoder_pass import kernels_here
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import ConfigEvent, EndEvent, EnergyEvent, ResumedEvent, RoundEvent
+from fedmtl.runs.events import ConfigEvent, EndEvent, EnergyEvent, RemarkEvent, ResumedEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder, locked
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
@@ -197,6 +198,18 @@ class TestEditedConfig:
         plain.events.write_text("\n".join(lines) + "\n")
         resume_run(plain)
         assert len(events_of(read_events(plain), ConfigEvent)) == 1
+
+
+def test_a_resume_that_rounds_otherwise_says_so(plain, monkeypatch):
+    began = first_of(read_events(plain), StartEvent)
+    # random-1x32 is laid out as BERT, so it is computed by what this installation has.
+    assert began.kernels == kernels_here()
+    other = "torch" if began.kernels == "compiled" else "compiled"
+    monkeypatch.setattr("fedmtl.experiment.events.kernels_here", lambda: other)
+    resume_run(plain)
+    reasons = [event.reason for event in events_of(read_events(plain), RemarkEvent)]
+    words = f"kernels {began.kernels} before, {other} now"
+    assert reasons == [f"weights will not be those of an undisturbed run, bit for bit: {words}"]
 
 
 class TestEvents:

@@ -284,8 +284,12 @@ def _known(value: object) -> str:
 def _where(event: StartEvent) -> str:
     device = _known(event.device)
     if event.stack:
-        return f"{device}, {event.stack} clients at once, {_known(event.precision)}"
-    return f"{device}, {event.workers} worker processes" if event.workers else f"{device}, in this process"
+        how = f"{event.stack} clients at once, {_known(event.precision)}"
+    elif event.workers:
+        how = f"{event.workers} worker {'process' if event.workers == 1 else 'processes'}"
+    else:
+        how = "in this process"
+    return f"{device}, {how}, {event.kernels} kernels" if event.kernels else f"{device}, {how}"
 
 
 def _data_line(event: DataEvent) -> str:

@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from fedmtl.config import Config
 from fedmtl.config.errors import dotted, shown
 from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError, FedmtlError
-from fedmtl.experiment.events import opening_events
+from fedmtl.experiment.events import kernels_of, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client import saved_rounds
 from fedmtl.federation.messages import State
-from fedmtl.runs.event_lines import Event, Observer, last_of, round_of
-from fedmtl.runs.events import ClientsEvent, ConfigEvent, DataEvent, PlanEvent, ResumedEvent, RoundEvent, StartEvent
+from fedmtl.runs.event_lines import Event, Observer, first_of, last_of, round_of
+from fedmtl.runs.events import (
+    ClientsEvent,
+    ConfigEvent,
+    DataEvent,
+    PlanEvent,
+    ResumedEvent,
+    RoundEvent,
+    StartEvent,
+    WarningEvent,
+)
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import append_event, cut_back, missing_rounds, read_events, read_lines, repair_advice, write_lines
 from fedmtl.sharing.plan import Extra, is_personal
@@ -77,7 +88,21 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     cut_back(run, last)
     if record.changed or last_of(events, ConfigEvent) is None:
         append_event(run, record)
+    for words in _other_rounding(prepared, events):
+        append_event(run, remark_event(max(last, 0), "", words))
+        observe(WarningEvent(words=words))
     return state
+
+
+def _other_rounding(prepared: Prepared, events: Sequence[Event]) -> list[str]:
+    """Say where the rest of the run is computed by something that rounds otherwise than what began it."""
+    start = first_of(events, StartEvent)
+    if start is None:
+        return []
+    now = {"kernels": kernels_of(prepared), "torch": torch.__version__, "device": prepared.compute.device}
+    then = {"kernels": start.kernels, "torch": start.torch, "device": start.device}
+    found = [f"{what} {then[what]} before, {now[what]} now" for what in now if then[what] not in (None, now[what])]
+    return [f"weights will not be those of an undisturbed run, bit for bit: {', '.join(found)}"] if found else []
 
 
 def config_event(config: Config, changed: Mapping[str, list[Any]] | None = None) -> ConfigEvent:

@@ -192,6 +192,7 @@ class StartEvent(Event):
     workers: Given[Count] = None
     stack: Given[Count] = None
     precision: Given[Text] = None
+    kernels: Given[Text] = None
     num_rounds: Given[Round] = None
     step_passes: Counts | None = None
     torch: Given[Text] = None
