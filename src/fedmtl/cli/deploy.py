@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
-from fedmtl.cli.progress import make_display
+from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load, repaired
 from fedmtl.cli.terminal import make_terminal
 from fedmtl.errors import ConfigError, FedmtlError
@@ -35,6 +35,8 @@ def server(
     repair: Annotated[
         bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Lead a run whose clients are sites on other machines (`fedmtl client`)."""
     needs_flower()
@@ -44,7 +46,7 @@ def server(
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
-    display = make_display()
+    display = make_display(detail_of(verbose, quiet))
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")

@@ -264,4 +264,4 @@ def _aggregated_line(entry: Aggregated) -> str:
         return f"Aggregated {entry.tensors} parameters for task '{entry.head}' head from {entry.clients} clients"
     if entry.scope == "all":
         return f"Aggregated {entry.tensors} shared parameters from ALL {entry.clients} clients"
-    return f"Aggregated {entry.tensors} parameters of {entry.scope.replace(':', ' ')} from {entry.clients} clients"
+    return f"Aggregated {entry.tensors} tensors of {entry.scope.replace(':', ' ')} from {entry.clients} clients"
