@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
-from fedmtl.cli.tables import amount, comparison_table, duration
+from fedmtl.cli.tables import amount, comparison_tables, duration
 from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import find_run
@@ -134,7 +134,8 @@ def compare(
     if json_:
         write(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
     else:
-        show(comparison_table(summaries))
+        for table in comparison_tables(summaries, make_terminal().width):
+            show(table)
 
 
 def report(run: Run) -> None:
