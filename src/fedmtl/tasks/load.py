@@ -7,10 +7,13 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import Request, getproxies, urlopen
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from fedmtl.tasks.sources import SUFFIXES, VALIDATION_FILES, Table, as_text, fin
 from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
+HUB = "https://huggingface.co"
 
 
 def hub_name(source: SourceConfig) -> str:
@@ -83,7 +87,7 @@ def _cached_only_when_out_of_reach() -> Iterator[None]:
 
     switches: tuple[Any, ...] = (datasets.config, constants)
     before = [switch.HF_HUB_OFFLINE for switch in switches]
-    is_offline = any(before) or not _hub_answers()
+    is_offline = any(before) or not hub_answers()
     try:
         for switch in switches:
             switch.HF_HUB_OFFLINE = is_offline
@@ -93,15 +97,31 @@ def _cached_only_when_out_of_reach() -> Iterator[None]:
             switch.HF_HUB_OFFLINE = value
 
 
-def _hub_answers() -> bool:
-    # Behind a proxy only the proxy can tell.
-    if getproxies():
-        return True
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+@cache
+def hub_answers() -> bool:
+    """Whether the hub can be reached; known after five seconds, and for as long as the process lives."""
+    answers: list[bool] = []
+    # A thread, since nothing else ends a name server's silence.
+    attempt = Thread(target=lambda: answers.append(_connects()), daemon=True)
+    attempt.start()
+    attempt.join(SECONDS_TO_ANSWER)
+    return bool(answers and answers[0])
+
+
+def _connects() -> bool:
+    endpoint = os.environ.get("HF_ENDPOINT", HUB)
     try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=SECONDS_TO_ANSWER).close()
-    except OSError:
+        if getproxies():
+            # Only the proxy can tell.
+            urlopen(Request(endpoint, method="HEAD"), timeout=SECONDS_TO_ANSWER).close()
+        else:
+            parts = urlsplit(endpoint)
+            port = parts.port or (80 if parts.scheme == "http" else 443)
+            socket.create_connection((parts.hostname or "", port), timeout=SECONDS_TO_ANSWER).close()
+    except HTTPError as error:
+        # A page that the hub refuses is an answer of the hub; what a proxy could not fetch is none.
+        return error.code not in (407, 502, 503, 504)
+    except (OSError, ValueError):
         return False
     return True
 
