@@ -1,6 +1,9 @@
 """The live display: the same lines as elsewhere, with bars that leave nothing behind."""
 
 import io
+from dataclasses import replace
+
+import pytest
 
 from fedmtl.cli.display import LiveDisplay, PlainDisplay
 from fedmtl.cli.progress import Detail
@@ -127,6 +130,15 @@ def test_verbose_says_that_a_task_stopped_below_the_heading_of_its_round():
     assert lines[heading + 1].startswith("Aggregating updates from 2 clients")
     assert lines[-2].startswith("  sentiment_of_reviews: stopped")
     assert lines[-1].startswith("  after round 3: not evaluated")
+
+
+@pytest.mark.parametrize(("clients", "workers", "says"), [("a", 2, True), ("ab", 2, False), ("a", 0, False)])
+def test_a_run_with_one_client_says_that_one_core_trains(clients, workers, says):
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True))
+    display(replace(START, workers=workers))
+    display(ClientsEvent(clients=dict.fromkeys(clients, ClientFacts())))
+    assert ("one client: its steps follow one another on one core" in seen.getvalue()) == says
 
 
 def test_a_capability_says_its_line_itself():

@@ -155,6 +155,8 @@ class PlainDisplay:
                 return [f"fedmtl {version}, {mode}, {_where(event)}, seed {seed}"]
             case DataEvent():
                 return [_data_line(event)]
+            case ClientsEvent() if len(event.clients) == 1 and self.start and (self.start.workers or 0) > 1:
+                return ["  one client: its steps follow one another on one core, and the other workers only score"]
             case TeacherEvent():
                 return [f"  the teacher answers {event.examples:,} examples of {event.task}"]
             case PlanEvent(round=None):
