@@ -1,6 +1,7 @@
 """The live display: the same lines as elsewhere, with bars that leave nothing behind."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,14 @@ def test_a_run_with_one_client_says_that_one_core_trains(clients, workers, says)
     display(replace(START, workers=workers))
     display(ClientsEvent(clients=dict.fromkeys(clients, ClientFacts())))
     assert ("one client: its steps follow one another on one core" in seen.getvalue()) == says
+
+
+def test_the_lines_of_a_server_begin_with_their_date_and_time():
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=200, soft_wrap=True))
+    display.has_times = True
+    display(START)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d fedmtl 1, federated", seen.getvalue())
 
 
 def test_a_capability_says_its_line_itself():

@@ -11,7 +11,7 @@ import typer
 from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load, repaired
-from fedmtl.cli.terminal import make_terminal
+from fedmtl.cli.terminal import make_terminal, stamped
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.runs.folder import find_run
 
@@ -46,7 +46,7 @@ def server(
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
-    display = make_display(detail_of(verbose, quiet))
+    display = make_display(detail_of(verbose, quiet), has_times=True)
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
@@ -144,7 +144,7 @@ def client(
     settings = SiteSettings(client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules)
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
-    join_run(settings, address, keys, lambda line: terminal.print(f"{client_id}: {line}", markup=False))
+    join_run(settings, address, keys, lambda line: terminal.print(stamped(f"{client_id}: {line}"), markup=False))
 
 
 def site_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:

@@ -25,7 +25,7 @@ from fedmtl.cli.tables import (
     round_lines,
     summary_lines,
 )
-from fedmtl.cli.terminal import Terminal
+from fedmtl.cli.terminal import Terminal, stamped
 from fedmtl.foreign import printable
 from fedmtl.runs.event_lines import Event, LiveEvent, round_of
 from fedmtl.runs.events import (
@@ -121,6 +121,7 @@ class PlainDisplay:
         self.skipped = -1
         self.name = "the run"
         self.is_deployed = False
+        self.has_times = False
         self.names_metrics = True
         self.shows_time_left = True
         self.pace = Pace()
@@ -139,7 +140,7 @@ class PlainDisplay:
             return
         if isinstance(event, ResumedEvent) or number is None or number > self.skipped:
             for line in lines:
-                self.say(line)
+                self.say(stamped(line) if self.has_times else line)
 
     def say(self, line: str) -> None:
         self.terminal.print(line, markup=False)

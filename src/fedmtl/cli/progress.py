@@ -47,9 +47,14 @@ class Display(Protocol):
     def finish(self, run: RunFolder) -> None: ...
 
 
-def make_display(detail: Detail = Detail.short, *, stderr: bool = False) -> Display:
-    """Live in a terminal, lines elsewhere; on stderr where stdout is to hold one JSON object."""
+def make_display(detail: Detail = Detail.short, *, stderr: bool = False, has_times: bool = False) -> Display:
+    """Live in a terminal, lines elsewhere; on stderr where stdout is to hold one JSON object.
+
+    With `has_times`, every line begins with its date and time.
+    """
     from fedmtl.cli.display import LiveDisplay, PlainDisplay
 
     terminal = make_terminal(stderr=stderr)
-    return LiveDisplay(terminal, detail) if terminal.is_terminal else PlainDisplay(terminal, detail)
+    display = LiveDisplay(terminal, detail) if terminal.is_terminal else PlainDisplay(terminal, detail)
+    display.has_times = has_times
+    return display
