@@ -252,6 +252,15 @@ class PlanEvent(Event):
     at_clients: Count = 0
 
 
+@event_kind("expected")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedEvent(Event):
+    """A server waits for these sites before its first round, or before the one after a resume."""
+
+    round: Round
+    clients: list[Text]
+
+
 @event_kind("site")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteEvent(Event):
