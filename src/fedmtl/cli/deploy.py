@@ -12,7 +12,7 @@ from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load, repaired
 from fedmtl.cli.terminal import make_terminal, stamped
-from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
 
 DEFAULT = "127.0.0.1:9092"
@@ -39,7 +39,7 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Lead a run whose clients are sites on other machines (`fedmtl client`)."""
-    needs_flower()
+    needs_flower("fedmtl server")
     from fedmtl.engines.flower.addresses import parse_address
 
     if resume is not None and (config is not None or set or name is not None):
@@ -80,11 +80,13 @@ def check_protection(host: str, keys: Path | None, option: str, remedy: str) -> 
         raise FedmtlError(f"{option}: {host} is not this machine's loopback, and needs TLS and keys; give {remedy}")
 
 
-def needs_flower() -> None:
+def needs_flower(command: str = "this command") -> None:
+    """Raise one line where the `flower` extra is missing, of which every command between machines uses a part."""
     from importlib.util import find_spec
 
-    if find_spec("flwr") is None:
-        raise FedmtlError("flwr is not installed; install it with `pip install fedmtl[flower]`")
+    for package in ("flwr", "cryptography"):
+        if find_spec(package) is None:
+            raise FedmtlError(needs_extra(command, package, "flower"))
 
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def client(
     ] = None,
 ) -> None:
     """Take part in a run as a site; its text stays here."""
-    needs_flower()
+    needs_flower("fedmtl client")
     from fedmtl.deploy.site import join_run
     from fedmtl.deploy.site_worker import SiteSettings
     from fedmtl.engines.flower.addresses import parse_address

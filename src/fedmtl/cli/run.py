@@ -12,7 +12,7 @@ import typer
 from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
 from fedmtl.cli.progress import Display, Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.terminal import write
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, needs_extra
 from fedmtl.runs.folder import RunFolder, find_run, locked
 
 if TYPE_CHECKING:
@@ -85,9 +85,11 @@ def _opener(engine: Engine) -> OpenEngine:
 
     if engine is Engine.local:
         return open_engine
-    from fedmtl.cli.deploy import needs_flower
+    from importlib.util import find_spec
 
-    needs_flower()
+    for package in ("flwr", "ray"):
+        if find_spec(package) is None:
+            raise ConfigError(needs_extra("--engine flower", package, "simulation"))
     from fedmtl.experiment.simulate import open_simulation
 
     return open_simulation

@@ -18,7 +18,7 @@ from urllib.request import Request, getproxies, urlopen
 import numpy as np
 
 from fedmtl.config import Config, SourceConfig
-from fedmtl.errors import DataError, HubUnreachable
+from fedmtl.errors import DataError, HubUnreachable, needs_extra
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
@@ -60,7 +60,7 @@ def _hub(origin: str, instead: str, task: str | None = None) -> Iterator[Any]:
     try:
         import datasets
     except ImportError as error:
-        missing = f"{origin}: needs the datasets package, `pip install fedmtl[hub]`"
+        missing = needs_extra(origin, "datasets", "hub")
         raise HubUnreachable(missing, f"or {instead}").coded("hub_unreachable", task) from error
     try:
         with _cached_only_when_out_of_reach():
