@@ -20,7 +20,7 @@ import numpy as np
 from fedmtl.config import Config, SourceConfig
 from fedmtl.errors import DataError, HubUnreachable, needs_extra
 from fedmtl.seeds import derive_seed
-from fedmtl.tasks.builtin import BuiltinTask, HubTable
+from fedmtl.tasks.builtin import BUILTIN, BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
@@ -258,7 +258,7 @@ def _read_shared(config: Config, task: Task) -> Tables:
         return _read_folder(folder, task, builtin.hub.more_validation if builtin and builtin.hub else ())
     assert builtin is not None, f"{task.name} has neither a source nor a built-in one"
     if builtin.embedded and _is_embedded(config, builtin):
-        return _read_embedded(builtin.embedded)
+        return _read_embedded(builtin.embedded, builtin, task)
     assert builtin.hub is not None, f"{task.name} is neither embedded nor on the hub"
     return _read_builtin_hub(builtin.hub, builtin.text, builtin.label, task)
 
@@ -308,10 +308,17 @@ def _origin(folder: Path, *tables: Table | None) -> str:
     return "; ".join([f"files in {folder}", *notes])
 
 
-def _read_embedded(name: str) -> Tables:
-    train = Table(embedded_columns(name, "train"), f"embedded {name} train")
-    validation = Table(embedded_columns(name, "validation"), f"embedded {name} validation")
-    return Tables(train, validation, "embedded (synthetic)", synthetic=True)
+def _read_embedded(name: str, builtin: BuiltinTask, task: Task) -> Tables:
+    """Read what is in the package, with the labels of the task that it stands for; a config may name its words."""
+    theirs = BUILTIN[name].labels
+    words = {} if set(task.labels) == set(theirs) else dict(zip(theirs, builtin.labels, strict=True))
+
+    def table(split: str) -> Table:
+        columns = embedded_columns(name, split)
+        columns["label"] = [words.get(label, label) for label in columns["label"]]
+        return Table(columns, f"embedded {name} {split}")
+
+    return Tables(table("train"), table("validation"), "embedded (synthetic)", synthetic=True)
 
 
 def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:
