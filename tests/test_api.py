@@ -111,7 +111,7 @@ def test_rounds_without_an_evaluation_and_rounds_that_are_open_have_no_scores(ch
     rows = changed.metrics()
     assert [(row["round"], row["score"] is None) for row in rows] == [(0, False)] * 3 + [(1, True)] * 3
     assert all(row["train_loss"] is not None for row in rows[3:])
-    assert changed.status == "running"
+    assert changed.status == "killed"
 
 
 def test_one_text_a_pair_and_lists_of_them_are_answered(made):
@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_is_read_and_has_no_model_yet(changed):
     shutil.rmtree(changed.folder.model)
     changed.folder.report.unlink()
     keep_events(changed, 0)
-    assert (changed.status, changed.metrics(), changed.events()) == ("waiting", [], [])
+    assert (changed.status, changed.metrics(), changed.events()) == ("killed", [], [])
     with pytest.raises(ModelError) as caught:
         changed.evaluate()
     assert "\n" not in str(caught.value)
@@ -204,7 +204,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_weights(made, changed):
     for file in changed.folder.checkpoints.glob("round-0002.*"):
         file.unlink()
     changed.folder.report.unlink()
-    assert changed.status == "running"
+    assert changed.status == "killed"
     seen = []
     assert changed.resume(seen.append) is changed
     assert changed.status == "done"

@@ -103,13 +103,11 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How far the run is: `waiting`, `running`, `done`, `interrupted` or `failed`.
-
-        A run whose process was killed is `running` until somebody resumes it.
-        """
+        """How far the run is: `waiting`, `running`, `killed`, `done`, `interrupted` or `failed`."""
+        from fedmtl.runs.folder import is_busy
         from fedmtl.runs.summary import run_status
 
-        return run_status(self.events(), self.name).status
+        return run_status(self.events(), self.name, is_busy=is_busy(self.folder.path)).status
 
     def events(self) -> list[Event]:
         """Return all that happened so far, in order: each event is a record of a class in `fedmtl.runs.events`.

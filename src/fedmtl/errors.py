@@ -69,3 +69,14 @@ class CannotContinue(FedmtlError):
     """The run has to end: too few clients are left, or every update was refused."""
 
     exit_code = 3
+
+
+def needs_extra(what: str, package: str, extra: str) -> str:
+    """The line for a package that is not installed: who needs it, and a command that installs it.
+
+    fedmtl is in no registry, so the command is that of a checkout.
+    """
+    return (
+        f"{what}: needs {package}, which is not installed; run `pip install -c constraints.txt '.[{extra}]'` in the"
+        " folder of fedmtl's source"
+    )

@@ -58,7 +58,7 @@ tasks:
   stsb: {train_samples: 8, val_samples: 8}
 compute: {workers: 0, device: cpu}
 """)
-    done = cli("run", "guide.yaml")
+    done = cli("run", "guide.yaml", "--verbose")
     assert (done.code, done.err) == (0, "")
     assert SUMMARY.format(encoder=bert_tiny) in done.out
     for number in (1, 2):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("guide", "ours"),
     [
-        ("--mode server --config federated_config.yaml", "server --config federated_config.yaml"),
+        ("--mode server --config federated_config.yaml", "server --verbose --config federated_config.yaml"),
         ("--mode client --client_id sst2_client --tasks sst2", "client --tasks sst2 --client-id sst2_client"),
         ("--mode client --client_id a --tasks b --server h:1", "client --tasks b --server h:1 --client-id a"),
     ],

@@ -1,8 +1,13 @@
 """The live display: the same lines as elsewhere, with bars that leave nothing behind."""
 
 import io
+import re
+from dataclasses import replace
+
+import pytest
 
 from fedmtl.cli.display import LiveDisplay, PlainDisplay
+from fedmtl.cli.progress import Detail
 from fedmtl.cli.terminal import Terminal
 from fedmtl.runs.events import (
     AnswerEvent,
@@ -10,12 +15,14 @@ from fedmtl.runs.events import (
     ClientsEvent,
     EarlyStopEvent,
     EvaluationEvent,
+    FailureEvent,
     LayerMove,
     ResumedEvent,
     RoundEvent,
     SharingEvent,
     StartEvent,
     TaskFacts,
+    WarningEvent,
 )
 
 FACTS = TaskFacts(kind="classification", metric="accuracy")
@@ -71,8 +78,8 @@ def test_the_scores_stand_below_with_the_best():
 
 def test_a_long_line_is_cut_at_words_in_a_terminal_only():
     wide, narrow = io.StringIO(), io.StringIO()
-    told(PlainDisplay(Terminal(file=wide, width=80, soft_wrap=True)))
-    told(LiveDisplay(Terminal(file=narrow, width=80)))
+    told(PlainDisplay(Terminal(file=wide, width=80, soft_wrap=True), Detail.verbose))
+    told(LiveDisplay(Terminal(file=narrow, width=80), Detail.verbose))
     line = "  after round 1: sentiment_of_reviews accuracy 0.750, paraphrase_of_questions accuracy 0.750"
     assert f"{line} (up 2.0 MB, down 3.0 kB, 1.0 s)\n" in wide.getvalue()
     assert max(map(len, narrow.getvalue().splitlines())) <= 80
@@ -91,8 +98,56 @@ def test_rounds_told_before_a_resume_are_not_told_again():
         "first goes on after round 1",
     ]
     told(display)
-    assert "after round 1" not in seen.getvalue().removeprefix(said)
-    assert "after round 2: sentiment_of_reviews accuracy 0.500" in seen.getvalue()
+    assert "round 1" not in seen.getvalue().removeprefix(said)
+    assert "round 2/2: sentiment_of_reviews accuracy 0.500" in seen.getvalue()
+
+
+def printed(detail: Detail) -> list[str]:
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True), detail)
+    told(display)
+    display(WarningEvent(words="one class only"))
+    display(FailureEvent(round=3, client="clinic", reason="no answer"))
+    display(EarlyStopEvent(round=3, task="sentiment_of_reviews", best_round=1, score=0.75))
+    display(round_end(3))
+    return seen.getvalue().splitlines()
+
+
+def test_a_round_is_one_line_and_the_first_names_the_metrics():
+    assert printed(Detail.short)[1:4] == [
+        "round 0/2: sentiment_of_reviews accuracy –, paraphrase_of_questions accuracy – (1.0 s)",
+        "round 1/2: sentiment_of_reviews 0.750, paraphrase_of_questions 0.750 (1.0 s)",
+        "round 2/2: sentiment_of_reviews 0.500, paraphrase_of_questions 0.500 (1.0 s)",
+    ]
+
+
+def test_quiet_leaves_warnings_and_failures():
+    assert printed(Detail.quiet) == ["  warning: one class only", "  clinic failed in round 3: no answer"]
+
+
+def test_verbose_says_that_a_task_stopped_below_the_heading_of_its_round():
+    lines = printed(Detail.verbose)
+    heading = lines.index("=== Round 3/2 ===")
+    assert lines[heading + 1].startswith("Aggregating updates from 2 clients")
+    assert lines[-2].startswith("  sentiment_of_reviews: stopped")
+    assert lines[-1].startswith("  after round 3: not evaluated")
+
+
+@pytest.mark.parametrize(("clients", "workers", "says"), [("a", 2, True), ("ab", 2, False), ("a", 0, False)])
+def test_a_run_with_one_client_says_that_one_core_trains(clients, workers, says):
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True))
+    display(replace(START, workers=workers))
+    display(ClientsEvent(clients=dict.fromkeys(clients, ClientFacts())))
+    assert ("one client: its steps follow one another on one core" in seen.getvalue()) == says
+
+
+def test_the_lines_of_a_server_begin_with_their_date_and_time():
+    seen = io.StringIO()
+    display = PlainDisplay(Terminal(file=seen, width=200, soft_wrap=True))
+    display.has_times = True
+    display(START)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d fedmtl 1, federated", seen.getvalue())
 
 
 def test_a_capability_says_its_line_itself():
@@ -103,7 +158,11 @@ def test_a_capability_says_its_line_itself():
     moved = LayerMove(layer="encoder.layer.1", before="all", after="task", reason="tasks disagree", **facts)
     stayed = LayerMove(layer="encoder.layer.0", before="all", after="all", reason="too early", **facts)
     display(SharingEvent(round=3, layers=[stayed, moved]))
+    # Below the line of their round, which is not over yet.
+    assert seen.getvalue() == ""
+    display(round_end(3))
     assert seen.getvalue().splitlines() == [
+        "round 3: not evaluated (1.0 s)",
         "  sst2: stopped; what the server has of it alone stays as in round 1 (0.750)",
         "  encoder.layer.1: all -> task, tasks disagree",
     ]

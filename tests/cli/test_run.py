@@ -21,7 +21,8 @@ def test_json_is_the_only_thing_on_stdout(cli, tmp_path):
     assert all(record[name] > 0 for name in ("seconds", "bytes_up", "bytes_down"))
     end = raw_events(RunFolder(tmp_path / "runs/demo"))[-1]
     assert record["weights_sha256"] == end["weights_sha256"]
-    assert "=== Round 1/1 ===" in done.err
+    assert "round 1/1: sentiment " in done.err
+    assert "=== Round" not in done.err
 
 
 def test_a_second_run_gets_a_number_and_leaves_the_first_alone(cli, tmp_path):
@@ -60,9 +61,16 @@ def test_a_resumed_run_tells_only_what_is_new(cli, runs):
     done = cli("run", "--resume", "demo")
     assert done.code == 0
     assert "demo goes on after round 1\n" in done.out
-    assert "=== Round 1/2 ===" not in done.out
-    assert done.out.count("=== Round 2/2 ===") == 1
+    assert "round 1/2: " not in done.out
+    assert done.out.count("round 2/2: ") == 1
     assert raw_events(RunFolder(runs / "demo"))[-1]["status"] == "done"
+
+
+def test_verbose_and_quiet_contradict_each_other(cli):
+    done = cli("run", "--verbose", "--quiet")
+    assert (done.code, done.error) == (
+        2, "--verbose and --quiet: contradict each other; give one of them, or none"
+    )  # fmt: skip
 
 
 def test_resume_takes_no_config(cli, runs):

@@ -39,7 +39,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     with process:
         assert process.stdout is not None
-        while "after round 1:" not in process.stdout.readline():
+        while "round 1/" not in process.stdout.readline():
             assert process.poll() is None
         yield process
         if process.poll() is None:

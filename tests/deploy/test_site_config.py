@@ -112,7 +112,7 @@ def test_what_is_missing_here_is_mended_by_an_option_of_this_command(tmp_path, m
     refused = [dealt.hello()]
     dealt.policy = Policy(hub_datasets=["nyu-mll/glue"])
     dealt.restart()
-    monkeypatch.setattr("fedmtl.tasks.load._hub_answers", lambda: False)
+    monkeypatch.setattr("fedmtl.tasks.load.hub_answers", lambda: False)
     refused.append(dealt.hello())
     dealt.root = str(tmp_path)
     dealt.restart()

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 
 from fedmtl.cli.app import app
 from fedmtl.config.file import load_config
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import server
 from fedmtl.methods import server_optimizers
+from fedmtl.model.bert.cpu.encoder_pass import kernels_here
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import EndEvent, EnergyEvent, ResumedEvent, RoundEvent
+from fedmtl.runs.events import ConfigEvent, EndEvent, EnergyEvent, RemarkEvent, ResumedEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder, locked
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
@@ -159,6 +160,56 @@ class TestCheckpoints:
         failures = [event for event in raw_events(kept) if event["event"] == "failure"]
         assert {event["client"] for event in failures} == {client.name}
         assert all("round-0002.safetensors" in event["reason"] for event in failures)
+
+
+class TestEditedConfig:
+    def edit(self, run: RunFolder, before: str, after: str) -> None:
+        text = run.config.read_text()
+        assert text.count(before) == 1
+        run.config.write_text(text.replace(before, after))
+
+    def test_one_that_changes_training_is_refused_with_the_keys_and_how_to_begin_anew(self, plain):
+        break_tensors(plain, 3)
+        self.edit(plain, "  batch_size: 8\n", "  batch_size: 16\n")
+        self.edit(plain, "  num_rounds: 3\n", "  num_rounds: 5\n")
+        before = plain.events.read_bytes()
+        with pytest.raises(ConfigError) as caught:
+            resume_run(plain)
+        message = str(caught.value)
+        assert "training.num_rounds from 3 to 5, training.batch_size from 8 to 16" in message
+        assert message.endswith(f"undo that, or start a new run with `fedmtl run {plain.config}`")
+        assert plain.events.read_bytes() == before
+
+    def test_one_that_does_not_is_recorded_once_and_gives_the_same_weights(self, plain):
+        whole = digest(plain)
+        break_tensors(plain, 3)
+        self.edit(plain, "  every: 1\n  where", "  every: 1 # as it was\n  where")
+        self.edit(plain, "  round_timeout: 3600.0\n", "  round_timeout: 60.0\n")
+        shown = []
+        resume_run(plain, shown.append)
+        resume_run(plain)
+        edited = [event for event in events_of(read_events(plain), ConfigEvent) if event.changed]
+        assert [event.changed for event in edited] == [{"federation.round_timeout": [3600.0, 60.0]}]
+        assert first_of(shown, ConfigEvent) is not None
+        assert digest(plain) == whole
+
+    def test_a_run_of_an_earlier_version_has_no_record_and_gets_one(self, plain):
+        lines = [line for line in without_end(plain) if json.loads(line)["event"] != "config"]
+        plain.events.write_text("\n".join(lines) + "\n")
+        resume_run(plain)
+        assert len(events_of(read_events(plain), ConfigEvent)) == 1
+
+
+def test_a_resume_that_rounds_otherwise_says_so(plain, monkeypatch):
+    began = first_of(read_events(plain), StartEvent)
+    # random-1x32 is laid out as BERT, so it is computed by what this installation has.
+    assert began.kernels == kernels_here()
+    other = "torch" if began.kernels == "compiled" else "compiled"
+    monkeypatch.setattr("fedmtl.experiment.events.kernels_here", lambda: other)
+    resume_run(plain)
+    reasons = [event.reason for event in events_of(read_events(plain), RemarkEvent)]
+    words = f"kernels {began.kernels} before, {other} now"
+    assert reasons == [f"weights will not be those of an undisturbed run, bit for bit: {words}"]
 
 
 class TestEvents:

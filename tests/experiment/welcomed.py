@@ -90,7 +90,7 @@ class Meeting:
         frame = self.folder / "frame.job"
         frame.write_bytes(encode_job(job).tobytes())
         answer = self.site(SiteJob(json.dumps(self.welcome), frame))
-        return answer if isinstance(answer, Refused) else decode_update(answer.read_bytes())[0]
+        return answer if isinstance(answer, Refused) else decode_update(answer.update.read_bytes())[0]
 
     def code(self, job: Job) -> str:
         """The code of a refusal, or `done`."""

@@ -8,6 +8,7 @@ from transformers import BertConfig, BertModel
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
+from fedmtl.model import encoder
 from fedmtl.model.encoder import load_encoder, load_tokenizer
 from fedmtl.model.multitask import build_model
 
@@ -291,3 +292,22 @@ def test_bert_tiny_has_the_parameters_that_it_should_have(tmp_path):
     assert heads == {"sst2": 128 * 2 + 2, "qqp": 258, "stsb": 129}
     assert sum(sizes.values()) == 4_386_565
     assert list(sizes)[: len(shared)] == [name for name, _ in encoder.module.named_parameters()]
+
+
+def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch):
+    calls = []
+
+    def load(name, **options):
+        calls.append(options.get("local_files_only"))
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(encoder.hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("fedmtl.tasks.load.hub_answers", lambda: False)
+    with pytest.raises(
+        ModelError, match=r"no/such \(not a folder, and the hub did not answer within 5 s\); give a folder"
+    ):
+        encoder._reach(load, "no/such")
+    monkeypatch.setattr("fedmtl.tasks.load.hub_answers", lambda: True)
+    with pytest.raises(ModelError, match="the hub has no such name"):
+        encoder._reach(load, "no/such")
+    assert calls == [True, None]

@@ -2,7 +2,10 @@ import builtins
 import os
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
+from urllib.error import HTTPError
 
 import pytest
 
@@ -16,7 +19,7 @@ SST2 = SourceConfig.model_validate({"hub": "nyu-mll/glue", "subset": "sst2"})
 
 @pytest.fixture
 def datasets(monkeypatch):
-    monkeypatch.setattr(hub, "_hub_answers", lambda: True)
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
     return pytest.importorskip("datasets")
 
 
@@ -61,9 +64,9 @@ def test_offline_switches_are_set_only_while_reading(datasets, monkeypatch):
     for switch in (datasets.config, constants):
         monkeypatch.setattr(switch, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub, "_hub_answers", lambda: False)
+    monkeypatch.setattr(hub, "hub_answers", lambda: False)
     read_hub(SST2, "train")
-    monkeypatch.setattr(hub, "_hub_answers", lambda: True)
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
     read_hub(SST2, "train")
     assert seen == [(True, True), (False, False)]
     assert not datasets.config.HF_HUB_OFFLINE
@@ -78,7 +81,7 @@ def test_missing_package_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_datasets)
-    with pytest.raises(DataError, match=r"pip install fedmtl\[hub\]"):
+    with pytest.raises(DataError, match=r"needs datasets, .*'\.\[hub\]'"):
         read_hub(SST2, "train")
 
 
@@ -95,3 +98,29 @@ def test_offline_fails_fast_in_the_real_library(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("fedmtl.errors.HubUnreachable: hub nyu-mll/glue/sst2 train: cannot be loaded")
     assert "data.root=FOLDER" in last
+
+
+def test_a_silent_name_server_is_waited_for_no_longer_than_the_limit(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(hub, "SECONDS_TO_ANSWER", 0.05)
+    monkeypatch.setattr(hub, "_connects", lambda: over.wait(20))
+    hub.hub_answers.cache_clear()
+    began = time.monotonic()
+    try:
+        assert not hub.hub_answers()
+        assert time.monotonic() - began < 5
+    finally:
+        over.set()
+        hub.hub_answers.cache_clear()
+
+
+def test_behind_a_proxy_the_proxy_says_whether_the_hub_is_there(monkeypatch):
+    def refuse(request, timeout):
+        raise HTTPError(request.full_url, code, "", {}, None)
+
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    monkeypatch.setattr(hub, "urlopen", refuse)
+    code = 502
+    assert not hub._connects()
+    code = 401
+    assert hub._connects()

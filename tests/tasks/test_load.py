@@ -138,6 +138,12 @@ def test_embedded_data(embedded, name, labels):
     assert (data.origin, data.synthetic, data.task.name) == ("embedded (synthetic)", True, name)
 
 
+def test_the_embedded_datas_own_words_may_be_named(embedded):
+    data = load_one("qqp", {"labels": ["same", "different"]}, data={"source": "embedded"})
+    assert data.task.labels == ("same", "different")
+    assert data.train.labels.tolist() == [0, 1]
+
+
 def test_embedded_names_stay_embedded_beside_data_root(embedded, root):
     data = load_tasks(Config.model_validate({"tasks": {"sst2": {}, "similarity": {}}, "data": {"root": str(root)}}))
     assert {name: entry.synthetic for name, entry in data.items()} == {"sst2": False, "similarity": True}

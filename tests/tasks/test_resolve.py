@@ -74,8 +74,9 @@ def test_class_weights_are_one_per_label():
     assert resolve("sst2", {"class_weights": "balanced"}).class_weights == "balanced"
 
 
-def test_embedded_counterpart_brings_its_own_labels():
-    assert resolve("qqp", {}, data={"source": "embedded"}).labels == ("different", "same")
+def test_a_task_has_the_same_labels_wherever_its_examples_are():
+    assert resolve("qqp", {}, data={"source": "embedded"}).labels == ("not_duplicate", "duplicate")
+    assert resolve("paraphrase", {}, data={"source": "embedded"}).labels == ("different", "same")
     own = {"source": {"train": "q.tsv"}}
     assert resolve("qqp", own, data={"source": "embedded"}).labels == ("not_duplicate", "duplicate")
 

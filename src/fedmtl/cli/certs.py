@@ -48,7 +48,7 @@ def init(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Make a certificate authority and the server's certificate, which lives 397 days."""
-    needs_flower()
+    needs_flower("fedmtl certs init")
     from fedmtl.engines.flower.certificates import end_of, make_authority
 
     hosts = dict.fromkeys(["localhost", "127.0.0.1", "::1", *(host or _local_addresses())])
@@ -67,7 +67,7 @@ def renew(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Make a new server certificate of the same authority; sites need nothing new, and a running server takes it up."""
-    needs_flower()
+    needs_flower("fedmtl certs renew")
     from fedmtl.engines.flower.certificates import CERTIFICATE, end_of
     from fedmtl.engines.flower.certificates import renew as renew_certificate
 
@@ -82,7 +82,7 @@ def node(
     folder: Annotated[Path, typer.Option(help="Where to put its key.")] = Path(),
 ) -> None:
     """Make a site's key; run it at the site, and send NAME.pub to the server's keeper."""
-    needs_flower()
+    needs_flower("fedmtl certs node")
     from fedmtl.engines.flower.certificates import fingerprint, make_node_key
 
     private, public = make_node_key(name, folder)
@@ -104,7 +104,7 @@ def enroll(
     replace: Annotated[bool, typer.Option("--replace", help="Change the entry of a site that is enrolled.")] = False,
 ) -> None:
     """Let a site join, and say for which tasks; a running server follows."""
-    needs_flower()
+    needs_flower("fedmtl enroll")
     from fedmtl.engines.flower.enrolment import enroll as enter
 
     _check_folder(certs)
@@ -121,7 +121,7 @@ def enroll(
 
 def unenroll(name: SiteName, certs: Certs = Path("certs")) -> None:
     """Strike a site off: a running server stops serving it at once, and its open job does not count."""
-    needs_flower()
+    needs_flower("fedmtl unenroll")
     from fedmtl.engines.flower.enrolment import unenroll as strike_off
 
     _check_folder(certs)
@@ -131,7 +131,7 @@ def unenroll(name: SiteName, certs: Certs = Path("certs")) -> None:
 
 def enrolled(certs: Certs = Path("certs"), json_: Json = False) -> None:
     """List the enrolled sites: their tasks, how many examples they count for at most, and their keys' fingerprints."""
-    needs_flower()
+    needs_flower("fedmtl enrolled")
     from rich.table import Table
 
     from fedmtl.engines.flower.certificates import fingerprint

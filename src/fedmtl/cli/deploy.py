@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
-from fedmtl.cli.progress import make_display
+from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load, repaired
-from fedmtl.cli.terminal import make_terminal
-from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.cli.terminal import make_terminal, stamped
+from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
 
 DEFAULT = "127.0.0.1:9092"
@@ -35,16 +35,18 @@ def server(
     repair: Annotated[
         bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Lead a run whose clients are sites on other machines (`fedmtl client`)."""
-    needs_flower()
+    needs_flower("fedmtl server")
     from fedmtl.engines.flower.addresses import parse_address
 
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
-    display = make_display()
+    display = make_display(detail_of(verbose, quiet), has_times=True)
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
@@ -78,11 +80,13 @@ def check_protection(host: str, keys: Path | None, option: str, remedy: str) -> 
         raise FedmtlError(f"{option}: {host} is not this machine's loopback, and needs TLS and keys; give {remedy}")
 
 
-def needs_flower() -> None:
+def needs_flower(command: str = "this command") -> None:
+    """Raise one line where the `flower` extra is missing, of which every command between machines uses a part."""
     from importlib.util import find_spec
 
-    if find_spec("flwr") is None:
-        raise FedmtlError("flwr is not installed; install it with `pip install fedmtl[flower]`")
+    for package in ("flwr", "cryptography"):
+        if find_spec(package) is None:
+            raise FedmtlError(needs_extra(command, package, "flower"))
 
 
 if TYPE_CHECKING:
@@ -116,7 +120,7 @@ def client(
     ] = None,
 ) -> None:
     """Take part in a run as a site; its text stays here."""
-    needs_flower()
+    needs_flower("fedmtl client")
     from fedmtl.deploy.site import join_run
     from fedmtl.deploy.site_worker import SiteSettings
     from fedmtl.engines.flower.addresses import parse_address
@@ -142,7 +146,7 @@ def client(
     settings = SiteSettings(client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules)
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
-    join_run(settings, address, keys, lambda line: terminal.print(f"{client_id}: {line}", markup=False))
+    join_run(settings, address, keys, lambda line: terminal.print(stamped(f"{client_id}: {line}"), markup=False))
 
 
 def site_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:

@@ -14,6 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from fedmtl.cli.progress import Detail
 from fedmtl.cli.tables import (
     amount,
     duration,
@@ -24,9 +25,9 @@ from fedmtl.cli.tables import (
     round_lines,
     summary_lines,
 )
-from fedmtl.cli.terminal import Terminal
+from fedmtl.cli.terminal import Terminal, stamped
 from fedmtl.foreign import printable
-from fedmtl.runs.event_lines import Event, round_of
+from fedmtl.runs.event_lines import Event, LiveEvent, round_of
 from fedmtl.runs.events import (
     AnswerEvent,
     ClientsEvent,
@@ -41,6 +42,7 @@ from fedmtl.runs.events import (
     StartEvent,
     TeacherEvent,
     WaitingEvent,
+    WarningEvent,
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
@@ -48,6 +50,10 @@ from fedmtl.runs.summary import summarize
 
 # The last rounds tell most: early ones start workers, and clients may join.
 RECENT = 5
+# So many tasks have their score in a round's line.
+MOST_TASKS = 6
+# What `--quiet` lets through.
+WARNINGS = (FailureEvent, RemarkEvent, ResumedEvent, WarningEvent)
 
 
 class Pace:
@@ -103,15 +109,21 @@ class Pace:
 
 
 class PlainDisplay:
-    """One line per thing that happened."""
+    """One line a round, and one per thing that happened beside it; with `--verbose` also the guide's lines."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, detail: Detail = Detail.short) -> None:
         self.terminal = terminal
+        self.detail = detail
+        # What capabilities say of a round that is not over: it comes below the round's first line.
+        self.waiting_lines: list[str] = []
         self.start: StartEvent | None = None
         self.scores: dict[str, tuple[str, float | None]] = {}
         self.skipped = -1
         self.name = "the run"
         self.is_deployed = False
+        self.has_times = False
+        self.names_metrics = True
+        self.shows_time_left = True
         self.pace = Pace()
 
     def __enter__(self) -> PlainDisplay:
@@ -124,9 +136,11 @@ class PlainDisplay:
         self.pace.see(event)
         lines = self.lines(event)
         number = round_of(event)
+        if self.detail is Detail.quiet and not isinstance(event, WARNINGS):
+            return
         if isinstance(event, ResumedEvent) or number is None or number > self.skipped:
             for line in lines:
-                self.say(line)
+                self.say(stamped(line) if self.has_times else line)
 
     def say(self, line: str) -> None:
         self.terminal.print(line, markup=False)
@@ -142,6 +156,8 @@ class PlainDisplay:
                 return [f"fedmtl {version}, {mode}, {_where(event)}, seed {seed}"]
             case DataEvent():
                 return [_data_line(event)]
+            case ClientsEvent() if len(event.clients) == 1 and self.start and (self.start.workers or 0) > 1:
+                return ["  one client: its steps follow one another on one core, and the other workers only score"]
             case TeacherEvent():
                 return [f"  the teacher answers {event.examples:,} examples of {event.task}"]
             case PlanEvent(round=None):
@@ -160,9 +176,36 @@ class PlainDisplay:
                 self.scores[event.task] = (metric, event.metrics.get(metric))
                 return []
             case RoundEvent():
-                return [*round_lines(event, self.start or StartEvent()), self.round_line(event)]
-            case _:
+                return self._round(event)
+            case _ if isinstance(event, LiveEvent) or round_of(event) is None:
                 return event.lines()
+            case _:
+                if (round_of(event) or 0) > self.skipped:
+                    self.waiting_lines += event.lines()
+                return []
+
+    def _round(self, event: RoundEvent) -> list[str]:
+        noted, self.waiting_lines = self.waiting_lines, []
+        if self.detail is Detail.verbose:
+            return [*round_lines(event, self.start or StartEvent()), *noted, self.round_line(event)]
+        return [self.short_line(event), *noted]
+
+    def short_line(self, event: RoundEvent) -> str:
+        """The round, every task's main score, and the seconds; the metrics are named in the first line alone."""
+        total = f"/{self.start.num_rounds}" if self.start and self.start.num_rounds else ""
+        scores = {task: f"{metric if self.names_metrics else ''} {number(score)}".strip()
+                  for task, (metric, score) in self.scores.items()}  # fmt: skip
+        if scores and event.round > self.skipped:
+            self.names_metrics = False
+        words = ", ".join(f"{task} {score}" for task, score in list(scores.items())[:MOST_TASKS])
+        if len(scores) > MOST_TASKS:
+            words += f", {len(scores) - MOST_TASKS} more, mean {number(event.overall)}"
+        spent = [f"{duration(event.seconds or 0.0)}{self._overhead(event)}"]
+        left = self.pace.seconds_left
+        if self.shows_time_left and left:
+            spent.append(f"{duration(left)} left")
+        self.scores = {}
+        return f"round {event.round}{total}: {words or 'not evaluated'} ({', '.join(spent)})"
 
     def _resumed(self, event: ResumedEvent) -> list[str]:
         """Say what a resume goes on from; its earlier rounds come again as events, and are not printed again."""
@@ -211,8 +254,10 @@ class PlainDisplay:
 class LiveDisplay(PlainDisplay):
     """The same lines, with bars of rounds and clients and a table of scores that stay at the bottom."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__(terminal)
+    def __init__(self, terminal: Terminal, detail: Detail = Detail.short) -> None:
+        super().__init__(terminal, detail)
+        # It stands below the bars.
+        self.shows_time_left = False
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -284,8 +329,12 @@ def _known(value: object) -> str:
 def _where(event: StartEvent) -> str:
     device = _known(event.device)
     if event.stack:
-        return f"{device}, {event.stack} clients at once, {_known(event.precision)}"
-    return f"{device}, {event.workers} worker processes" if event.workers else f"{device}, in this process"
+        how = f"{event.stack} clients at once, {_known(event.precision)}"
+    elif event.workers:
+        how = f"{event.workers} worker {'process' if event.workers == 1 else 'processes'}"
+    else:
+        how = "in this process"
+    return f"{device}, {how}, {event.kernels} kernels" if event.kernels else f"{device}, {how}"
 
 
 def _data_line(event: DataEvent) -> str:

@@ -21,8 +21,11 @@ def as_command(arguments: list[str]) -> list[str]:
     parser.add_argument("--client_id", help="The client's name.")
     known, rest = parser.parse_known_args(arguments)
     command = [known.mode, *rest]
-    if known.mode == "server" and known.config is not None:
-        command += ["--config", known.config]
+    if known.mode == "server":
+        # The guide's lines of a round.
+        command += ["--verbose"]
+        if known.config is not None:
+            command += ["--config", known.config]
     if known.mode == "client" and known.client_id is not None:
         command += ["--client-id", known.client_id]
     return command

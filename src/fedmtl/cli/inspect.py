@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from fedmtl import api
 from fedmtl.cli.arguments import Json, Run, Settings, complete_run
-from fedmtl.cli.tables import amount, comparison_table, duration
+from fedmtl.cli.tables import amount, comparison_tables, duration
 from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import FedmtlError
-from fedmtl.runs.folder import find_run
+from fedmtl.runs.folder import RunFolder, find_run, is_busy
+
+if TYPE_CHECKING:
+    from fedmtl.runs.summary import RunStatus
+
+# So many missing sites are named.
+MOST_NAMED = 10
 
 
 def tasks() -> None:
@@ -77,7 +83,7 @@ def status(run: Run, json_: Json = False) -> None:
     from fedmtl.runs.summary import run_status
 
     found = find_run(run)
-    progress = run_status(read_events(found), found.name)
+    progress = run_status(read_events(found), found.name, is_busy=is_busy(found.path))
     if json_:
         write(json.dumps(progress.to_json()))
         return
@@ -101,11 +107,32 @@ def status(run: Run, json_: Json = False) -> None:
     show(
         table,
         [
-            f"{progress.name}: {progress.status}, round {progress.rounds} of {progress.num_rounds}",
+            f"{progress.name}: {_status_words(progress, found)}, round {progress.rounds} of {progress.num_rounds}",
+            *_missing_words(progress),
             f"last failure: {last}",
             *spent,
         ],
     )
+
+
+def _status_words(progress: RunStatus, run: RunFolder) -> str:
+    if progress.status != "killed":
+        return progress.status
+    command = "server" if (run.path / "place.json").exists() else "run"
+    return f"killed, no process is at work in it (go on with `fedmtl {command} --resume {run.name}`)"
+
+
+def _missing_words(progress: RunStatus) -> list[str]:
+    """Name the sites that are not there; a run on one machine has none."""
+    if not progress.missing:
+        return []
+    where = f"without an update in round {progress.rounds}" if progress.rounds else "not here yet"
+    names = [
+        client if not progress.rounds else f"{client} ({'never' if last is None else f'last in round {last}'})"
+        for client, last in list(progress.missing.items())[:MOST_NAMED]
+    ]
+    more = f" and {len(progress.missing) - MOST_NAMED} more" if len(progress.missing) > MOST_NAMED else ""
+    return [f"{where}: {', '.join(names)}{more}"]
 
 
 def compare(
@@ -134,7 +161,8 @@ def compare(
     if json_:
         write(json.dumps({"runs": [{**s.to_json(), "parameters": s.parameters} for s in summaries]}))
     else:
-        show(comparison_table(summaries))
+        for table in comparison_tables(summaries, make_terminal().width):
+            show(table)
 
 
 def report(run: Run) -> None:

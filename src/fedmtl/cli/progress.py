@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
 
 from fedmtl.cli.terminal import make_terminal
+from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.runs.event_lines import Event
     from fedmtl.runs.folder import RunFolder
+
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also print what was averaged over whom, and the bytes of every round.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings, failures and the last table only.")]
+
+
+class Detail(Enum):
+    """How much of a run is printed; its events.jsonl has all of it in any case."""
+
+    quiet = "quiet"
+    short = "short"
+    verbose = "verbose"
+
+
+def detail_of(verbose: bool, quiet: bool) -> Detail:
+    """The detail that `--verbose` and `--quiet` ask for; both together are a ConfigError."""
+    if verbose and quiet:
+        raise ConfigError("--verbose and --quiet: contradict each other; give one of them, or none")
+    return Detail.verbose if verbose else Detail.quiet if quiet else Detail.short
 
 
 class Display(Protocol):
@@ -23,9 +47,14 @@ class Display(Protocol):
     def finish(self, run: RunFolder) -> None: ...
 
 
-def make_display(*, stderr: bool = False) -> Display:
-    """Live in a terminal, lines elsewhere; on stderr where stdout is to hold one JSON object."""
+def make_display(detail: Detail = Detail.short, *, stderr: bool = False, has_times: bool = False) -> Display:
+    """Live in a terminal, lines elsewhere; on stderr where stdout is to hold one JSON object.
+
+    With `has_times`, every line begins with its date and time.
+    """
     from fedmtl.cli.display import LiveDisplay, PlainDisplay
 
     terminal = make_terminal(stderr=stderr)
-    return LiveDisplay(terminal) if terminal.is_terminal else PlainDisplay(terminal)
+    display = LiveDisplay(terminal, detail) if terminal.is_terminal else PlainDisplay(terminal, detail)
+    display.has_times = has_times
+    return display

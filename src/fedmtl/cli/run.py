@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
-from fedmtl.cli.progress import Display, make_display
+from fedmtl.cli.progress import Display, Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.terminal import write
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, needs_extra
 from fedmtl.runs.folder import RunFolder, find_run, locked
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ def run(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the results; the lines go to stderr.")
     ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train: one shared encoder, one head per task, over clients that keep their text."""
     if resume is not None and (config is not None or set or name is not None):
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
-    display = make_display(stderr=json_)
+    display = make_display(detail_of(verbose, quiet), stderr=json_)
     if resume is None:
         done = _start(config, set or [], name, display, profile, engine)
     else:
@@ -83,9 +85,11 @@ def _opener(engine: Engine) -> OpenEngine:
 
     if engine is Engine.local:
         return open_engine
-    from fedmtl.cli.deploy import needs_flower
+    from importlib.util import find_spec
 
-    needs_flower()
+    for package in ("flwr", "ray"):
+        if find_spec(package) is None:
+            raise ConfigError(needs_extra("--engine flower", package, "simulation"))
     from fedmtl.experiment.simulate import open_simulation
 
     return open_simulation

@@ -123,15 +123,28 @@ def scores_table(scores: Mapping[str, Scores], main_metrics: Mapping[str, str]) 
     return table
 
 
-def comparison_table(summaries: Sequence[RunSummary]) -> Table:
-    """Runs side by side; differences are to the first one."""
-    table = Table(title=f"differences are to {summaries[0].name}", title_justify="left")
-    table.add_column("")
-    for summary in summaries:
-        table.add_column(summary.name, justify="right")
-    for label, values in comparison_rows(summaries):
-        table.add_row(label, *values)
-    return table
+def comparison_tables(summaries: Sequence[RunSummary], width: int) -> list[Table]:
+    """Runs side by side; differences are to the first one. Numbers are never cut: where runs do not fit, more tables.
+
+    A name that is wider than its numbers goes on in the next line.
+    """
+    rows = comparison_rows(summaries)
+    # A cell has a line and two blanks beside it.
+    sizes = [max(len(values[run]) for _, values in rows) + 3 for run in range(len(summaries))]
+    left = width - max(len(label) for label, _ in rows) - 4
+    tables, others = [], list(range(1, len(summaries)))
+    while others:
+        shown = [0, others.pop(0)]
+        while others and sum(sizes[run] for run in (*shown, others[0])) <= left:
+            shown.append(others.pop(0))
+        table = Table(title=f"differences are to {summaries[0].name}", title_justify="left")
+        table.add_column("", no_wrap=True)
+        for run in shown:
+            table.add_column(summaries[run].name, justify="right", overflow="fold", min_width=sizes[run] - 3)
+        for label, values in rows:
+            table.add_row(label, *(values[run] for run in shown))
+        tables.append(table)
+    return tables
 
 
 def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
@@ -264,4 +277,4 @@ def _aggregated_line(entry: Aggregated) -> str:
         return f"Aggregated {entry.tensors} parameters for task '{entry.head}' head from {entry.clients} clients"
     if entry.scope == "all":
         return f"Aggregated {entry.tensors} shared parameters from ALL {entry.clients} clients"
-    return f"Aggregated {entry.tensors} parameters of {entry.scope.replace(':', ' ')} from {entry.clients} clients"
+    return f"Aggregated {entry.tensors} tensors of {entry.scope.replace(':', ' ')} from {entry.clients} clients"

@@ -49,6 +49,11 @@ def make_terminal(*, stderr: bool = False) -> Terminal:
     return Terminal(stderr=stderr, highlight=False, soft_wrap=not is_terminal)
 
 
+def stamped(line: str) -> str:
+    """The line with this machine's date and time before it, for logs of processes that run for days."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}"
+
+
 def show(table: Table, notes: Sequence[str] = ()) -> None:
     """A table on stdout, and what is to be said of it below."""
     terminal = make_terminal()

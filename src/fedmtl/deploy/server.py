@@ -29,14 +29,14 @@ from fedmtl.engines.flower.roster import Note
 from fedmtl.experiment.census import reported_census
 from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
-from fedmtl.experiment.resume import take_up
+from fedmtl.experiment.resume import config_event, take_up
 from fedmtl.experiment.run import Log, drive
 from fedmtl.federation.handshake import Hello, Welcome, refusal
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, State
 from fedmtl.federation.server import all_stopped
 from fedmtl.foreign import parse_record, read_record
 from fedmtl.runs.event_lines import Event, Observer, first_of
-from fedmtl.runs.events import PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
+from fedmtl.runs.events import ConfigEvent, ExpectedEvent, PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import read_events
 
@@ -155,6 +155,8 @@ def _serve(
     known = read_events(run)
     if not first_of(known, StartEvent):
         log(opening_events(prepared, reported_census({}, prepared.tasks))[0])
+    if not first_of(known, ConfigEvent):
+        log(config_event(prepared.config))
     certificate = enrolments.certificate()
     warning = None if certificate is None else certificate.warning()
     if warning is not None:
@@ -164,7 +166,7 @@ def _serve(
     def make_engine() -> FlowerEngine:
         engine = _open(prepared, membership, run, endpoint, enrolments, log, lambda: now[0])
         opened.append(engine)
-        _gather(prepared, engine, state, enrolments, log.observe)
+        _gather(prepared, engine, state, enrolments, log)
         if not first_of(known, PlanEvent):
             for event in opening_events(prepared, reported_census(engine.hellos(), prepared.tasks))[1:]:
                 log(event)
@@ -227,7 +229,7 @@ def _open(
     )
 
 
-def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, observe: Observer) -> None:
+def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: Enrolments, log: Log) -> None:
     """Wait for all who are expected and did not leave, then for enough of them before every round.
 
     A resumed run expects those of its last round, no longer than it would have waited for their answers. One that was
@@ -239,13 +241,14 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     is_new = state.round == 0
     last = [client for client, number in state.accepted.items() if number == state.round]
     expected = set(enrolments.tasks() if is_new else last)
-    observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
+    log(ExpectedEvent(round=state.round, clients=sorted(expected)))
+    log.observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
     there = engine.wait_for(
         lambda there: expected <= {*there, *engine.left()},
         federation.join_timeout if is_new else federation.round_timeout,
     )
     if engine.left() and not is_enough(prepared, there):
-        observe(WaitingEvent(address=str(engine.address), clients=sorted(expected - set(there))))
+        log.observe(WaitingEvent(address=str(engine.address), clients=sorted(expected - set(there))))
     engine.before_a_round(lambda there: is_enough(prepared, there), federation.join_timeout)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
-from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
+from fedmtl.engines.flower.site_service import Done, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
@@ -25,7 +26,7 @@ from fedmtl.experiment.population import ClientInfos, Population, build_populati
 from fedmtl.federation.client import Site, run_job
 from fedmtl.federation.faults import fault_of
 from fedmtl.federation.handshake import Hello, TaskCounts, Welcome, labels_digest, version_only
-from fedmtl.federation.messages import ClientInfo
+from fedmtl.federation.messages import ClientInfo, Job, Update
 from fedmtl.federation.policy import round_up
 from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
 from fedmtl.methods.distillation import open_teacher
@@ -76,18 +77,28 @@ class JoinedSite:
             return version_only(self._settings.client).model_dump_json()
         return self._open(words, welcome).hello
 
-    def _done(self, call: SiteJob) -> Path:
+    def _done(self, call: SiteJob) -> Done:
+        began = time.perf_counter()
         opened = self._open(call.words, None)
         job = opened.rules.check(decode_job(map_message(call.frame), opened.max_bytes))
         path = call.frame.with_suffix(".update")
-        write_message(path, encode_update(opened.rules.leaving(run_job(job, opened.site))))
-        return path
+        update = run_job(job, opened.site)
+        write_message(path, encode_update(opened.rules.leaving(update)))
+        return Done(path, _job_line(job, update, time.perf_counter() - began))
 
     def _open(self, words: str, welcome: Welcome | None) -> _Opened:
         if self._opened is None or self._opened.words != words:
             self._opened = None
             self._opened = _open(words, welcome or _read(words), self._settings)
         return self._opened
+
+
+def _job_line(job: Job, update: Update, seconds: float) -> str:
+    """What this site did in a round, for its terminal."""
+    if job.kind == "evaluate":
+        return f"round {job.round}: scored {', '.join(job.tasks)} ({seconds:.1f} s)"
+    losses = [f"{task} loss {update.losses[task]:.3f}" if task in update.losses else task for task in update.tasks]
+    return f"round {job.round}: trained {', '.join(losses)} ({seconds:.1f} s)"
 
 
 def _read(words: str) -> Welcome:

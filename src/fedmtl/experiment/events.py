@@ -15,6 +15,7 @@ from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.messages import Evaluation, Failure, Round, State, Update
 from fedmtl.methods import pcgrad
 from fedmtl.methods.smart import step_passes
+from fedmtl.model.bert.cpu.encoder_pass import kernels_here
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import (
     Aggregated,
@@ -36,6 +37,7 @@ from fedmtl.sharing.plan import HEADS, NO_EXTRA, owner_task
 from fedmtl.sharing.weights import count_parameters, count_trainable, layer_counts, scope_counts
 from fedmtl.tasks.metrics import evaluation_event
 from fedmtl.tasks.task import Task, owner_of_set, task_facts
+from fedmtl.training.stacked.stack import fused_ops
 
 
 def opening_events(prepared: Prepared, census: Census | None = None) -> list[Event]:
@@ -56,12 +58,24 @@ def opening_events(prepared: Prepared, census: Census | None = None) -> list[Eve
         workers=prepared.compute.workers,
         stack=prepared.compute.stack,
         precision=prepared.compute.precision,
+        kernels=kernels_of(prepared),
         num_rounds=config.training.num_rounds,
         step_passes=step_passes(config.training.smart),
         torch=torch.__version__,
         transformers=transformers.__version__,
     )
     return [start, *_data_events(prepared, census), _clients_event(prepared, census), plan_event(prepared, census)]
+
+
+def kernels_of(prepared: Prepared) -> str:
+    """Whose operations train the encoder: the bits of the weights depend on it, as on torch's version.
+
+    `compiled` are those of kernels.c, which need gcc at installation; `triton` is for clients at once on a GPU.
+    """
+    compute = prepared.compute
+    if compute.device == "cpu":
+        return "torch" if prepared.model.layout is None else kernels_here()
+    return "triton" if compute.stack and compute.precision == "bf16" and fused_ops() else "torch"
 
 
 def plan_event(prepared: Prepared, census: Census) -> PlanEvent:

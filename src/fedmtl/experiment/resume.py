@@ -7,19 +7,54 @@ missing are not passed over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from fedmtl.errors import FedmtlError
-from fedmtl.experiment.events import opening_events
+import torch
+
+from fedmtl.config import Config
+from fedmtl.config.errors import dotted, shown
+from fedmtl.config.file import config_from
+from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.experiment.events import kernels_of, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client import saved_rounds
 from fedmtl.federation.messages import State
-from fedmtl.runs.event_lines import Event, Observer, round_of
-from fedmtl.runs.events import ClientsEvent, DataEvent, PlanEvent, ResumedEvent, RoundEvent, StartEvent
+from fedmtl.runs.event_lines import Event, Observer, first_of, last_of, round_of
+from fedmtl.runs.events import (
+    ClientsEvent,
+    ConfigEvent,
+    DataEvent,
+    PlanEvent,
+    ResumedEvent,
+    RoundEvent,
+    StartEvent,
+    WarningEvent,
+)
 from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import cut_back, missing_rounds, read_events, read_lines, repair_advice, write_lines
+from fedmtl.runs.log import append_event, cut_back, missing_rounds, read_events, read_lines, repair_advice, write_lines
 from fedmtl.sharing.plan import Extra, is_personal
+
+# Settings that may be edited between two sessions: where files lie, how many processes work, how long one waits and
+# for whom. Every other one decides what is trained.
+EDITABLE = frozenset(
+    {
+        "output",
+        "data.cache",
+        "checkpoint.every",
+        "compute.workers",
+        "energy.cpu_watts",
+        "energy.grams_per_kwh",
+        "federation.join_timeout",
+        "federation.round_timeout",
+        "federation.min_clients",
+        "federation.min_clients_per_task",
+        "wire.max_bytes",
+    }
+)
+# So many edited settings are named in an error.
+MOST_NAMED = 5
 
 
 def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clients: bool, repair: bool) -> State:
@@ -38,6 +73,7 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
         checks[rule] = getattr(server.aggregator, "check", _no_state)
         check_state(state, parameters, list(prepared.tasks), run.checkpoints, checks)
     events = read_events(run)
+    record = config_event(prepared.config, _edits(run, prepared.config, events))
     _check_first(run, found, events)
     if keeps_clients:
         _check_clients(run, prepared, state)
@@ -50,7 +86,64 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
         )
     observe(ResumedEvent(round=max(last, 0), broken=tuple(found.broken), missing=_rounds(missing)))
     cut_back(run, last)
+    if record.changed or last_of(events, ConfigEvent) is None:
+        append_event(run, record)
+    for words in _other_rounding(prepared, events):
+        append_event(run, remark_event(max(last, 0), "", words))
+        observe(WarningEvent(words=words))
     return state
+
+
+def _other_rounding(prepared: Prepared, events: Sequence[Event]) -> list[str]:
+    """Say where the rest of the run is computed by something that rounds otherwise than what began it."""
+    start = first_of(events, StartEvent)
+    if start is None:
+        return []
+    now = {"kernels": kernels_of(prepared), "torch": torch.__version__, "device": prepared.compute.device}
+    then = {"kernels": start.kernels, "torch": start.torch, "device": start.device}
+    found = [f"{what} {then[what]} before, {now[what]} now" for what in now if then[what] not in (None, now[what])]
+    return [f"weights will not be those of an undisturbed run, bit for bit: {', '.join(found)}"] if found else []
+
+
+def config_event(config: Config, changed: Mapping[str, list[Any]] | None = None) -> ConfigEvent:
+    """The event that a later resume compares `config.yaml` with."""
+    return ConfigEvent(config=config.model_dump(mode="json"), changed=dict(changed or {}))
+
+
+def _edits(run: RunFolder, config: Config, events: Sequence[Event]) -> dict[str, list[Any]]:
+    """What of the config was edited since the run was last at work, as before and after by key.
+
+    An edit that changes what is trained is a ConfigError: no weights would be those of either config. A run of an
+    earlier version has no record, and nothing to compare with.
+    """
+    record = last_of(events, ConfigEvent)
+    if record is None:
+        return {}
+    try:
+        before = dict(_leaves(config_from(record.config).model_dump(mode="json")))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{run.events}: its `config` does not fit this version ({error}); resume it with the version that began it"
+        ) from None
+    after = dict(_leaves(config.model_dump(mode="json")))
+    keys = [key for key in (before | after) if before.get(key) != after.get(key)]
+    edits = {dotted(key): [before.get(key), after.get(key)] for key in keys}
+    named = [f"{key} from {shown(a)} to {shown(b)}" for key, (a, b) in edits.items() if key not in EDITABLE]
+    if named:
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        raise ConfigError(
+            f"{run.config}: was edited since the run began: {', '.join(named[:MOST_NAMED])}{more}; undo that, or start"
+            f" a new run with `fedmtl run {run.config}`"
+        )
+    return edits
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    elif value is not None:
+        yield path, value
 
 
 def opened_events(run: RunFolder, prepared: Prepared) -> list[Event]:

@@ -29,7 +29,7 @@ from fedmtl.experiment.events import (
 )
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
-from fedmtl.experiment.resume import opened_events, take_up
+from fedmtl.experiment.resume import config_event, opened_events, take_up
 from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client import drop_best, store_best
 from fedmtl.federation.client_evaluation import client_evaluator
@@ -109,7 +109,7 @@ def start_run(
     run = create_run(Path(config.output), name, lambda run: {"config.yaml": dump_config(config).encode()})
     with locked(run.path):
         log = Log(run, observe, prepared.config, meter)
-        for event in opening_events(prepared):
+        for event in (*opening_events(prepared), config_event(prepared.config)):
             log(event)
         return drive(prepared, prepared.state, run, log, lambda: make_engine(prepared, run))
 

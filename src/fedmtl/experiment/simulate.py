@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from fedmtl.engines.flower.simulation import SimulationEngine
-from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.experiment.prepare import Prepared, open_engine, site_setup
 from fedmtl.runs.folder import RunFolder
 
@@ -13,7 +13,7 @@ from fedmtl.runs.folder import RunFolder
 def open_simulation(prepared: Prepared, run: RunFolder) -> SimulationEngine:
     """The engine of a prepared run, with Ray started."""
     if find_spec("ray") is None:
-        raise FedmtlError("--engine flower: Ray is not installed; install it with `pip install fedmtl[simulation]`")
+        raise FedmtlError(needs_extra("--engine flower", "ray", "simulation"))
     if prepared.compute.device != "cpu":
         raise ConfigError(
             f"compute.device: found {prepared.compute.device}, Flower's simulation here is for CPUs; write `cpu`"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants as hub_constants
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig
 from transformers.utils import logging as transformers_logging
@@ -229,10 +230,18 @@ def _reach(load: Any, name: str, **options: Any) -> Any:
         )
     if Path(name).is_dir():
         check_encoder_files(Path(name), "model.server_model")
+    where = "a folder"
+    if not Path(name).is_dir():
+        from fedmtl.tasks.load import SECONDS_TO_ANSWER, hub_answers
+
+        where = "not a folder, and the hub has no such name or is not to be used (HF_HUB_OFFLINE)"
+        if not hub_constants.HF_HUB_OFFLINE and not hub_answers():
+            # Else it is tried again and again, for the better part of a minute.
+            options["local_files_only"] = True
+            where = f"not a folder, and the hub did not answer within {SECONDS_TO_ANSWER} s"
     try:
         return load(name, **options, **NO_CODE)
     except Exception as error:  # every library that a loader calls raises other kinds
-        where = "a folder" if Path(name).is_dir() else "not a folder, and the hub was not reached or has no such name"
         first = excerpt(error) or type(error).__name__
         raise ModelError(
             f"model.server_model: cannot load {name} ({where}); "

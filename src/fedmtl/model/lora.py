@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl.config import LoraConfig, ModelConfig
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, needs_extra
 from fedmtl.model.families import family_of
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, SharingPlan
@@ -50,7 +50,7 @@ def _inject(module: nn.Module, pattern: str, config: LoraConfig) -> None:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError("model.lora: needs peft, which is not installed; `pip install fedmtl[lora]`") from error
+        raise ConfigError(needs_extra("model.lora", "peft", "lora")) from error
     settings = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules=pattern, lora_dropout=config.dropout, bias="none"
     )

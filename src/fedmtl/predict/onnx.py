@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmtl.config.file import load_config
-from fedmtl.errors import FedmtlError, ModelError
+from fedmtl.errors import FedmtlError, ModelError, needs_extra
 from fedmtl.foreign import excerpt, parse_record
 from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_prediction
 from fedmtl.runs.folder import RunFolder
@@ -75,7 +75,7 @@ def require(what: str, *packages: str) -> None:
     """Raise one line where a package of the `onnx` extra is missing."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ModelError(f"{what}: needs {package}, which is not installed; `pip install fedmtl[onnx]`")
+            raise ModelError(needs_extra(what, package, "onnx"))
 
 
 def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:

@@ -116,9 +116,10 @@ def _bytes(total: int) -> Html:
 
 def _machine(run: Run) -> str:
     device, workers, stack = known(run.start.device), run.start.workers, run.start.stack
+    kernels = f", {run.start.kernels} kernels" if run.start.kernels else ""
     if stack:
-        return f"{device}, {plural(stack, 'client')} at once, {known(run.start.precision)}"
-    return f"{device}, {plural(workers, 'worker')}" if workers else device
+        return f"{device}, {plural(stack, 'client')} at once, {known(run.start.precision)}{kernels}"
+    return f"{device}, {plural(workers, 'worker')}{kernels}" if workers else f"{device}{kernels}"
 
 
 def _passes(run: Run) -> str:

@@ -192,10 +192,24 @@ class StartEvent(Event):
     workers: Given[Count] = None
     stack: Given[Count] = None
     precision: Given[Text] = None
+    kernels: Given[Text] = None
     num_rounds: Given[Round] = None
     step_passes: Counts | None = None
     torch: Given[Text] = None
     transformers: Given[Text] = None
+
+
+@event_kind("config")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEvent(Event):
+    """The settings that a run goes by from here on; `changed` has before and after of what a resume found edited."""
+
+    config: dict[str, Any]
+    changed: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(default_factory=dict)
+
+    def lines(self) -> Sequence[str]:
+        words = ", ".join(f"{key} from {before} to {after}" for key, (before, after) in self.changed.items())
+        return [f"  config.yaml was edited: {words}; this does not change what is trained"] if words else []
 
 
 @event_kind("data")
@@ -236,6 +250,15 @@ class PlanEvent(Event):
     total: Given[Count] = None
     trainable: Given[Count] = None
     at_clients: Count = 0
+
+
+@event_kind("expected")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedEvent(Event):
+    """A server waits for these sites before its first round, or before the one after a resume."""
+
+    round: Round
+    clients: list[Text]
 
 
 @event_kind("site")

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     except OSError as error:
         raise storage_error(error, folder) from error
     try:
-        if not _lock(descriptor):
+        if _lock(descriptor) is False and _lock_later(descriptor) is False:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() if hasattr(os, "pread") else ""
             who = f" (process {holder})" if holder.isdigit() else ""
             raise FedmtlError(f"{folder}: another process is at work in it{who}; wait until it ends, or end it first")
@@ -57,15 +58,34 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    """Whether the open file is ours alone now; on a file system that knows no locks it is taken to be."""
+def _lock_later(descriptor: int) -> bool | None:
+    """Try once more: `is_busy` has the lock for the moment that it looks."""
+    time.sleep(0.05)
+    return _lock(descriptor)
+
+
+def is_busy(folder: Path, name: str = LOCK) -> bool:
+    """Whether a process of this machine is at work in a folder; one that was killed is not."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        # Without locks nobody knows, and a run that goes on is the likelier one.
+        return _lock(descriptor) is not True
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether the open file is ours alone now; None on a file system that knows no locks."""
     try:
         if sys.platform == "win32":
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+        return None if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP) else False
     return True
 
 

@@ -17,6 +17,7 @@ from fedmtl.runs.events import (
     EndEvent,
     EnergyTotals,
     EvaluationEvent,
+    ExpectedEvent,
     FailureEvent,
     PlanEvent,
     RoundEvent,
@@ -294,7 +295,11 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """`status` is that of the end, or `running` where there is none."""
+    """`status` is that of the end, or `waiting`, `running` or `killed` where there is none.
+
+    `missing` are the sites without an update in the last round, or, before round 1, those that have not come; each with
+    the round of its last update, which is None where there is none.
+    """
 
     name: str
     status: str
@@ -303,13 +308,16 @@ class RunStatus:
     sites: Mapping[str, SiteStatus]
     last_failure: ClientFailure | None
     energy: EnergyTotals | None = None
+    missing: Mapping[str, int | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run_status(events: Sequence[Event], name: str) -> RunStatus:
-    """How far a run is: its rounds, and every client so far."""
+def run_status(events: Sequence[Event], name: str, *, is_busy: bool = True) -> RunStatus:
+    """How far a run is: its rounds, and every client so far; `is_busy` says that a process is at work in its folder."""
+    come: set[str] = set()
+    expected: set[str] = set()
     sites: dict[str, SiteStatus] = {}
     status, rounds, num_rounds = "waiting", 0, 0
     last_failure: ClientFailure | None = None
@@ -320,7 +328,11 @@ def run_status(events: Sequence[Event], name: str) -> RunStatus:
             case ClientsEvent():
                 for client, facts in event.clients.items():
                     sites.setdefault(client, SiteStatus(tuple(facts.tasks)))
+            case ExpectedEvent():
+                expected, come = expected | set(event.clients), set()
             case SiteEvent(client=client):
+                come.add(client)
+                expected.add(client)
                 sites[client] = replace(sites.get(client, SiteStatus()), tasks=tuple(event.tasks))
             case RoundEvent():
                 status, rounds = "running", event.round
@@ -333,7 +345,15 @@ def run_status(events: Sequence[Event], name: str) -> RunStatus:
             case EndEvent():
                 status = event.status or ""
     spent = (last_of(events, EndEvent) or EndEvent()).energy or total_energy(events)
-    return RunStatus(name, status, rounds, num_rounds, sites, last_failure, spent)
+    if status in ("waiting", "running") and not is_busy:
+        status = "killed"
+    missing: dict[str, int | None] = {}
+    for client in sorted(expected):
+        last = sites[client].last_round if client in sites else None
+        is_there = client in come if rounds == 0 else last is not None and last >= rounds
+        if status != "done" and not is_there:
+            missing[client] = last
+    return RunStatus(name, status, rounds, num_rounds, sites, last_failure, spent, missing)
 
 
 def _updated(before: SiteStatus, event: UpdateEvent) -> SiteStatus:

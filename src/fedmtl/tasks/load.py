@@ -7,17 +7,20 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import Request, getproxies, urlopen
 
 import numpy as np
 
 from fedmtl.config import Config, SourceConfig
-from fedmtl.errors import DataError, HubUnreachable
+from fedmtl.errors import DataError, HubUnreachable, needs_extra
 from fedmtl.seeds import derive_seed
-from fedmtl.tasks.builtin import BuiltinTask, HubTable
+from fedmtl.tasks.builtin import BUILTIN, BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
 from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
@@ -25,6 +28,7 @@ from fedmtl.tasks.sources import SUFFIXES, VALIDATION_FILES, Table, as_text, fin
 from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
+HUB = "https://huggingface.co"
 
 
 def hub_name(source: SourceConfig) -> str:
@@ -56,7 +60,7 @@ def _hub(origin: str, instead: str, task: str | None = None) -> Iterator[Any]:
     try:
         import datasets
     except ImportError as error:
-        missing = f"{origin}: needs the datasets package, `pip install fedmtl[hub]`"
+        missing = needs_extra(origin, "datasets", "hub")
         raise HubUnreachable(missing, f"or {instead}").coded("hub_unreachable", task) from error
     try:
         with _cached_only_when_out_of_reach():
@@ -83,7 +87,7 @@ def _cached_only_when_out_of_reach() -> Iterator[None]:
 
     switches: tuple[Any, ...] = (datasets.config, constants)
     before = [switch.HF_HUB_OFFLINE for switch in switches]
-    is_offline = any(before) or not _hub_answers()
+    is_offline = any(before) or not hub_answers()
     try:
         for switch in switches:
             switch.HF_HUB_OFFLINE = is_offline
@@ -93,15 +97,31 @@ def _cached_only_when_out_of_reach() -> Iterator[None]:
             switch.HF_HUB_OFFLINE = value
 
 
-def _hub_answers() -> bool:
-    # Behind a proxy only the proxy can tell.
-    if getproxies():
-        return True
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+@cache
+def hub_answers() -> bool:
+    """Whether the hub can be reached; known after five seconds, and for as long as the process lives."""
+    answers: list[bool] = []
+    # A thread, since nothing else ends a name server's silence.
+    attempt = Thread(target=lambda: answers.append(_connects()), daemon=True)
+    attempt.start()
+    attempt.join(SECONDS_TO_ANSWER)
+    return bool(answers and answers[0])
+
+
+def _connects() -> bool:
+    endpoint = os.environ.get("HF_ENDPOINT", HUB)
     try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=SECONDS_TO_ANSWER).close()
-    except OSError:
+        if getproxies():
+            # Only the proxy can tell.
+            urlopen(Request(endpoint, method="HEAD"), timeout=SECONDS_TO_ANSWER).close()
+        else:
+            parts = urlsplit(endpoint)
+            port = parts.port or (80 if parts.scheme == "http" else 443)
+            socket.create_connection((parts.hostname or "", port), timeout=SECONDS_TO_ANSWER).close()
+    except HTTPError as error:
+        # A page that the hub refuses is an answer of the hub; what a proxy could not fetch is none.
+        return error.code not in (407, 502, 503, 504)
+    except (OSError, ValueError):
         return False
     return True
 
@@ -238,7 +258,7 @@ def _read_shared(config: Config, task: Task) -> Tables:
         return _read_folder(folder, task, builtin.hub.more_validation if builtin and builtin.hub else ())
     assert builtin is not None, f"{task.name} has neither a source nor a built-in one"
     if builtin.embedded and _is_embedded(config, builtin):
-        return _read_embedded(builtin.embedded)
+        return _read_embedded(builtin.embedded, builtin, task)
     assert builtin.hub is not None, f"{task.name} is neither embedded nor on the hub"
     return _read_builtin_hub(builtin.hub, builtin.text, builtin.label, task)
 
@@ -288,10 +308,17 @@ def _origin(folder: Path, *tables: Table | None) -> str:
     return "; ".join([f"files in {folder}", *notes])
 
 
-def _read_embedded(name: str) -> Tables:
-    train = Table(embedded_columns(name, "train"), f"embedded {name} train")
-    validation = Table(embedded_columns(name, "validation"), f"embedded {name} validation")
-    return Tables(train, validation, "embedded (synthetic)", synthetic=True)
+def _read_embedded(name: str, builtin: BuiltinTask, task: Task) -> Tables:
+    """Read what is in the package, with the labels of the task that it stands for; a config may name its words."""
+    theirs = BUILTIN[name].labels
+    words = {} if set(task.labels) == set(theirs) else dict(zip(theirs, builtin.labels, strict=True))
+
+    def table(split: str) -> Table:
+        columns = embedded_columns(name, split)
+        columns["label"] = [words.get(label, label) for label in columns["label"]]
+        return Table(columns, f"embedded {name} {split}")
+
+    return Tables(table("train"), table("validation"), "embedded (synthetic)", synthetic=True)
 
 
 def _read_builtin_hub(hub: HubTable, text: tuple[str, ...], label: str, task: Task) -> Tables:

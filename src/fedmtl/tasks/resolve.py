@@ -88,7 +88,10 @@ def brings_all(config: Config, name: str) -> bool:
 
 
 def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
-    """The built-in task a name stands for; under `data.source: embedded`, its embedded counterpart."""
+    """The built-in task a name stands for; under `data.source: embedded`, its embedded counterpart.
+
+    Its labels are those of the name wherever the examples are: a site with files and a server without any agree.
+    """
     builtin = BUILTIN.get(name)
     given = config.tasks[name]
     if builtin is None or given.source or brings_all(config, name):
@@ -109,7 +112,7 @@ def builtin_in_use(config: Config, name: str) -> BuiltinTask | None:
             f"data.source: found embedded, and {name} is not embedded (only {', '.join(embedded)} are); "
             f"write `source: auto`, or remove {name}"
         )
-    return BUILTIN[builtin.embedded]
+    return replace(BUILTIN[builtin.embedded], labels=builtin.labels)
 
 
 def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[TaskKind, BuiltinTask]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmtl.errors import DataError
+from fedmtl.errors import DataError, needs_extra
 from fedmtl.foreign import excerpt, parse_json
 
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";"}
@@ -317,7 +317,7 @@ def _read_parquet(path: Path) -> Table:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install fedmtl[parquet]`") from error
+        raise DataError(needs_extra(str(path), "pyarrow", "parquet")) from error
     try:
         with parquet.ParquetFile(path) as file:
             _check_parquet(path, file.metadata)

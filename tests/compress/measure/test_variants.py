@@ -34,5 +34,5 @@ def test_two_of_one_name_and_a_missing_package_are_refused(tmp_path, monkeypatch
     with pytest.raises(FedmtlError, match="a: there are two variants of this name"):
         measure([one, one], Load())
     monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FedmtlError, match=r"measure: needs onnx, which is not installed; `pip install fedmtl\[onnx\]`"):
+    with pytest.raises(FedmtlError, match=r"measure: needs onnx, which is not installed; .*'\.\[onnx\]'"):
         measure([Variant("b", tmp_path / "b.onnx", "onnx")], Load())

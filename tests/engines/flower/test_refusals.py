@@ -55,7 +55,7 @@ def lie(site: Site, frames: dict[int, bytes | None]) -> None:
         rounds += 1
         if rounds == 1:
             (answer,) = pool.map([SiteJob(words, frame)], 60)
-            first = answer.result.read_bytes()
+            first = answer.result.update.read_bytes()
         told = frames.get(rounds)
         line.answer(received.message, "update", frame=first if told is None else told)
         if rounds == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -111,7 +112,7 @@ def test_an_answer_that_comes_too_late_is_a_remark_and_the_next_one_counts(make_
             while late and not any(isinstance(event, RoundEvent) and event.round == 1 for event in server.events):
                 time.sleep(0.05)
             late = False
-            line.answer(received.message, "update", frame=answer.result)
+            line.answer(received.message, "update", frame=answer.result.update)
     line.close()
     run = server.finish()
     honest.finish()
@@ -134,5 +135,8 @@ def test_a_second_process_does_not_take_the_name_of_a_site_on_loopback(make_conf
     run = server.finish()
     assert first.finish() == other.finish() == f"{run.name} is done"
     assert [event["round"] for event in of_kind(run, "update") if event["client"] == "b"] == [1, 2, 3, 4]
+    # What a site's operator sees of every round.
+    line = rf"round (\d): trained {TASKS['b'][0]} loss \d+\.\d{{3}} \(\d+\.\d s\)"
+    assert [match[1] for match in map(re.compile(line).fullmatch, first.said) if match] == ["1", "2", "3", "4"]
     assert server.failures() == {}
     assert [event["client"] for event in of_kind(run, "remark")] == ["unknown"]

@@ -58,6 +58,14 @@ class Refused:
     words: str
 
 
+@dataclass(frozen=True)
+class Done:
+    """A worker's answer to a job: the update's file, and a line for this site's terminal, which stays here."""
+
+    update: Path
+    words: str
+
+
 def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = None, client: str | None = None) -> str:
     """Take part until the run is over; what the server says at its end. The line is closed then.
 
@@ -87,6 +95,9 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
                     raise CannotJoin(answer.words)
             elif envelope.frame is not None:
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
+                if isinstance(answer, Done):
+                    say(answer.words)
+                    answer = answer.update
                 keeper.answer(received, answer)
                 if isinstance(answer, Refused):
                     say(f"a job was not done: {printable(answer.words, MOST_LETTERS)}")
@@ -168,12 +179,11 @@ class _Keeper:
         self._is_joined, self._is_reported = False, True
 
 
-def _settled(answer: Answer) -> str | Path | Refused:
+def _settled(answer: Answer) -> Any:
     """A worker's answer; one that ended without any has the fault that says so."""
     if answer.error is not None:
         return Refused(Fault(code="worker_ended"), answer.error)
-    result: str | Path | Refused = answer.result
-    return result
+    return answer.result
 
 
 def _call(pool: WorkerPool, call: Any) -> Answer:

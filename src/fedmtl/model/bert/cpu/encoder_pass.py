@@ -81,6 +81,11 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
     return _kernels(dtype) if dtype in SUFFIXES and torch.get_num_threads() == 1 else None
 
 
+def kernels_here() -> str:
+    """Which operations a client's training on a CPU uses: `compiled`, or `torch` where nothing was compiled."""
+    return "torch" if _kernels(torch.float32) is None else "compiled"
+
+
 class Gradients:
     """Gives a tensor to write each wanted gradient into: its entry of `targets` where there is one, or a fresh one."""
 
