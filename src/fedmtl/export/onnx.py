@@ -60,7 +60,7 @@ It needs `pip install numpy tokenizers onnxruntime`, and nothing else:
 `model.onnx` has every head, `tokenizer.json` pads and truncates, and `model.json` has labels, ranges and shapes. Of a
 task with `"pair": "dual"` a call has 2n rows, first texts and then second. A regression's output lies around 0..1 and
 stands for its score range; one output z of two labels stands for the logits (0, z). `fedmtl predict`, `evaluate`,
-`quantize` and `measure` take this folder too, and run no code of it.
+`quantize`, `measure` and `serve` take this folder too, and run no code of it.
 """
 
 

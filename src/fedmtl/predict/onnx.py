@@ -73,11 +73,11 @@ def output_name(task: str) -> str:
     return f"heads.{task}"
 
 
-def require(what: str, *packages: str) -> None:
-    """Raise one line where a package of the `onnx` extra is missing."""
+def require(what: str, *packages: str, extra: str = "onnx") -> None:
+    """Raise one line where a package of an extra is missing."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ModelError(f"{what}: needs {package}, which is not installed; `pip install fedmtl[onnx]`")
+            raise ModelError(f"{what}: needs {package}, which is not installed; `pip install fedmtl[{extra}]`")
 
 
 def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
