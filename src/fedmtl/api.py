@@ -246,25 +246,27 @@ class Run:
 
     def export_onnx(
         self,
-        file: str | os.PathLike[str] | None = None,
+        out: str | os.PathLike[str] | None = None,
         client: str | None = None,
         round: Round | None = None,
     ) -> Path:
-        """Write one ONNX file with every head, and return its path.
+        """Write a folder that answers every task with numpy, tokenizers and onnxruntime alone, and return its path.
 
-        It is `export/model.onnx` in the run's folder unless one is given, that of a round, which is as in `model`, such
-        as `export/model.best.onnx` or `export/model.round-3.onnx`.
+        It is `export/onnx` in the run's folder unless one is given, that of a round, which is as in `model`, such as
+        `export/onnx-best` or `export/onnx-round-3`. A path that ends in `.onnx` is the graph alone, as one file.
         """
         from fedmtl.predict.onnx import require
 
         require("export --to onnx", "onnx", "onnxscript")
-        from fedmtl.export.onnx import export_onnx
+        from fedmtl.export.onnx import export_bundle, export_onnx
 
-        name = ".".join(filter(None, ("model", _round_name(round), "onnx")))
-        target = self.path / "export" / name if file is None else Path(file)
+        name = "-".join(filter(None, ("onnx", _round_name(round))))
+        target = self.path / "export" / name if out is None else Path(out)
         model = self.model(client, round)
-        export_onnx(model.saved, model.bound, target)
-        return target
+        if target.suffix == ".onnx":
+            return export_onnx(model.saved, model.bound, target)
+        # The model card of `export/card.py` belongs here as the last argument.
+        return export_bundle(model.saved, model.bound, target)
 
 
 def _round_name(round: Round | None) -> str:

@@ -28,7 +28,7 @@ def test_a_run_and_its_file_are_measured_side_by_side(cli, demo):
         ("demo", "1"), ("demo", "2"), ("demo/onnx", "1"), ("demo/onnx", "2"),
     ]  # fmt: skip
     run, file = rows[0], rows[2]
-    assert int(file["bytes"]) == (demo / "export" / "model.onnx").stat().st_size
+    assert int(file["bytes"]) == (demo / "export" / "onnx" / "model.onnx").stat().st_size
     assert int(run["bytes"]) == sum(path.stat().st_size for path in (demo / "model").iterdir())
     for name in ("parameters", "flops"):
         assert run[name] == file[name] != ""
@@ -43,7 +43,7 @@ def test_a_run_and_its_file_are_measured_side_by_side(cli, demo):
 
 
 def test_a_file_alone_is_timed_without_torch_and_data(cli, demo, tmp_path):
-    shutil.copy(demo / "export" / "model.onnx", tmp_path / "alone.onnx")
+    shutil.copy(demo / "export" / "onnx" / "model.onnx", tmp_path / "alone.onnx")
     assert cli("measure", "alone.onnx").error == (
         "alone.onnx: lies in no run's folder, which would name its data; measure it with --no-scores"
     )
@@ -54,17 +54,17 @@ def test_a_file_alone_is_timed_without_torch_and_data(cli, demo, tmp_path):
 
 
 def test_a_text_longer_than_the_encoder_reads_is_one_line(demo):
-    variant = Variant("file", demo / "export" / "model.onnx", "onnx")
+    variant = Variant("file", demo / "export" / "onnx" / "model.onnx", "onnx")
     with pytest.raises(Exception, match="file: cannot take 1 x 5000 tokens; give a smaller --length"):
         measure([variant], Load(length=5000), scores=False)
 
 
 def test_variants_are_named_by_run_and_scheme(demo):
-    shutil.copy(demo / "export" / "model.onnx", demo / "export" / "model.dynamic.onnx")
+    shutil.copy(demo / "export" / "onnx" / "model.onnx", demo / "export" / "onnx" / "model.dynamic.onnx")
     assert [(one.name, one.form) for one in variants_of(demo)] == [
         ("demo", "fedmtl"), ("demo/onnx", "onnx"), ("demo/dynamic", "onnx"),
     ]  # fmt: skip
-    assert [one.name for one in variants_of(demo / "export" / "model.dynamic.onnx")] == ["demo/dynamic"]
+    assert [one.name for one in variants_of(demo / "export" / "onnx" / "model.dynamic.onnx")] == ["demo/dynamic"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 def file(exported_run, tmp_path):
     """Its name, in a folder where `fedmtl` finds the run."""
     shutil.copytree(exported_run, tmp_path / "runs" / "demo")
-    return "runs/demo/export/model.onnx"
+    return "runs/demo/export/onnx/model.onnx"
 
 
 def test_the_file_predicts_and_scores_as_its_run(cli, file):
@@ -78,10 +78,10 @@ def test_quantize_says_what_it_brings_and_costs(cli, file, tmp_path):
     done = cli("quantize", file, "--samples", "4", "--threads", "1")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].startswith("runs/demo/export/model.dynamic.onnx: ")
+    assert lines[0].startswith("runs/demo/export/onnx/model.dynamic.onnx: ")
     assert lines[1].startswith("one text of ")
     assert lines[2].startswith("sentiment: same label for ")
-    assert cli("predict", "runs/demo/export/model.dynamic.onnx", "a fine film").out.startswith("sentiment: ")
+    assert cli("predict", "runs/demo/export/onnx/model.dynamic.onnx", "a fine film").out.startswith("sentiment: ")
     shutil.copy(tmp_path / file, tmp_path / "alone.onnx")
     assert "no texts with labels: how often it agrees" in cli("quantize", "alone.onnx", "--threads", "1").out
     assert cli("quantize", "alone.onnx", "--scheme", "qdq").error.startswith(

@@ -106,11 +106,11 @@ def test_a_student_learns_from_the_round(cli, run, best):
 @pytest.mark.slow
 def test_exports_and_what_is_made_of_them_are_of_the_round(cli, run, best):
     pytest.importorskip("onnxruntime")
-    assert "model.best.onnx" in cli("export", "up", "--to", "onnx", "--round", "best").out
-    file = run.path / "export" / "model.best.onnx"
+    assert "export/onnx-best: " in cli("export", "up", "--to", "onnx", "--round", "best").out
+    file = run.path / "export" / "onnx-best"
     printed = json.loads(cli("evaluate", str(file), "--json").out)["metrics"]
     assert printed["sentiment"]["accuracy"] == float(table(run)[best]["sentiment.accuracy"])
     quantized = cli("quantize", "up", "--round", "best", "--samples", "4", "--threads", "1")
-    assert quantized.out.startswith("runs/up/export/model.best.dynamic.onnx")
+    assert quantized.out.startswith("runs/up/export/onnx-best/model.dynamic.onnx")
     measured = cli("measure", "up", "--round", "best", "--repeats", "2", "--length", "16")
     assert "up@best" in measured.out

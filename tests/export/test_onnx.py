@@ -96,13 +96,6 @@ def test_layers_of_a_tasks_own_are_branches_and_lora_is_part_of_its_layers(tmp_p
     assert not [value.name for value in graph.initializer if "lora" in value.name]
 
 
-@pytest.mark.slow
-def test_adapters_are_part_of_their_tasks_branch(tmp_path):
-    adapters = {"kind": "pals", "size": 8, "heads": 2}
-    saved = make_saved(write_encoder("bert", tmp_path / "encoder"), TASKS[:2], adapters=adapters)
-    check_equal(saved, export_onnx(saved, saved.bind(), tmp_path / "model.onnx"))
-
-
 def test_a_file_that_is_not_ours_is_refused(exported, tmp_path):
     _, file = exported
     model = onnx.load(file)

@@ -26,6 +26,7 @@ from fedmtl.cli.policy import audit, policy
 from fedmtl.cli.predict import evaluate, predict
 from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.run import run
+from fedmtl.cli.serve import serve
 from fedmtl.cli.terminal import make_terminal, write
 from fedmtl.errors import FedmtlError
 
@@ -88,6 +89,7 @@ for command in (
     run,
     evaluate,
     predict,
+    serve,
     compare,
     export,
     report,

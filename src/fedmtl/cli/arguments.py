@@ -19,7 +19,9 @@ def complete_run(incomplete: str) -> list[str]:
 Run = Annotated[str, typer.Argument(help="A run's name or folder.", autocompletion=complete_run)]
 Model = Annotated[
     str,
-    typer.Argument(help="A run's name or folder, or an ONNX file of one.", autocompletion=complete_run, metavar="RUN"),
+    typer.Argument(
+        help="A run's name or folder, or an ONNX bundle or file of one.", autocompletion=complete_run, metavar="RUN"
+    ),
 ]
 Client = Annotated[str | None, typer.Option(help="With the values that stay at this client.")]
 Round = Annotated[
@@ -51,10 +53,13 @@ ConfigFile = Annotated[
 
 
 def onnx_path(run: str, client: str | None = None, round: str | None = None) -> Path | None:
-    """The ONNX file that is named instead of a run; None where a run is."""
+    """The ONNX file, or the graph of the bundle, that is named instead of a run; None where a run is."""
+    path = Path(run)
     if not run.endswith(".onnx"):
-        return None
+        path = path / "model.onnx"
+        if not path.is_file():
+            return None
     for option, value in (("--client", client), ("--round", round)):
         if value is not None:
             raise FedmtlError(f"{option} {value}: an ONNX file has one set of values; export it with {option}")
-    return Path(run)
+    return path

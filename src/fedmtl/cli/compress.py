@@ -286,7 +286,7 @@ def quantize(
     require("quantize", "onnx", "onnxscript", "onnxruntime")
     onnx = onnx_path(run, round=round)
     if onnx is None:
-        onnx = api.Run.open(run).export_onnx(round=round)
+        onnx = api.Run.open(run).export_onnx(round=round) / "model.onnx"
     from fedmtl.compress.quantize import Quantization, calibration_rows, needs_reduced_range, quantize_measured
 
     reduced = needs_reduced_range() if reduce_range is None else reduce_range

@@ -23,11 +23,11 @@ def export(
     run: Run,
     to: Annotated[
         Format,
-        typer.Option(help="hf: one folder a task that plain transformers loads; onnx: one file with every head."),
+        typer.Option(help="hf: one folder a task that plain transformers loads; onnx: a folder that needs no fedmtl."),
     ] = Format.hf,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder, or the ONNX file; otherwise `export`, `export/model.onnx` in the run's folder."),
+        typer.Option(help="The folder; otherwise `export`, `export/onnx` in the run's. FILE.onnx: the graph alone."),
     ] = None,
     client: Client = None,
     round: Round = None,
@@ -35,13 +35,16 @@ def export(
     """Write a finished run for other programs to load."""
     found = api.Run.open(run)
     if to is Format.onnx:
-        file = found.export_onnx(out, client, round)
-        write(f"{file}: {', '.join(found.model(client, round).tasks)} ({file.stat().st_size / 1e6:.1f} MB)")
+        written = found.export_onnx(out, client, round)
+        graph = written / "model.onnx" if written.is_dir() else written
+        write(f"{written}: {', '.join(found.model(client, round).tasks)} ({graph.stat().st_size / 1e6:.1f} MB)")
+        if written.is_dir():
+            write(f"answers without fedmtl: python {written / 'predict.py'} TEXT")
         return
-    written = found.export_hf(out, client, round)
-    for task, result in written.items():
+    folders = found.export_hf(out, client, round)
+    for task, result in folders.items():
         write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
-    if not any(isinstance(result, Path) for result in written.values()):
+    if not any(isinstance(result, Path) for result in folders.values()):
         raise ModelError(
             f"{found.name}: no task can be written for plain transformers, for the reasons above;"
             " `--to onnx` writes all of them as they are"

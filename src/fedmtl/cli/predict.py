@@ -93,7 +93,7 @@ def predict(
     onnx = onnx_path(run, client, round)
     found = None if onnx else api.Run.open(run)
     rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
-    answered = found.predict(rows, task, client, round) if found else _ask_onnx(Path(run), rows, task)
+    answered = found.predict(rows, task, client, round) if found else _ask_onnx(onnx or Path(run), rows, task)
     for row, answers in zip(rows, answered, strict=True):
         if json_:
             line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})

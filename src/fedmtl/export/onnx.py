@@ -9,6 +9,9 @@ whoever calls names those that do.
 Tasks whose encoder has the same values share one pass. Where a plan gives them separate layers, the graph has a
 branch for each, and what comes before the first such layer is there once. LoRA's matrices become part of their layers.
 The tasks and the tokenizer are in the file's metadata, so that it answers texts alone.
+
+A bundle is a folder for programs without fedmtl: the graph, `tokenizer.json`, `model.json` with labels and shapes, a
+`predict.py` (`bundle_predict.py`) and a README.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,11 +30,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from fedmtl import __version__
 from fedmtl.errors import ModelError
+from fedmtl.foreign import printable
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
-from fedmtl.predict.onnx import FORMAT, FORMAT_KEY, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
+from fedmtl.predict.onnx import FORMAT, FORMAT_KEY, GRAPH, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
 from fedmtl.runs.folder import write_atomic
 from fedmtl.sharing.plan import HEADS
 
@@ -39,6 +44,24 @@ from fedmtl.sharing.plan import HEADS
 OPSET = 20
 # The limit of a protocol buffer.
 MOST_BYTES = 2**31 - 1
+# Of the labels in the README's table; model.json has all.
+MOST_CELL = 400
+USAGE = """## The ONNX bundle
+
+| task | texts | answers |
+|---|---|---|
+ROWS
+
+It needs `pip install numpy tokenizers onnxruntime`, and nothing else:
+
+    python predict.py "a fine film"
+    python predict.py --file lines.txt
+
+`model.onnx` has every head, `tokenizer.json` pads and truncates, and `model.json` has labels, ranges and shapes. Of a
+task with `"pair": "dual"` a call has 2n rows, first texts and then second. A regression's output lies around 0..1 and
+stands for its score range; one output z of two labels stands for the logits (0, z). `fedmtl predict`, `evaluate`,
+`quantize`, `measure` and `serve` take this folder too, and run no code of it.
+"""
 
 
 def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
@@ -58,6 +81,72 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, onnx_ir.to_proto(model).SerializeToString())
     return file
+
+
+def export_bundle(saved: SavedModel, bound: BoundModel, folder: Path, card: str = "") -> Path:
+    """Write a folder that answers without fedmtl, and return it; `card` is the model's card in Markdown."""
+    export_onnx(saved, bound, folder / GRAPH)
+    write_beside(saved, list(bound.views), folder, card)
+    return folder
+
+
+def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: str = "") -> None:
+    """Write the files of a bundle that lie beside its graph."""
+    facts = _facts(saved, tasks)
+    write_atomic(folder / "tokenizer.json", _tokenizer(saved).to_str(pretty=True).encode())
+    write_atomic(folder / "model.json", (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomic(folder / "predict.py", Path(__file__).with_name("bundle_predict.py").read_bytes())
+    write_atomic(folder / "README.md", _readme(facts, card).encode())
+
+
+def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
+    """What a program without fedmtl has to know of the graph: its inputs, and each task's texts, labels and output."""
+    known = {}
+    for name in tasks:
+        task = saved.tasks[name]
+        rows = "batch / 2" if task.is_dual else "batch"
+        facts: dict[str, Any] = {
+            "kind": task.kind,
+            "texts": list(task.text),
+            "pair": task.pair if task.is_pair else None,
+            "output": output_name(name),
+            "shape": [rows, task.kind_of.num_outputs(task)],
+        }
+        if task.labels:
+            facts["labels"] = list(task.labels)
+        scale = task.kind_of.scale(task)
+        if scale is not None:
+            facts["score_range"] = list(scale)
+        known[name] = facts
+    return {
+        "format": FORMAT,
+        "made_by": f"fedmtl {__version__}",
+        "encoder": Path(saved.encoder.name).name,
+        "graph": GRAPH,
+        "max_length": saved.max_length,
+        "inputs": {name: ["batch", "length"] for name in INPUTS if name in saved.model.accepts},
+        "tasks": known,
+    }
+
+
+def _readme(facts: Mapping[str, Any], card: str) -> str:
+    rows = "\n".join(
+        f"| {_cell(name)} | {_cell(', '.join(task['texts']))} | {_cell(_range(task))} |"
+        for name, task in facts["tasks"].items()
+    )
+    title = card.rstrip() or f"# {_cell(facts['encoder'])} with {len(facts['tasks'])} tasks"
+    return f"{title}\n\n{USAGE.replace('ROWS', rows)}"
+
+
+def _range(task: Mapping[str, Any]) -> str:
+    if "labels" in task:
+        return ", ".join(task["labels"])
+    return " to ".join(f"{end:g}" for end in task["score_range"]) if "score_range" in task else task["kind"]
+
+
+def _cell(text: str) -> str:
+    """Text that stays inside a cell of a Markdown table, whatever it is."""
+    return printable(text, MOST_CELL).replace("|", "\\|").replace("<", "&lt;")
 
 
 class EveryHead(nn.Module):

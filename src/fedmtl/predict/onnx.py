@@ -32,6 +32,8 @@ from fedmtl.tasks.tokens import mend_surrogates
 
 FORMAT = 1
 FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
+# Of a bundle, the folder that `export --to onnx` writes.
+GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 BATCH = 32
 # Any prime spreads ids over a vocabulary.
@@ -71,16 +73,17 @@ def output_name(task: str) -> str:
     return f"heads.{task}"
 
 
-def require(what: str, *packages: str) -> None:
-    """Raise one line where a package of the `onnx` extra is missing."""
+def require(what: str, *packages: str, extra: str = "onnx") -> None:
+    """Raise one line where a package of an extra is missing."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ModelError(needs_extra(what, package, "onnx"))
+            raise ModelError(needs_extra(what, package, extra))
 
 
 def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
-    """The model in a file that `export_onnx` or `quantize` wrote."""
+    """The model in a file that `export_onnx` or `quantize` wrote, or in a bundle, whose code is not run."""
     require(str(path), "onnxruntime")
+    path = path / GRAPH if path.is_dir() else path
     if not path.is_file():
         raise ModelError(f"{path}: no such file; write it with `fedmtl export RUN --to onnx`")
     from tokenizers import Tokenizer

@@ -15,7 +15,7 @@ from fedmtl.compress.measure.costs import compressed_bytes, disk_bytes, interlea
 from fedmtl.compress.measure.measured import Load, Measured, Teacher, Timing, Variant
 from fedmtl.compress.measure.process import Measuring, Scored, start_measuring
 from fedmtl.errors import FedmtlError, ModelError
-from fedmtl.predict.onnx import require, run_of
+from fedmtl.predict.onnx import GRAPH, require, run_of
 from fedmtl.predict.rounds import run_at
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import DistillEvent
@@ -28,6 +28,8 @@ __all__ = ["Load", "Measured", "Teacher", "Timing", "Variant", "measure", "teach
 REPEATS = 100
 # As `fedmtl export` names its file; those that `quantize` makes of it have the scheme behind.
 EXPORTED = "model"
+# The folder in export/ that it writes; one of a round has the round behind.
+BUNDLE = "onnx"
 
 # A stage, the share of it that is done, and what is to be said.
 Watch = Callable[[str, float, str], None]
@@ -35,19 +37,23 @@ Watch = Callable[[str, float, str], None]
 
 def variants_of(given: str | Path, round: Round | None = None) -> list[Variant]:
     """Of a run, itself and the ONNX files in its export/; of a file, that file alone; with a round, only that."""
-    if str(given).endswith(".onnx"):
-        file = Path(given)
-        if not file.is_file():
-            raise ModelError(f"{file}: no such file; write it with `fedmtl export RUN --to onnx`")
+    is_file = str(given).endswith(".onnx")
+    file = Path(given) if is_file else Path(given) / GRAPH
+    if is_file and not file.is_file():
+        raise ModelError(f"{file}: no such file; write it with `fedmtl export RUN --to onnx`")
+    if file.is_file():
         return [Variant(_file_name(file), file, "onnx")]
     run = find_run(str(given))
     if not (run.model / "tasks.json").is_file():
         raise ModelError(f"{run.path}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
     if round is not None:
         return [Variant(f"{run.name}@{round}", run.path, "fedmtl", run_at(run, round).model)]
+    # Earlier versions wrote into export/ itself; a bundle's file goes before one of theirs that has its name.
+    found = [*(run.path / "export").glob("*.onnx"), *(run.path / "export").glob("onnx*/*.onnx")]
+    files = {_file_name(file): file for file in found}
     # The float file first: its name is the shortest.
-    files = sorted((run.path / "export").glob("*.onnx"), key=lambda file: (len(file.name), file.name))
-    return [Variant(run.name, run.path, "fedmtl"), *(Variant(_file_name(file), file, "onnx") for file in files)]
+    ordered = sorted(files.items(), key=lambda item: (len(item[1].name), item[0]))
+    return [Variant(run.name, run.path, "fedmtl"), *(Variant(name, file, "onnx") for name, file in ordered)]
 
 
 def measure(
@@ -103,11 +109,18 @@ def _recorded_teacher(variant: Variant) -> Teacher | None:
 
 
 def _file_name(file: Path) -> str:
-    """RUN/onnx for the file that `export` wrote, RUN/SCHEME for `quantize`'s; elsewhere the file's name."""
-    if file.parent.name != "export":
+    """RUN/onnx for the file that `export` wrote, RUN/SCHEME for `quantize`'s; elsewhere the file's name.
+
+    Those of a round's bundle, such as export/onnx-best, are RUN/best and RUN/best.SCHEME.
+    """
+    folder = file.resolve().parent
+    is_bundle = folder.parent.name == "export" and folder.name.startswith(BUNDLE)
+    if not is_bundle and folder.name != "export":
         return file.name
-    kind = file.stem.removeprefix(EXPORTED).removeprefix(".") or "onnx"
-    return f"{file.resolve().parent.parent.name}/{kind}"
+    run = folder.parents[1] if is_bundle else folder.parent
+    round_name = folder.name.removeprefix(BUNDLE).removeprefix("-") if is_bundle else ""
+    kind = ".".join(filter(None, (round_name, file.stem.removeprefix(EXPORTED).removeprefix("."))))
+    return f"{run.name}/{kind or 'onnx'}"
 
 
 def _check_data(file: Path) -> None:

@@ -225,7 +225,8 @@ class Regression(TaskKind):
 
     def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
         low, high = task.score_range
-        return Answer(score=low + (high - low) * float(outputs[0]))
+        # np.clip: a value that is not a number stays one.
+        return Answer(score=float(np.clip(low + (high - low) * float(outputs[0]), low, high)))
 
     def sum_outputs(
         self,

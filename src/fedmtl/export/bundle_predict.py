@@ -1,0 +1,188 @@
+"""Answers of the model in this folder, with numpy, tokenizers and onnxruntime alone.
+
+    python predict.py "a fine film"                    one text: every head that takes one
+    python predict.py "a fine film" "a good movie"     a pair
+    python predict.py --file lines.txt --task NAME     a text a line, or two with a tab between
+    some-program | python predict.py                   a line in, an answer out
+
+Each answer is one line of JSON. In Python:
+
+    from predict import Model
+    model = Model()
+    model.predict([("a fine film",), ("a dull one",)])
+
+`fedmtl export --to onnx` copies this file, as it is, into every folder that it writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+FORMAT = 1
+FILE_BATCH = 32
+MOST_TEXTS = 2
+
+Row = tuple[str, ...]
+
+
+class Model:
+    """The graph, the tokenizer and the tasks of a folder that `fedmtl export --to onnx` wrote."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, graph: str | None = None, threads: int | None = None
+    ) -> None:
+        """Open a folder, by default the one this file lies in; `graph` is another file of it, such as an INT8 one."""
+        self.folder = Path(__file__).parent if folder is None else Path(folder)
+        self.facts: dict[str, Any] = json.loads((self.folder / "model.json").read_text(encoding="utf-8"))
+        if self.facts.get("format") != FORMAT:
+            raise ValueError(f"model.json: has format {self.facts.get('format')}, this predict.py reads {FORMAT}")
+        self.tasks: dict[str, dict[str, Any]] = self.facts["tasks"]
+        self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        self.session = _session(self.folder / (graph or self.facts["graph"]), threads)
+
+    def predict(self, rows: Sequence[Row | str], task: str | None = None) -> list[list[dict[str, Any]]]:
+        """For every row, a text or a pair of texts, the answers of one task or of every task that takes such rows."""
+        wanted = [(row,) if isinstance(row, str) else tuple(row) for row in rows]
+        if not wanted:
+            return []
+        names = self._fitting(wanted, task)
+        # Two texts that are encoded apart are two rows of a call, so these tasks have a call of their own.
+        dual = [name for name in names if self.tasks[name]["pair"] == "dual"]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for group in filter(None, ([name for name in names if name not in dual], dual)):
+            outputs = self.session.run([self.tasks[name]["output"] for name in group], self._feeds(wanted, group))
+            for name, values in zip(group, outputs, strict=True):
+                found[name] = [{"task": name, **answer(self.tasks[name], value)} for value in values]
+        return [[found[name][row] for name in names] for row in range(len(wanted))]
+
+    def _fitting(self, rows: Sequence[Row], task: str | None) -> list[str]:
+        count = len(rows[0])
+        if any(len(row) != count for row in rows):
+            raise ValueError("rows of one text and rows of two were given; give one kind at a time")
+        if not all(text.strip() for row in rows for text in row):
+            raise ValueError("a text is empty; give some words")
+        fitting = [name for name, known in self.tasks.items() if len(known["texts"]) == count]
+        if task is not None and task not in self.tasks:
+            raise ValueError(f"there is no task {task}; there are {', '.join(self.tasks)}")
+        if task is not None and task not in fitting:
+            raise ValueError(f"task {task} takes {' and '.join(self.tasks[task]['texts'])}; {count} given")
+        if not fitting:
+            takes = "; ".join(f"{name} takes {' and '.join(known['texts'])}" for name, known in self.tasks.items())
+            raise ValueError(f"no task takes {count} texts: {takes}")
+        return fitting if task is None else [task]
+
+    def _feeds(self, rows: Sequence[Row], group: Sequence[str]) -> dict[str, np.ndarray]:
+        texts: list[Any] = [row[0] for row in rows]
+        if len(rows[0]) == MOST_TEXTS:
+            is_dual = self.tasks[group[0]]["pair"] == "dual"
+            texts = [*texts, *(row[1] for row in rows)] if is_dual else list(rows)
+        encoded = self.tokenizer.encode_batch(texts)
+        offered = {
+            "input_ids": [row.ids for row in encoded],
+            "attention_mask": [row.attention_mask for row in encoded],
+            "token_type_ids": [row.type_ids for row in encoded],
+        }
+        return {name: np.asarray(offered[name], dtype=np.int64) for name in self.facts["inputs"]}
+
+
+def answer(task: dict[str, Any], outputs: np.ndarray) -> dict[str, Any]:
+    """One row of a head's outputs in words: a label with every label's probability, or a score in its range.
+
+    The outputs of a kind of task that only a package beside fedmtl knows are given as they are.
+    """
+    values = [float(value) for value in outputs]
+    if task["kind"] == "regression":
+        low, high = task["score_range"]
+        return {"score": float(np.clip(low + (high - low) * values[0], low, high))}
+    if task["kind"] != "classification":
+        return {"outputs": values}
+    # One output z of two labels stands for (0, z).
+    logits = [0.0, values[0]] if len(values) == 1 else values
+    shares = [math.exp(value - max(logits)) for value in logits]
+    probabilities = {label: share / sum(shares) for label, share in zip(task["labels"], shares, strict=True)}
+    return {"label": max(probabilities, key=lambda label: probabilities[label]), "probabilities": probabilities}
+
+
+def _session(graph: Path, threads: int | None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or os.cpu_count() or 1
+    options.inter_op_num_threads = 1
+    # Waiting threads leave the cores to others.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    # On a CPU the fused operator is slower than the two it replaces.
+    slow = ["SkipLayerNormFusion"]
+    return onnxruntime.InferenceSession(
+        str(graph), options, providers=["CPUExecutionProvider"], disabled_optimizers=slow
+    )
+
+
+def _rows(lines: Iterable[str]) -> Iterator[Row]:
+    """Yield the texts of every line that is not blank."""
+    for number, line in enumerate(lines, start=1):
+        row = tuple(line.rstrip("\r\n").split("\t"))
+        if len(row) > MOST_TEXTS:
+            raise ValueError(f"line {number}: has {len(row)} texts; give one a line, or two with a tab between")
+        if line.strip():
+            yield row
+
+
+def _mended(text: str) -> str:
+    """Replace bytes of the command line that are no UTF-8, which the tokenizer would refuse."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _answer_all(model: Model, rows: Iterable[Row], batch: int, task: str | None) -> None:
+    left = iter(rows)
+    while chunk := list(islice(left, batch)):
+        for row, predictions in zip(chunk, model.predict(chunk, task), strict=True):
+            print(json.dumps({"texts": list(row), "predictions": predictions}), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer what the command line, a file or stdin gives; an error is one line and exit code 2."""
+    described, _, usage = (__doc__ or "").partition("\n\n")
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=described, epilog=usage, formatter_class=shape)
+    parser.add_argument("texts", nargs="*", help="one text, or two for a pair; none reads lines from stdin")
+    parser.add_argument("--file", help="a text a line, or two with a tab between")
+    parser.add_argument("--task", help="only this task; otherwise every head that fits")
+    parser.add_argument("--graph", help="another graph of this folder, such as model.dynamic.onnx")
+    parser.add_argument("--threads", type=int, help="threads to compute with; otherwise one per core")
+    given = parser.parse_args(arguments)
+    try:
+        if given.texts and given.file:
+            raise ValueError("found texts and --file; give one of them")
+        if len(given.texts) > MOST_TEXTS:
+            raise ValueError(f"takes one text, or two for a pair; {len(given.texts)} given. Use --file for many")
+        model = Model(graph=given.graph, threads=given.threads)
+        if given.texts:
+            _answer_all(model, [tuple(map(_mended, given.texts))], 1, given.task)
+        elif given.file:
+            with Path(given.file).open(encoding="utf-8-sig") as lines:
+                _answer_all(model, _rows(lines), FILE_BATCH, given.task)
+        else:
+            _answer_all(model, _rows(sys.stdin), 1, given.task)
+    except BrokenPipeError:
+        # The reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        print(f"predict.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
