@@ -237,6 +237,11 @@ def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
     return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
 
 
+def known_tasks(model: OnnxModel, task: str | None = None) -> dict[str, Task]:
+    """The tasks that the file answers, or the one that is named."""
+    return model.tasks if task is None else {task: _task(model, task)}
+
+
 def _task(model: OnnxModel, name: str) -> Task:
     if name not in model.tasks:
         raise FedmtlError(f"{model.path.name} has no task {name}; it has {', '.join(model.tasks)}")

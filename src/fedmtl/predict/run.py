@@ -102,6 +102,11 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
         }
 
 
+def known_tasks(loaded: LoadedRun, task: str | None = None) -> dict[str, Task]:
+    """The tasks that the model answers, or the one that is named."""
+    return {name: _task(loaded, name) for name in (loaded.tasks if task is None else [task])}
+
+
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
     """The tasks that take this many texts, in the run's order."""
     if task is not None:
