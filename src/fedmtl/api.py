@@ -72,7 +72,7 @@ class Run:
     """
 
     path: Path
-    _models: dict[tuple[str | None, Round | None], tuple[int, LoadedRun]] = field(
+    _models: dict[tuple[str | None, Round | None, bool], tuple[int, LoadedRun]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -140,13 +140,20 @@ class Run:
         `round` is `best`, `last` or a number: the model after that round, as far as its checkpoint is there. It is
         loaded once, and again after a resume has written another.
         """
+        return self._load(client, round, values_only=False)
+
+    def _load(self, client: str | None, round: Round | None, *, values_only: bool) -> LoadedRun:
+        """Load a model once; with `values_only`, one that answers and scores will do."""
         from fedmtl.predict.run import load_run
 
         record = self.folder.model / "tasks.json"
         written = record.stat().st_mtime_ns if record.exists() else 0
-        key = (client, round)
+        key = (client, round, values_only)
+        whole = self._models.get((client, round, False), (None, None))
+        if values_only and whole[0] == written and whole[1] is not None:
+            return whole[1]
         if key not in self._models or self._models[key][0] != written:
-            self._models[key] = (written, load_run(self.folder, client, round))
+            self._models[key] = (written, load_run(self.folder, client, round, values_only=values_only))
         return self._models[key][1]
 
     @overload
@@ -181,7 +188,7 @@ class Run:
         rows = _rows([texts] if is_one else texts)
         if not rows:
             return []
-        model = self.model(client, round)
+        model = self._load(client, round, values_only=True)
         answers = predict_texts(model, rows, answerable(model, len(rows[0]), task))
         return answers[0] if is_one else answers
 
@@ -208,7 +215,7 @@ class Run:
             raise FedmtlError("evaluate: groups are those of a file, by one of its columns; give one with its task")
         from fedmtl.predict.run import evaluate_file, evaluate_validation
 
-        model = self.model(client, round)
+        model = self._load(client, round, values_only=True)
         if task is not None and file is not None:
             return evaluate_file(model, task, Path(file), by)
         return evaluate_validation(model, task)

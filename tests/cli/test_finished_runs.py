@@ -96,6 +96,32 @@ def test_what_cannot_be_predicted(cli, runs, monkeypatch, arguments, typed, erro
     assert done.out == ""
 
 
+def test_a_table_is_answered_into_a_table(cli, runs, tmp_path):
+    (tmp_path / "new.csv").write_text('id,title,sentence\nx7,t,"a film, fine"\nx8,t,"a\nfilm"\n')
+    printed = cli("predict", "demo", "--file", "new.csv").out.splitlines()
+    assert [line.split("\t")[0] for line in printed] == ["a film, fine", "a\\nfilm"]
+    assert cli("predict", "demo", "--file", "new.csv", "--out", "out.csv").out == "out.csv: 2 answers\n"
+    header, first, second = (line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines())
+    assert header == ["line", "id", "sentiment", "sentiment.negative", "sentiment.positive"]
+    assert (first[:2], second[:2]) == (["2", "x7"], ["3", "x8"])
+    assert f"sentiment: {first[2]} ({max(map(float, first[3:])):.3f})" == printed[0].split("\t")[1]
+    cli("predict", "demo", "--file", "new.csv", "--text-columns", "2,3", "--out", "out.jsonl", "--with-text")
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["sentence"] for record in records] == ["a film, fine", "a\nfilm"]
+    assert {"title", "paraphrase", "similarity"} <= records[0].keys()
+    for arguments, error in (
+        (["--out", "new.csv"], "--out new.csv: is the file that is read; name another"),
+        (["--out", "x.txt"], "--out x.txt: the name does not say what to write"),
+        (["--out", "x.csv", "--json"], "--json: prints, and --out x.csv writes; give one of them"),
+        (["--with-text"], "--with-text: is for --out"),
+        (["--no-header"], "--no-header: columns have numbers then; write --text-columns 1, or 1,2 for a pair"),
+        (["--task", "similarity"], "new.csv: no task reads columns of it (similarity: sentence1, sentence2)"),
+    ):
+        done = cli("predict", "demo", "--file", "new.csv", *arguments)
+        assert (done.code, done.error[: len(error)]) == (2, error)
+    assert cli("predict", "demo", "a", "--text-columns", "b").error.startswith("--text-columns, --no-header: are for")
+
+
 def test_what_a_client_kept_is_asked_for_by_its_name(cli, runs):
     done = cli("predict", "personal", "a film")
     assert done.code == 2

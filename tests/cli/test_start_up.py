@@ -92,6 +92,22 @@ print([name for name in {unused} if name in sys.modules])
     assert python(code) == "[]"
 
 
+@pytest.mark.slow
+def test_an_answer_loads_no_code_that_it_does_not_compute_with(runs):
+    unused = ("transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "sklearn")
+    code = f"""
+import sys
+from fedmtl.cli import main
+sys.argv[1:] = {["predict", str(runs / "demo"), "a film"]}
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print([name for name in {(*unused, "fedmtl.engines.local")} if name in sys.modules])
+"""
+    assert python(code) == "[]"
+
+
 def test_workers_import_while_the_run_is_loaded(monkeypatch, tmp_path):
     asked = []
 

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.experiment.run import start_run
+from fedmtl.model.bert.layout import BertValues
+from fedmtl.model.multitask import Inputs
+from fedmtl.predict.answers import to_prediction
 from fedmtl.predict.run import LoadedRun, answerable, evaluate_file, load_run, predict_texts
 
 # The third and fourth are longer than the 16 tokens that count: what is cut must be the same on both ways.
@@ -82,6 +86,38 @@ def test_an_answer_does_not_depend_on_the_texts_beside_it(loaded):
         assert together[n][0].score == pytest.approx(alone[0].score, abs=1e-4)
         assert together[n][1].probabilities == pytest.approx(alone[1].probabilities, abs=1e-4)
         assert sum(alone[1].probabilities.values()) == pytest.approx(1)
+
+
+def test_values_alone_answer_as_the_whole_model_and_its_plain_encoder(loaded):
+    light = load_run(loaded.run, values_only=True)
+    tokenizer = light.saved.encoder.tokenizer.backend_tokenizer
+    before = tokenizer.to_str()
+    assert type(light.saved.encoder.module) is BertValues
+    assert type(loaded.saved.encoder.module) is not BertValues
+    for row, tasks in ((ROWS[2][:1], ["sentiment"]), (ROWS[3][:2], ["paraphrase", "similarity"])):
+        (ours,), (whole,) = predict_texts(light, [row], tasks), predict_texts(loaded, [row], tasks)
+        assert ours == whole
+        for answer, outputs in zip(ours, _plain_outputs(loaded, row, tasks), strict=True):
+            expected = to_prediction(loaded.saved.tasks[answer.task], outputs)
+            assert answer.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
+            assert answer.score == (expected.score and pytest.approx(expected.score, abs=5e-6))
+    # Whoever saves the model again saves the tokenizer that it came with.
+    assert tokenizer.to_str() == before
+
+
+@torch.inference_mode()
+def _plain_outputs(loaded, row, tasks):
+    """The outputs by transformers' code, one text at a time."""
+    for task in tasks:
+        model = loaded.bound.use(task)
+        texts = row if loaded.saved.tasks[task].is_dual else [row]
+        vectors = []
+        for text in texts:
+            given = (text,) if isinstance(text, str) else text
+            encoded = loaded.tokenizer(*given, truncation=True, max_length=16, return_tensors="pt")
+            inputs = Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
+            vectors.append(model.pool(task, *model.encode(task, inputs)))
+        yield model.head(task, torch.cat(vectors)).numpy()[0]
 
 
 def test_one_output_answers_with_two_probabilities(make_config):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,12 +17,13 @@ from fedmtl.foreign import printable
 
 if TYPE_CHECKING:
     from fedmtl.predict.answers import Prediction
+    from fedmtl.predict.text_files import Chunk, Texts
     from fedmtl.tasks.metrics import Scores
 
     # Every task's scores, and its main metric.
     Scored = tuple[dict[str, Scores], dict[str, str]]
 
-NOTHING = "predict: no text given; write it after the run's name, or give --file, or pipe lines in"
+WithText = Annotated[bool, typer.Option("--with-text", help="The texts stand in the file of --out too.")]
 Row = tuple[str, ...]
 
 
@@ -81,33 +80,114 @@ def predict(
     run: Model,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="One text, or two for the tasks on pairs; none reads lines from stdin."),
+        typer.Argument(help="One text, or two for the tasks on pairs; - or none reads lines from stdin."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Only this task; otherwise every head that fits.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Lines of one text, or two separated by a tab.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A csv, tsv, jsonl or parquet file, plain or gzipped, or lines of one text or two separated by a tab;"
+            " - is stdin."
+        ),
+    ] = None,
+    text_columns: Annotated[
+        str | None,
+        typer.Option(
+            "--text-columns",
+            help="The column of the text, or the two of a pair, by name or by number from 1; otherwise the tasks'.",
+            metavar="A[,B]",
+        ),
+    ] = None,
+    no_header: Annotated[
+        bool, typer.Option("--no-header", help="The first line of the csv or tsv file is a row; give numbers.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the answers to this csv, tsv, jsonl or parquet file; csv, tsv, jsonl may end in .gz."),
+    ] = None,
+    with_text: WithText = False,
     client: Client = None,
     round: Round = None,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
-    """Answer with every head in one pass."""
+    """Answer with every head in one pass: one text, a table, or lines of a pipe as they come."""
+    from fedmtl.predict.answer_files import write_answers
+    from fedmtl.predict.text_files import STDIN, given_texts, open_texts
+
+    if file is not None and texts:
+        raise DataError("predict: found texts and --file; give one of them")
+    columns = text_columns.split(",") if text_columns else []
+    _check_options(out, with_text, json_)
+    is_given = bool(texts) and texts != [STDIN]
+    if is_given and (columns or no_header):
+        raise FedmtlError("--text-columns, --no-header: are for a file or a pipe, and a text was given")
+    if no_header and not all(column.isdigit() for column in columns or ["a"]):
+        raise FedmtlError("--no-header: columns have numbers then; write --text-columns 1, or 1,2 for a pair")
+    path = None if file is None or str(file) == STDIN else file
+    if out is not None and path is not None and out.resolve() == path.resolve():
+        raise DataError(f"--out {out}: is the file that is read; name another")
+    rows = _given(texts or []) if is_given else []
+    code, model = _open_model(run, client, round)
+    if is_given:
+        opened = given_texts(rows)
+    else:
+        opened = open_texts(path, columns, code.known_tasks(model, task), header=not no_header)
+    names = code.answerable(model, len(opened.names), task)
+    answered = ((chunk, code.predict_texts(model, chunk.rows, names)) for chunk in opened.chunks)
+    if out is not None:
+        records = (_records(opened, chunk, answers, with_text) for chunk, answers in answered)
+        write(f"{out}: {write_answers(out, records):,} answers")
+        return
+    for chunk, answers in answered:
+        lines = [_line(row, given, is_given, json_) for row, given in zip(chunk.rows, answers, strict=True)]
+        write("\n".join(lines))
+
+
+def _check_options(out: Path | None, with_text: bool, json_: bool) -> None:
+    if out is None:
+        if with_text:
+            raise FedmtlError("--with-text: is for --out; what is printed has the texts in it")
+        return
+    from fedmtl.predict.answer_files import answer_ending
+
+    answer_ending(out)
+    if json_:
+        raise FedmtlError(f"--json: prints, and --out {out} writes; give one of them (a name in .jsonl writes JSON)")
+
+
+def _open_model(run: str, client: str | None, round: str | None) -> tuple[Any, Any]:
+    """The code that answers, of a run or of an ONNX file, and the model that it opened."""
     onnx = onnx_path(run, client, round)
-    found = None if onnx else api.Run.open(run)
-    rows = _given(texts, file) if texts else _rows(_lines(file), str(file or "stdin"))
-    answered = found.predict(rows, task, client, round) if found else _ask_onnx(onnx or Path(run), rows, task)
-    for row, answers in zip(rows, answered, strict=True):
-        if json_:
-            line = json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
-        else:
-            shown = list(map(_shown, answers))
-            line = "\n".join(shown) if texts else "\t".join([*row, *shown])
-        write(line)
+    if onnx:
+        from fedmtl.predict import onnx as from_onnx
+
+        return from_onnx, from_onnx.open_onnx(onnx)
+    found = api.Run.open(run)
+    from fedmtl.predict import run as from_run
+
+    return from_run, from_run.load_run(found.folder, client, round, values_only=True)
 
 
-def _ask_onnx(file: Path, rows: list[Row], task: str | None) -> list[list[Prediction]]:
-    from fedmtl.predict.onnx import answerable, open_onnx, predict_texts
+def _records(opened: Texts, chunk: Chunk, answers: list[list[Prediction]], with_text: bool) -> list[dict[str, Any]]:
+    from fedmtl.predict.answer_files import answer_columns
 
-    model = open_onnx(file)
-    return predict_texts(model, rows, answerable(model, len(rows[0]), task))
+    records = []
+    for stood, known, row, given in zip(chunk.numbers, chunk.ids, chunk.rows, answers, strict=True):
+        record: dict[str, Any] = {opened.unit: stood} | ({"id": known} if opened.has_ids else {})
+        record |= dict(zip(opened.names, row, strict=True)) if with_text else {}
+        records.append(record | answer_columns(given))
+    return records
+
+
+def _line(row: Row, answers: list[Prediction], is_given: bool, is_json: bool) -> str:
+    if is_json:
+        return json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
+    shown = list(map(_shown, answers))
+    if is_given:
+        return "\n".join(shown)
+    # A table's text may have them, and here they end a text and a line; half a character cannot be printed.
+    texts = (text.replace("\t", "\\t").replace("\n", "\\n").encode("utf-8", "replace").decode() for text in row)
+    return "\t".join([*texts, *shown])
 
 
 def _shown(answer: Prediction) -> str:
@@ -118,48 +198,9 @@ def _shown(answer: Prediction) -> str:
     return f"{task}: {printable(answer.label)} ({number(answer.probabilities[answer.label])})"
 
 
-def _given(texts: list[str], file: Path | None) -> list[Row]:
-    if file is not None:
-        raise DataError("predict: found texts and --file; give one of them")
+def _given(texts: list[str]) -> list[Row]:
     if len(texts) > 2:
         raise DataError(f"predict: takes one text, or two for a pair; {len(texts)} given. Use --file for many")
     if not all(map(str.strip, texts)):
         raise DataError("predict: a text is empty; write some words between the quotes")
     return [tuple(texts)]
-
-
-def _lines(file: Path | None) -> Iterable[str]:
-    if file is None:
-        if sys.stdin.isatty():
-            raise DataError(NOTHING)
-        return sys.stdin
-    try:
-        # Not splitlines: it also cuts at signs that may stand inside a text.
-        return file.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); give a text file") from error
-
-
-def _rows(lines: Iterable[str], where: str) -> list[Row]:
-    """The lines that are not blank, as one or two texts each; all have as many as the first."""
-    rows: list[Row] = []
-    for line_number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = tuple(line.rstrip("\r\n").split("\t"))
-        if len(row) > 2:
-            raise DataError(
-                f"{where}, line {line_number}: has {len(row)} texts; give one a line, or two with a tab between"
-            )
-        if rows and len(row) != len(rows[0]):
-            raise DataError(
-                f"{where}, line {line_number}: has {len(row)} texts, the first line {len(rows[0])}; give as many"
-            )
-        if not all(map(str.strip, row)):
-            raise DataError(f"{where}, line {line_number}: a text is empty; fill it or remove the line")
-        rows.append(row)
-    if not rows:
-        raise DataError(NOTHING)
-    return rows

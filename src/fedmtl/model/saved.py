@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoTokenizer
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt, parse_record, read_json, read_record
-from fedmtl.model.bert.layout import build_encoder
+from fedmtl.model.bert.layout import BertValues, build_encoder, is_computed
 from fedmtl.model.encoder import Encoder, describe_encoder
-from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside
+from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside, is_extended
 from fedmtl.model.multitask import BoundModel, MultiTaskModel, build_model
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs.folder import write_atomic
@@ -118,18 +118,22 @@ def read_model_record(folder: Path) -> ModelRecord:
     return record
 
 
-def load_model(folder: Path) -> SavedModel:
-    """The model in a folder that `save_model` wrote; anything else in it is a FedmtlError of one line."""
+def load_model(folder: Path, *, values_only: bool = False) -> SavedModel:
+    """The model in a folder that `save_model` wrote; anything else in it is a FedmtlError of one line.
+
+    With `values_only`, an encoder that `model.bert` computes comes without transformers' code, which takes longer to
+    import than a model takes to answer; such a model answers, and cannot be exported.
+    """
     if not (folder / "tasks.json").exists():
         raise ModelError(f"{folder}: holds no finished model; let the run end, or go on with `fedmtl run --resume`")
     check_inside(folder, folder)
     record = read_model_record(folder)
     tasks = read_tasks(record.tasks, str(folder / "tasks.json"), ModelError)
     weights = load_weights(folder, record)
-    module, tokenizer = _load_encoder(folder)
+    added = _added(folder, record)
+    module, tokenizer = _load_encoder(folder, record.has_pooler if values_only and not is_extended(added) else None)
     try:
         encoder = describe_encoder(module, tokenizer, record.encoder, record.has_pooler)
-        added = ModelConfig.model_validate({name: getattr(record, name) for name in ADDED})
         weighed = any(key.name.endswith(LOG_VARIANCE) for key in weights)
         model = build_model(encoder, tasks, 0, added, log_variances=weighed)
     except FedmtlError:
@@ -155,8 +159,18 @@ def load_weights(folder: Path, record: ModelRecord) -> Weights:
     return load_tensors(path).get("weights", {})
 
 
-def _load_encoder(folder: Path) -> tuple[Any, Any]:
-    """The encoder with fresh values and its tokenizer, from files that are checked before transformers sees them."""
+def _added(folder: Path, record: ModelRecord) -> ModelConfig:
+    try:
+        return ModelConfig.model_validate({name: getattr(record, name) for name in ADDED})
+    except ValueError as error:
+        raise ModelError(f"{folder}: cannot be built ({excerpt(error)}); {REMEDY}") from error
+
+
+def _load_encoder(folder: Path, has_pooler: bool | None = None) -> tuple[Any, Any]:
+    """The encoder with fresh values and its tokenizer, from files that are checked before transformers sees them.
+
+    Where it is said whether it has a pooler, one that `model.bert` computes is only the shapes of its values.
+    """
     check_encoder_files(folder, "the model", weights=False)
     if (folder / "tokenizer_config.json").is_file():
         for name, value in read_json(folder / "tokenizer_config.json", REMEDY, ModelError).items():
@@ -164,12 +178,14 @@ def _load_encoder(folder: Path) -> tuple[Any, Any]:
                 raise ModelError(f"{folder / 'tokenizer_config.json'}: names a file ({name}); drop the key")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        is_shapes = has_pooler is not None and is_computed(config)
         with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in build_encoder(config).parameters())
+            shapes = BertValues(config, bool(has_pooler)) if is_shapes else build_encoder(config)
+            size = sum(parameter.numel() for parameter in shapes.parameters())
         if size > MOST_PARAMETERS:
             raise ModelError(f"{folder}: its config asks for {size:,} parameters; {MOST_PARAMETERS:,} are the most")
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
-        return build_encoder(config), tokenizer
+        return shapes if is_shapes else build_encoder(config), tokenizer
     except FedmtlError:
         raise
     except Exception as error:  # every library that a loader calls raises other kinds

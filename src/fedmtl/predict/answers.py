@@ -40,6 +40,11 @@ def to_prediction(task: Task, outputs: np.ndarray) -> Prediction:
     return Prediction(task.name, answer.label, answer.score, answer.probabilities)
 
 
+def to_predictions(task: Task, outputs: np.ndarray) -> list[Prediction]:
+    """Every example's outputs as a label or a score in the task's range."""
+    return [to_prediction(task, row) for row in outputs]
+
+
 def tasks_on(name: str, tasks: Mapping[str, Task], num_texts: int) -> list[str]:
     """Those of a model's tasks that take this many texts; `name` is the model's."""
     fitting = [task for task, known in tasks.items() if len(known.text) == num_texts]

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError, needs_extra
 from fedmtl.foreign import excerpt, parse_record
-from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_prediction
+from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_predictions
 from fedmtl.runs.folder import RunFolder
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
@@ -201,8 +201,9 @@ def answerable(model: OnnxModel, num_texts: int, task: str | None = None) -> lis
 
 def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -> list[list[Prediction]]:
     """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
-    answers = compute(model, tasks, rows)
-    return [[to_prediction(model.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+    outputs = compute(model, tasks, rows)
+    answers = [to_predictions(model.tasks[task], outputs[task]) for task in tasks]
+    return [list(row) for row in zip(*answers, strict=True)]
 
 
 def evaluate_file(model: OnnxModel, task: str, path: Path, by: str | None = None) -> dict[str, Scores]:
@@ -237,6 +238,11 @@ def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
     outputs = compute(model, [task.name], rows)[task.name]
     loss = float(task.kind_of.plain_losses(task, outputs.astype(np.float64), examples.labels).sum())
     return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+
+
+def known_tasks(model: OnnxModel, task: str | None = None) -> dict[str, Task]:
+    """The tasks that the file answers, or the one that is named."""
+    return model.tasks if task is None else {task: _task(model, task)}
 
 
 def _task(model: OnnxModel, name: str) -> Task:

@@ -26,13 +26,15 @@ from fedmtl.runs.summary import BEST, LAST, Round, parse_round, task_rounds
 from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, SharingPlan, Weights, is_personal, owner_task
 
 
-def load_round(run: RunFolder, given: Round | None = None, client: str | None = None) -> SavedModel:
+def load_round(
+    run: RunFolder, given: Round | None = None, client: str | None = None, *, values_only: bool = False
+) -> SavedModel:
     """The model of a run after one of its rounds, with the values that stay at the client which is named.
 
-    Without a round it is the model that the run ended with (`training.keep`).
+    Without a round it is the model that the run ended with (`training.keep`). `values_only` is as in `load_model`.
     """
     check_inside(run.model, run.path)
-    saved = load_model(run.model)
+    saved = load_model(run.model, values_only=values_only)
     if given is None and client is None:
         return saved
     ended_with = load_config(run.config).training.keep

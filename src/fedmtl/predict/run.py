@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,21 @@ import numpy as np
 import torch
 
 from fedmtl.config.file import load_config
-from fedmtl.engines.local import CHUNK
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
-from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_prediction
+from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_predictions
 from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.summary import Round
-from fedmtl.tasks.batches import Shard, sorted_batches
+from fedmtl.tasks.batches import TextShard, sorted_batches
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.task import Task
-from fedmtl.tasks.tokens import tokenize
-from fedmtl.training.local import predict
+from fedmtl.tasks.tokens import encode_texts
+from fedmtl.training.local import predict_together
 
 CPU = torch.device("cpu")
 
@@ -43,19 +43,29 @@ class LoadedRun:
     run: RunFolder
     tasks: tuple[str, ...]
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """A copy of the model's tokenizer: a call changes its settings, and the model's may be saved again."""
+        return copy.deepcopy(self.saved.encoder.tokenizer)
+
 
 def load_run(
-    run: RunFolder | str | os.PathLike[str], client: str | None = None, round: Round | None = None
+    run: RunFolder | str | os.PathLike[str],
+    client: str | None = None,
+    round: Round | None = None,
+    *,
+    values_only: bool = False,
 ) -> LoadedRun:
     """Load a run's model, the run by its name in `runs/` or its folder.
 
     Without a round it is the model that the run ended with; `best`, `last` or a number is that of the best round, the
     last one, or any whose checkpoint is there. Where values stay at clients, it is the model of the client that is
-    named, with the tasks that client has.
+    named, with the tasks that client has. A model that is loaded with `values_only` is there sooner, answers and
+    scores, and cannot be exported.
     """
     if not isinstance(run, RunFolder):
         run = find_run(os.fspath(run))
-    saved = load_round(run, round, client)
+    saved = load_round(run, round, client, values_only=values_only)
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
     missing = {task: [key for key in view.values() if key not in saved.weights] for task, view in views.items()}
     tasks = tuple(task for task, keys in missing.items() if not keys)
@@ -76,6 +86,9 @@ def evaluate_file(loaded: LoadedRun, task: str, path: Path, by: str | None = Non
 
 def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
     """Score the run's validation examples again, as the run did on a CPU: to the last digit of results.csv."""
+    # The engine's code is only needed for this number.
+    from fedmtl.engines.local import CHUNK
+
     wanted = [_task(loaded, task).name] if task else loaded.tasks
     config = load_config(loaded.run.config)
     data = load_tasks(config)
@@ -89,6 +102,11 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str,
         }
 
 
+def known_tasks(loaded: LoadedRun, task: str | None = None) -> dict[str, Task]:
+    """The tasks that the model answers, or the one that is named."""
+    return {name: _task(loaded, name) for name in (loaded.tasks if task is None else [task])}
+
+
 def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> list[str]:
     """The tasks that take this many texts, in the run's order."""
     if task is not None:
@@ -97,7 +115,6 @@ def answerable(loaded: LoadedRun, num_texts: int, task: str | None = None) -> li
     return tasks_on(loaded.run.name, {name: loaded.saved.tasks[name] for name in loaded.tasks}, num_texts)
 
 
-@torch.inference_mode()
 def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
     """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
     try:
@@ -112,18 +129,12 @@ def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Seq
 
 
 def _predict(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
-    answers: dict[str, np.ndarray] = {}
+    columns = tuple(list(column) for column in zip(*rows, strict=True))
+    outputs: dict[str, np.ndarray] = {}
     for group in _same_pass(loaded, tasks):
-        first = loaded.saved.tasks[group[0]]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        for start in range(0, len(rows), 64):
-            inputs = _inputs(loaded, first, [column[start : start + 64] for column in columns])
-            encoded = loaded.bound.use(group[0]).encode(group[0], inputs)
-            for task in group:
-                model = loaded.bound.use(task)
-                outputs = model.head(task, model.pool(task, *encoded)).numpy()
-                answers[task] = np.concatenate([answers[task], outputs]) if start else outputs
-    return [[to_prediction(loaded.saved.tasks[task], answers[task][row]) for task in tasks] for row in range(len(rows))]
+        outputs |= _compute(loaded, group, columns, None, Scoring())[0]
+    answers = [to_predictions(loaded.saved.tasks[task], outputs[task]) for task in tasks]
+    return [list(row) for row in zip(*answers, strict=True)]
 
 
 def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
@@ -134,22 +145,6 @@ def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
         encoder = tuple(key for name, key in view.items() if not name.startswith("heads."))
         groups.setdefault((encoder, loaded.saved.tasks[task].is_dual), []).append(task)
     return list(groups.values())
-
-
-def _inputs(loaded: LoadedRun, task: Task, columns: list[list[str]]) -> Any:
-    from fedmtl.model.multitask import Inputs
-
-    tokenizer = loaded.saved.encoder.tokenizer
-    texts = [columns[0] + columns[1]] if task.is_dual else columns
-    encoded = tokenizer(
-        *texts,
-        padding="longest",
-        truncation=True,
-        max_length=loaded.saved.max_length,
-        return_token_type_ids=True,
-        return_tensors="pt",
-    )
-    return Inputs(encoded["input_ids"], encoded["attention_mask"], encoded["token_type_ids"])
 
 
 @dataclass(frozen=True)
@@ -173,18 +168,26 @@ def _one_thread() -> Iterator[None]:
 
 def score_examples(loaded: LoadedRun, task: Task, examples: Examples, how: Scoring | None = None) -> Scores:
     """Score one task on examples at hand."""
-    how = how or Scoring()
-    with tempfile.TemporaryDirectory() as cache:
-        tokenizer = loaded.saved.encoder.tokenizer
-        folder, _ = tokenize(task, examples.texts, tokenizer, loaded.saved.max_length, Path(cache))
-        shard = Shard(folder, examples.labels, np.arange(len(examples), dtype=np.int64))
-        chunks = [shard.indices] if how.chunk is None else sorted_batches(shard, how.chunk)
-        parts = [
-            predict(loaded.bound, task.name, replace(shard, indices=chunk), how.batch_size, CPU) for chunk in chunks
-        ]
-    outputs = np.concatenate([part for part, _ in parts])[np.argsort(np.concatenate(chunks), kind="stable")]
-    loss = float(sum(part for _, part in parts))
-    return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+    outputs, losses = _compute(loaded, [task.name], examples.texts, examples.labels, how or Scoring())
+    return score(task, sum_predictions(task, outputs[task.name], examples.labels, losses[task.name], True))
+
+
+def _compute(
+    loaded: LoadedRun, tasks: Sequence[str], texts: tuple[list[str], ...], labels: np.ndarray | None, how: Scoring
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Each task's outputs for all texts, in their order, and its summed loss; the tasks share their encoder."""
+    first = loaded.saved.tasks[tasks[0]]
+    tokens = encode_texts(first, texts, loaded.tokenizer, loaded.saved.max_length)
+    is_labelled, given = labels is not None, np.zeros(len(texts[0])) if labels is None else labels
+    shard = TextShard(tokens, given, np.arange(len(given), dtype=np.int64))
+    chunks = [shard.indices] if how.chunk is None else sorted_batches(shard, how.chunk)
+    parts = [
+        predict_together(loaded.bound, tasks, replace(shard, indices=chunk), how.batch_size, CPU, labelled=is_labelled)
+        for chunk in chunks
+    ]
+    order = np.argsort(np.concatenate(chunks), kind="stable")
+    outputs = {task: np.concatenate([part[task] for part, _ in parts])[order] for task in tasks}
+    return outputs, {task: float(sum(losses[task] for _, losses in parts)) for task in tasks}
 
 
 def _task(loaded: LoadedRun, name: str) -> Task:

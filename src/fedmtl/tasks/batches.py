@@ -16,7 +16,7 @@ import numpy as np
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
-from fedmtl.tasks.tokens import TokenPart, map_array, open_tokens
+from fedmtl.tasks.tokens import TokenPart, Tokens, map_array, open_tokens
 from fedmtl.timing import timed
 
 WINDOW = 8
@@ -80,6 +80,15 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class TextShard:
+    """The same for texts that were tokenized in memory, to be read once."""
+
+    tokens: Tokens
+    labels: np.ndarray
+    indices: np.ndarray
+
+
+@dataclass(frozen=True)
 class Arrays:
     """One padded batch; a dual pair has all first texts, then all second ones."""
 
@@ -110,21 +119,25 @@ def training_batches(shard: Shard, batch_size: int, seed: int, round_seed: int =
     return batches + [rest[rank : rank + batch_size] for rank in ranks if rank < len(rest)]
 
 
-def sorted_batches(shard: Shard, batch_size: int) -> list[np.ndarray]:
+def sorted_batches(shard: Shard | TextShard, batch_size: int) -> list[np.ndarray]:
     """All examples once, longest first, for scoring."""
-    lengths = open_tokens(shard.tokens).lengths_of(shard.indices)
+    lengths = _tokens_of(shard).lengths_of(shard.indices)
     order = shard.indices[np.argsort(-lengths, kind="stable")]
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
 @timed("batches")
-def collate(shard: Shard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
+def collate(shard: Shard | TextShard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
     """Pad a batch; `index` maps token ids into a compacted table."""
-    parts = open_tokens(shard.tokens).parts
+    parts = _tokens_of(shard).parts
     width = int(max(part.lengths_of(batch).max() for part in parts))
     rows = [_pad(part, batch, width, pad_id) for part in parts]
     ids, mask, segments = (np.concatenate(columns) for columns in zip(*rows, strict=True))
     return Arrays(ids if index is None else index[ids], mask, segments, shard.labels[batch])
+
+
+def _tokens_of(shard: Shard | TextShard) -> Tokens:
+    return shard.tokens if isinstance(shard, TextShard) else open_tokens(shard.tokens)
 
 
 def _pad(part: TokenPart, batch: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

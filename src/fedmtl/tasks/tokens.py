@@ -90,9 +90,23 @@ def tokenize(
     _close_to_others(cache)
     meta = _read_meta(folder)
     if meta is None:
-        columns = [[text] for text in texts] if task.is_dual else [list(texts)]
-        meta = _write(folder, [_encode(tokenizer, column, max_length) for column in columns])
+        # A call leaves its padding and truncation in the tokenizer, and the caller's is saved with the model.
+        meta = _write(folder, _encode_parts(task, texts, copy.deepcopy(tokenizer), max_length))
     return folder, meta.truncated
+
+
+def encode_texts(task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tokens:
+    """Tokenize in memory, for texts that are read once; leaves its padding and truncation in the tokenizer."""
+    _check_max_length(task, tokenizer, max_length)
+    mended = tuple(mend_surrogates(column) for column in texts)
+    return Tokens(tuple(part for part, _ in _encode_parts(task, mended, tokenizer, max_length)))
+
+
+def _encode_parts(
+    task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int
+) -> list[tuple[TokenPart, np.ndarray]]:
+    columns = [[text] for text in texts] if task.is_dual else [list(texts)]
+    return [_encode(tokenizer, column, max_length) for column in columns]
 
 
 def _close_to_others(cache: Path) -> None:
@@ -194,8 +208,6 @@ def mend_surrogates(texts: list[str]) -> list[str]:
 
 def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[TokenPart, np.ndarray]:
     """The tokens, and which examples were truncated."""
-    # A call leaves its padding and truncation in the tokenizer, and the caller's is saved with the model.
-    tokenizer = copy.deepcopy(tokenizer)
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
     lengths: list[int] = []

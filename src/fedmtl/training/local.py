@@ -15,7 +15,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import Extra
-from fedmtl.tasks.batches import Arrays, Shard, collate, sorted_batches, training_batches
+from fedmtl.tasks.batches import Arrays, Shard, TextShard, collate, sorted_batches, training_batches
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, LocalStep
@@ -84,27 +84,52 @@ def task_loss(task: Task, outputs: Tensor, labels: Tensor, class_weights: Tensor
     return (losses * weights).sum() / weights.sum()
 
 
-@torch.inference_mode()
 @timed("scoring", whole=True)
 def predict(
     bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
 ) -> tuple[np.ndarray, float]:
     """Return the outputs in the order of `shard.indices`, and the summed loss."""
-    # A client whose training failed leaves the model in training mode.
-    model = bound.use(task).eval()
-    of_task = model.tasks[task]
-    outputs = [np.zeros((0, of_task.kind_of.num_outputs(of_task)), dtype=np.float32)]
+    outputs, losses = predict_together(bound, [task], shard, batch_size, device)
+    return outputs[task], losses[task]
+
+
+@torch.inference_mode()
+def predict_together(
+    bound: BoundModel,
+    tasks: Sequence[str],
+    shard: Shard | TextShard,
+    batch_size: int,
+    device: torch.device,
+    *,
+    labelled: bool = True,
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Return each task's outputs in the order of `shard.indices`, and its summed loss, 0 where nothing is `labelled`.
+
+    The tasks have the same values in their encoder and the same way of encoding, so that those which pool alike share
+    a pass.
+    """
+    model = bound.model.eval()  # A client whose training failed leaves it in training mode.
+    of_tasks = {name: model.tasks[name] for name in tasks}
+    outputs = {
+        name: [np.zeros((0, task.kind_of.num_outputs(task)), dtype=np.float32)] for name, task in of_tasks.items()
+    }
     positions = [np.zeros(0, dtype=np.int64)]
-    loss = 0.0
+    losses = dict.fromkeys(tasks, 0.0)
     for batch in sorted_batches(shard, batch_size):
         inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)
-        logits = model(task, inputs)
-        loss += float(of_task.kind_of.losses(of_task, logits, labels).double().sum())
-        outputs.append(logits.float().cpu().numpy())
+        vectors: dict[str, Tensor] = {}
+        for name, task in of_tasks.items():
+            pool = bound.use(name).pools[name]
+            if pool not in vectors:
+                vectors[pool] = model.vectors(name, inputs)
+            logits = model.head(name, vectors[pool])
+            if labelled:
+                losses[name] += float(task.kind_of.losses(task, logits, labels).double().sum())
+            outputs[name].append(logits.float().cpu().numpy())
         positions.append(batch)
     order = np.argsort(np.concatenate(positions), kind="stable")
     ranks = np.argsort(np.argsort(shard.indices, kind="stable"), kind="stable")
-    return np.concatenate(outputs)[order][ranks], loss
+    return {name: np.concatenate(parts)[order][ranks] for name, parts in outputs.items()}, losses
 
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.
