@@ -17,6 +17,8 @@ TITLES = {
     "data": "Data",
     "config": "Config",
 }
+# What a run says of itself is marked, but for how far it is ahead.
+_LOOK = {"ahead": "good"}
 _STATUS = {"done": "done", "interrupted": "interrupted", "failed": "failed"}
 
 
@@ -40,6 +42,7 @@ def masthead(run: Run) -> Html:
         tag("h1", run.name),
         tag("p", *_badges(run), class_="badges"),
         tag("p", _lede(run), class_="lede"),
+        *(tag("p", verdict.words, class_=f"verdict {_LOOK.get(verdict.code, 'bad')}") for verdict in run.verdicts),
         _facts(run),
     )
 
