@@ -10,7 +10,7 @@ import pytest
 from fedmtl.config.file import load_config
 from fedmtl.experiment.baselines import Sample, compare, draw_samples
 from fedmtl.experiment.run import resume_run, start_run
-from fedmtl.runs.events import BaselineEvent, EndEvent, RemarkEvent
+from fedmtl.runs.events import BaselineEvent, EndEvent, RemarkEvent, WarningEvent
 from fedmtl.runs.log import read_events
 from fedmtl.runs.verdicts import verdicts
 from fedmtl.tasks.load import load_tasks
@@ -136,6 +136,14 @@ def test_what_is_fitted_is_bounded(files, tmp_path):
     assert {sample.task.labels[label] for label in sample.train.labels[:10]} == {"good", "bad"}
     fewer = baselines._first(sample, 10, 5)
     assert (len(fewer.train), len(fewer.validation), fewer.available) == (10, 5, 80)
+
+
+def test_clients_that_were_dealt_one_label_are_named_before_round_1(files, tmp_path):
+    seen = []
+    dealt = ("partition={kind: column, column: label}", "federation.clients_per_task=2", "training.num_rounds=0")
+    start_run(config_of(files, tmp_path, *dealt, "evaluation.baselines=none"), "skewed", seen.append)
+    said = [event.words for event in seen if isinstance(event, WarningEvent) and "one label" in event.words]
+    assert said == ["mood: 2 of 2 clients (mood_client_1, ...) have examples of one label only"]
 
 
 @pytest.mark.slow

@@ -53,11 +53,21 @@ from fedmtl.predict.rounds import best_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.energy import Meter, total_energy
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
-from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
+from fedmtl.runs.events import (
+    AnswerEvent,
+    ClientsEvent,
+    DistillEvent,
+    EndEvent,
+    PlanEvent,
+    RoundEvent,
+    SharingEvent,
+    WarningEvent,
+)
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
 from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.check import one_label_warnings
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.tasks.task import owner_of_set
 from fedmtl.timing import timed
@@ -116,6 +126,8 @@ def start_run(
         log = Log(run, observe, prepared.config, meter)
         for event in opening_events(prepared):
             log(event)
+            for words in _one_label_warnings(event, prepared) if isinstance(event, ClientsEvent) else ():
+                observe(WarningEvent(words=words))
         return _compared(prepared, prepared.state, run, log, lambda: make_engine(prepared, run), compares)
 
 
@@ -145,6 +157,15 @@ def resume_run(
             observe(event)
         log = Log(run, observe, prepared.config, meter)
         return _compared(prepared, state, run, log, lambda: make_engine(prepared, run), compares)
+
+
+def _one_label_warnings(event: ClientsEvent, prepared: Prepared) -> list[str]:
+    labelled = [name for name, part in prepared.data.items() if part.task.kind_of.has_labels and not part.synthetic]
+    counts = {
+        client: {task: share.labels or {} for task, share in facts.tasks.items()}
+        for client, facts in event.clients.items()
+    }
+    return one_label_warnings(counts, labelled)
 
 
 def _compared(

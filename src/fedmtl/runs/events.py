@@ -210,6 +210,7 @@ class DataEvent(Event):
     validation: Given[Count] = None
     truncated: Given[Count] = None
     validation_cut: Flag = False
+    repeated: Given[Count] = None
     labels: Counts | None = None
     quantiles: list[Number | None] | Numbers | None = None
 
