@@ -51,6 +51,7 @@ def test_a_finished_run_tells_of_itself(made):
         seconds=summary.seconds,
         weights_sha256=summary.weights_sha256,
         energy=summary.energy,
+        keep="last",
     )
     assert summary.energy is not None
     assert made.summary().rounds == 2

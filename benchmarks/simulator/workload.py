@@ -136,7 +136,7 @@ def write_config(
         "tasks": tasks,
         "training": {"local_epochs": 1, "batch_size": BATCH},
         # The first and the last round are evaluated in any case; neither is counted.
-        "evaluation": {"every": 1_000_000},
+        "evaluation": {"every": 1_000_000, "baselines": "none"},
         "compute": {"device": "cpu"},
         **sections,
     }

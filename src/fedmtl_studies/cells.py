@@ -207,9 +207,9 @@ def _run(work: CellWork) -> None:
     run = RunFolder(Path(work.does.output) / work.name)
     before = peak_bytes()
     if run.config.exists():
-        resume_run(run)
+        resume_run(run, compares=False)
     else:
-        start_run(work.does, work.name)
+        start_run(work.does, work.name, compares=False)
     if (allocated := torch.cuda.max_memory_allocated()) > 0:
         note_memory(run, allocated)
     elif before is not None and (after := peak_bytes()) is not None:
@@ -261,10 +261,10 @@ def _prune(wanted: Pruning, source: RunFolder, run: RunFolder, is_alone: bool) -
     from fedmtl_studies.computing import prune_run, resume_run, start_run
 
     if run.events.exists():
-        resume_run(run)
+        resume_run(run, compares=False)
         return
     overrides = [*wanted.overrides, *_shared(is_alone), f"output={run.path.parent}"]
-    start_run(prune_run(source, wanted.cut, wanted.epochs, overrides).config, run.name)
+    start_run(prune_run(source, wanted.cut, wanted.epochs, overrides).config, run.name, compares=False)
 
 
 def _shared(is_alone: bool) -> list[str]:

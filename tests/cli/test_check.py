@@ -92,5 +92,5 @@ def test_a_run_begins_with_its_warnings_and_records_none(cli, files):
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0] == "  warning: mood: 4 of 4 validation examples are in train too"
-    assert lines[1] == "  warning: mood: 1 label occurs in one training example only"
+    assert lines[1] == "  warning: mood: 1 label occurs in one training example only (`god`)"
     assert "warning" not in (files / "runs" / "mood" / "events.jsonl").read_text()

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fedmtl.config.file import demo_config, load_config
 from fedmtl.errors import DataError
-from fedmtl.tasks.check import check_parts, label_problems, run_warnings, similar_labels
+from fedmtl.tasks.check import check_parts, label_problems, one_label_warnings, run_warnings, similar_labels
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.parts import Part, file_parts
 from fedmtl.tasks.sources import Table
-from tasks.small_files import ROWS, config_of, write
+from tasks.small_files import ROWS, write
 
 
 def part(texts, labels, split="train", client="", **more):
@@ -168,14 +168,64 @@ def test_a_run_is_warned_of_what_spoils_its_numbers(tmp_path):
     config = load_config({"tasks": {"mood": task | {"source": source}}})
     assert run_warnings(load_tasks(config)) == [
         "mood: 1 of 2 validation examples are in train too",
-        "mood: 1 label occurs in one training example only",
+        "mood: 1 label occurs in one training example only (`z`)",
     ]
 
 
-def test_a_run_names_a_client_with_one_label(tmp_path):
-    one = [(f"text {number}", "x") for number in range(8)]
-    config = config_of(tmp_path, north=write(tmp_path / "n.tsv", ROWS * 4), south=write(tmp_path / "s.tsv", one))
-    assert "mood: south has examples of one label only" in run_warnings(load_tasks(config))
+def test_a_run_names_clients_with_one_label():
+    def counts(*labels):
+        return {"mood": dict(zip(("x", "y"), labels, strict=True))}
+
+    mixed = {"north": counts(3, 4), "south": counts(5, 0)}
+    assert one_label_warnings(mixed, ["mood"]) == ["mood: south has examples of one label only"]
+    more = mixed | {"west": counts(0, 2)}
+    assert one_label_warnings(more, ["mood"]) == ["mood: 2 of 3 clients (south, ...) have examples of one label only"]
+    assert one_label_warnings({"north": counts(3, 4)}, ["mood"]) == []
+    assert one_label_warnings({"north": counts(3, 0), "south": counts(4, 0)}, ["mood"]) == []
+
+
+def mood_of(path, **more):
+    task = {"kind": "classification", "text": ["text"], "label": "label", "source": {"train": str(path)}}
+    return load_config({"tasks": {"mood": task}, **more})
+
+
+def test_a_run_names_a_label_that_looks_like_a_typing_mistake(tmp_path):
+    rows = [(f"text {number}", ("positive", "negative")[number % 2]) for number in range(60)]
+    path = write(tmp_path / "train.tsv", [*rows, ("text 61", "positve"), ("text 62", "positve")])
+    (said,) = run_warnings(load_tasks(mood_of(path, data={"validation_fraction": 0.02})))
+    assert "(`positve`) is but for a letter, case or spaces a label of " in said
+    assert "(`positive`); is it a typing mistake?" in said
+
+
+def test_a_run_does_not_name_a_label_that_may_be_a_text(tmp_path):
+    rows = [(f"text {number}", ("good", "bad")[number % 2]) for number in range(40)]
+    path = write(tmp_path / "train.tsv", [*rows, ("text", "a whole sentence in the wrong column")])
+    said = " ".join(run_warnings(load_tasks(mood_of(path, data={"validation_fraction": 0.02}))))
+    assert "sentence" not in said
+
+
+def test_a_run_is_warned_of_labels_with_decimal_commas(tmp_path):
+    rows = [(f"text {number}", ("1,5", "2,5", "4")[number % 3]) for number in range(30)]
+    said = run_warnings(load_tasks(mood_of(write(tmp_path / "train.tsv", rows))))
+    assert said == [
+        "mood: 2 labels are numbers with a decimal comma; for scores write 3.5, not 3,5, and `kind: regression`"
+    ]
+
+
+def test_a_run_counts_the_texts_that_the_cut_of_validation_leaves_together(tmp_path):
+    rows = [
+        (f"Text  {number % 20}" if number < 20 else f"text {number % 20}", "xy"[number % 2]) for number in range(40)
+    ]
+    config = mood_of(write(tmp_path / "train.tsv", rows), data={"validation_fraction": 0.25})
+    data = load_tasks(config)
+    train, validation = (
+        {text.lower().split()[1] for text in part.texts[0]} for part in (data["mood"].train, data["mood"].validation)
+    )
+    assert not train & validation
+    assert (len(data["mood"].train), len(data["mood"].validation)) == (30, 10)
+    assert run_warnings(data) == [
+        "mood: 20 examples have the text of another; the cut of validation leaves equal texts on one side"
+    ]
 
 
 def test_the_data_of_the_package_is_passed_over():

@@ -39,8 +39,9 @@ def test_the_printed_config_reads_what_was_written(reviews, tmp_path, format):
     config = config_from(yaml.safe_load(fetched.snippet))
     (data,) = load_tasks(config).values()
     assert (data.task.kind, data.task.text, data.task.labels) == ("classification", ("words",), ("0", "1"))
-    # No validation split: a tenth, at least one, is cut from train, and the test file is left alone.
-    assert (len(data.train), len(data.validation), data.validation_cut) == (11, 1, True)
+    # No validation split: a tenth, at least one, is cut from train, and the test file is left alone. There are four
+    # texts, each three times, and equal ones stay together.
+    assert (len(data.train), len(data.validation), data.validation_cut) == (9, 3, True)
     assert "test: no run reads it" in fetched.remarks[-1]
 
 

@@ -7,6 +7,7 @@ import pytest
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.tasks import load
+from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import TaskData, load_tasks
 from fedmtl.tasks.sources import Table
 
@@ -245,3 +246,27 @@ def test_the_only_example_cannot_be_cut(tmp_path):
     train = write(tmp_path / "train.tsv", rows(1))
     with pytest.raises(DataError, match="has one example"):
         load_one("mine", own(train, labels=["0", "1"]))
+
+
+# Equal texts where validation is cut
+
+
+def cut(texts, most):
+    examples = Examples((texts,), np.zeros(len(texts), np.int64))
+    chosen, repeated = load._cut(examples, np.arange(len(texts)), most)
+    return np.flatnonzero(chosen).tolist(), repeated
+
+
+def test_texts_that_differ_are_cut_in_their_order():
+    assert cut(["a", "b", "c", "d"], 2) == ([0, 1], 0)
+
+
+def test_equal_texts_are_on_one_side_and_what_does_not_fit_is_train():
+    # `b` fits with its copy; of `a` there are three, for which validation has no capacity.
+    assert cut(["a", "b", "a", "A ", "B", "c"], 2) == ([1, 4], 3)
+    assert cut(["a", "b", "a", "A ", "c"], 2) == ([1, 4], 2)
+
+
+def test_texts_that_are_all_repeated_are_cut_too():
+    assert cut(["a", "a", "a", "b", "b"], 1) == ([3, 4], 3)
+    assert cut(["a", "a", "a"], 1) == ([0], 2)

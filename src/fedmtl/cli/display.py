@@ -47,6 +47,7 @@ from fedmtl.runs.events import (
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
+from fedmtl.runs.verdicts import verdicts
 
 # The last rounds tell most: early ones start workers, and clients may join.
 RECENT = 5
@@ -248,6 +249,8 @@ class PlainDisplay:
         spent = profile_table(events, 1 if workers is None else workers)
         if spent is not None:
             self.terminal.print(spent, soft_wrap=False)
+        for verdict in verdicts(events, run.name):
+            self.say(verdict.words)
         self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
 
 

@@ -64,8 +64,11 @@ def run(
     if json_:
         from fedmtl.runs.log import read_events
         from fedmtl.runs.summary import summarize
+        from fedmtl.runs.verdicts import verdicts
 
-        write(json.dumps(summarize(read_events(done), done.name).to_json()))
+        events = read_events(done)
+        said = [{"code": one.code, "task": one.task, "words": one.words} for one in verdicts(events, done.name)]
+        write(json.dumps({**summarize(events, done.name).to_json(), "verdicts": said}))
 
 
 def _start(

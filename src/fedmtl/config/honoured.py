@@ -180,8 +180,9 @@ SERVER = Honours(
         "clients.*.source": "a site names its files itself, with `fedmtl client --data`",
         "compute.stack": _AT_SITES,
         "compute.precision": _AT_SITES,
+        "evaluation.baselines": "the texts are at the sites, and nothing can be fitted to them here; leave it out",
     },
-    harmless=_STACKED,
+    harmless={**_STACKED, "evaluation.baselines": ("auto", "none")},
 )
 
 _EPOCHS = "write --epochs-intermediate and --epochs-prediction"

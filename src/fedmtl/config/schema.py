@@ -206,6 +206,7 @@ class ServerOptimizerConfig(Section):
     tau: Positive = Field(1e-3, description="Adaptivity of fedadam and fedyogi: the denominator's floor.")
 
 
+Baseline = Literal["constant", "tfidf", "frozen", "alone", "single"]
 Average = Literal["weighted", "uniform", "tasks"]
 
 
@@ -279,6 +280,13 @@ class EvaluationConfig(Section):
     share_pairs: bool = Field(
         False,
         description="Let clients return predictions with labels, which Spearman needs, instead of sums.",
+    )
+    baselines: Literal["auto", "none"] | list[Baseline] = Field(
+        "auto",
+        description="What a run is compared with: the majority class or the mean score (constant), TF-IDF or the frozen"
+        " encoder with a linear model (tfidf, frozen), each client alone (alone) or each task federated by itself"
+        " (single), which are whole runs before this one. auto is the first three, with the package's synthetic data"
+        " the first; a server, which has no texts, has none.",
     )
 
 

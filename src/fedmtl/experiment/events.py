@@ -186,6 +186,7 @@ def _data_events(prepared: Prepared, census: Census) -> list[DataEvent]:
             validation=len(part.validation),
             truncated=census.truncated[name],
             validation_cut=part.validation_cut,
+            repeated=part.repeated or None,
             labels=dict(census.labels(name)) if part.task.kind_of.has_labels else None,
             quantiles=[*census.quantiles[name]] if name in census.quantiles else None,
         )

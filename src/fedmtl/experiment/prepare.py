@@ -6,7 +6,7 @@ That includes where it computes: the device, the worker processes, and how many 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedmtl.engines.site import SiteSetup
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.engines.start_up import num_workers, worker_imports
 from fedmtl.errors import ConfigError
+from fedmtl.experiment.baselines import Sample, draw_samples
 from fedmtl.experiment.population import (
     ClientInfos,
     Population,
@@ -92,7 +93,10 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start: its data (counts and labels; the texts are tokens now), model, settings and state."""
+    """A run that can start: its data (counts and labels; the texts are tokens now), model, settings and state.
+
+    `samples` are the texts that baselines are fitted to in the end.
+    """
 
     config: Config
     data: dict[str, TaskData]
@@ -105,6 +109,7 @@ class Prepared:
     compute: Compute
     evaluates_at_clients: bool
     profile: bool = False
+    samples: Mapping[str, Sample] = field(default_factory=dict)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -118,7 +123,7 @@ def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
     for words in run_warnings(data):
         observe(WarningEvent(words=words))
     teacher = open_teacher(config, "clients", {name: part.task for name, part in data.items()}, device, observe)
-    return assemble(
+    prepared = assemble(
         config,
         data,
         device,
@@ -126,6 +131,7 @@ def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
         partial(mode_active_tasks, config),
         observe,
     )
+    return replace(prepared, samples=draw_samples(config, data))
 
 
 def start_device(config: Config) -> str:

@@ -17,6 +17,7 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
 from fedmtl.engines.processes import raised
 from fedmtl.errors import FedmtlError
+from fedmtl.experiment.baselines import compare, train_modes
 from fedmtl.experiment.events import (
     changed_plan_event,
     evaluation_events,
@@ -52,11 +53,21 @@ from fedmtl.predict.rounds import best_model
 from fedmtl.report.page import write_report
 from fedmtl.runs.energy import Meter, total_energy
 from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
-from fedmtl.runs.events import AnswerEvent, DistillEvent, EndEvent, PlanEvent, RoundEvent, SharingEvent
+from fedmtl.runs.events import (
+    AnswerEvent,
+    ClientsEvent,
+    DistillEvent,
+    EndEvent,
+    PlanEvent,
+    RoundEvent,
+    SharingEvent,
+    WarningEvent,
+)
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
 from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.check import one_label_warnings
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.tasks.task import owner_of_set
 from fedmtl.timing import timed
@@ -102,8 +113,12 @@ def start_run(
     *,
     profile: bool = False,
     make_engine: OpenEngine = open_engine,
+    compares: bool = True,
 ) -> RunFolder:
-    """Run a config from its start into a new folder; `profile` also tells where each round's seconds went."""
+    """Run a config from its start into a new folder; `profile` also tells where each round's seconds went.
+
+    Unless it `compares`, the run is without the baselines that its config names.
+    """
     meter = Meter(config.energy.cpu_watts)
     prepared = replace(prepare(config, observe), profile=profile)
     run = create_run(Path(config.output), name, lambda run: {"config.yaml": dump_config(config).encode()})
@@ -111,7 +126,9 @@ def start_run(
         log = Log(run, observe, prepared.config, meter)
         for event in (*opening_events(prepared), config_event(prepared.config)):
             log(event)
-        return drive(prepared, prepared.state, run, log, lambda: make_engine(prepared, run))
+            for words in _one_label_warnings(event, prepared) if isinstance(event, ClientsEvent) else ():
+                observe(WarningEvent(words=words))
+        return _compared(prepared, prepared.state, run, log, lambda: make_engine(prepared, run), compares)
 
 
 def resume_run(
@@ -121,6 +138,7 @@ def resume_run(
     profile: bool = False,
     make_engine: OpenEngine = open_engine,
     repair: bool = False,
+    compares: bool = True,
 ) -> RunFolder:
     """Go on after the last whole round, with the weights the run would have had if it had never stopped.
 
@@ -138,7 +156,26 @@ def resume_run(
         for event in opened_events(run, prepared):
             observe(event)
         log = Log(run, observe, prepared.config, meter)
-        return drive(prepared, state, run, log, lambda: make_engine(prepared, run))
+        return _compared(prepared, state, run, log, lambda: make_engine(prepared, run), compares)
+
+
+def _one_label_warnings(event: ClientsEvent, prepared: Prepared) -> list[str]:
+    labelled = [name for name, part in prepared.data.items() if part.task.kind_of.has_labels and not part.synthetic]
+    counts = {
+        client: {task: share.labels or {} for task, share in facts.tasks.items()}
+        for client, facts in event.clients.items()
+    }
+    return one_label_warnings(counts, labelled)
+
+
+def _compared(
+    prepared: Prepared, state: State, run: RunFolder, log: Log, make_engine: Callable[[], Engine], compares: bool
+) -> RunFolder:
+    if compares:
+        train_modes(prepared.config, run, log)
+    else:
+        prepared = replace(prepared, samples={})
+    return drive(prepared, state, run, log, make_engine)
 
 
 class Log:
@@ -329,8 +366,10 @@ def _save_state(state: State, run: RunFolder, prepared: Prepared) -> None:
 
 
 def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: str, reason: str | None) -> None:
-    plan, weights = _final_model(prepared, state, run, log)
+    keep, (plan, weights) = _final_model(prepared, state, run, log)
     save_model(run.model, prepared.encoder, prepared.server.tasks, plan, weights, prepared.config.model)
+    if status == "done":
+        _compare(prepared, run, log)
     log(log.meter.take())
     events = read_events(run)
     seconds = sum(event.seconds or 0.0 for event in events if isinstance(event, RoundEvent))
@@ -342,16 +381,28 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
             seconds=seconds,
             weights_sha256=weights_sha256(weights),
             energy=total_energy(events, prepared.config.energy.grams_per_kwh),
+            keep=keep,
         )
     )
     write_report(run.path)
 
 
-def _final_model(prepared: Prepared, state: State, run: RunFolder, log: Log) -> tuple[SharingPlan, Weights]:
+def _compare(prepared: Prepared, run: RunFolder, log: Log) -> None:
+    """Write down what baselines score; where one cannot be computed, the run is as good as without, and says so."""
+    rounds = read_events(run)
+    try:
+        for found in compare(prepared.config, prepared.samples, prepared.compute.device, rounds):
+            log(found if isinstance(found, Event) else remark_event(0, "", found))
+    except Exception as error:
+        # The rounds are done, and no fault of a baseline may cost them.
+        log(remark_event(0, "", f"not compared with all baselines: {type(error).__name__}"))
+
+
+def _final_model(prepared: Prepared, state: State, run: RunFolder, log: Log) -> tuple[str, tuple[SharingPlan, Weights]]:
     """What the run ends with; where the best round cannot be opened, the last one, and the run says so."""
     if prepared.config.training.keep == "best" and state.progress:
         try:
-            return best_model(run, prepared.server.tasks, prepared.server.names)
+            return "best", best_model(run, prepared.server.tasks, prepared.server.names)
         except FedmtlError as error:
             log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
-    return state.plan, state.weights
+    return "last", (state.plan, state.weights)

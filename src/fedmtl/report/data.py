@@ -194,7 +194,8 @@ def _row(run: Run, task: str, event: DataEvent) -> list[object]:
     facts = run.task(task)
     validation: object = count(event.validation)
     if event.validation_cut:
-        validation = join((validation, tag("small", "cut from train")), " ")
+        alike = f", {plural(event.repeated, 'repeated text')} on one side" if event.repeated else ""
+        validation = join((validation, tag("small", f"cut from train{alike}")), " ")
     return [
         facts.kind or MISSING,
         known(event.source),

@@ -19,6 +19,8 @@ TITLES = {
     "data": "Data",
     "config": "Config",
 }
+# What a run says of itself is marked, but for how far it is ahead.
+_LOOK = {"ahead": "good"}
 _STATUS = {"done": "done", "interrupted": "interrupted", "failed": "failed"}
 
 
@@ -50,6 +52,7 @@ def masthead(run: Run, warnings: Iterable[object] = ()) -> Html:
         tag("p", *_badges(run), class_="badges"),
         tag("p", _lede(run), class_="lede"),
         notices(warnings),
+        *(tag("p", verdict.words, class_=f"verdict {_LOOK.get(verdict.code, 'bad')}") for verdict in run.verdicts),
         _facts(run),
     )
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, last_of
 from fedmtl.runs.events import (
+    BaselineEvent,
     ClientFacts,
     ClientsEvent,
     DataEvent,
@@ -34,6 +35,7 @@ from fedmtl.runs.events import (
     UpdateEvent,
 )
 from fedmtl.runs.log import task_metrics
+from fedmtl.runs.verdicts import Verdict, verdicts
 
 # A smaller change over the whole window is not worth a word, however steady it is.
 SMALLEST_CHANGE = 0.005
@@ -66,6 +68,8 @@ class Run:
     weights: dict[int, TaskWeightsEvent] = field(default_factory=dict)
     decisions: dict[int, SharingEvent] = field(default_factory=dict)
     pruned: dict[int, PruningEvent] = field(default_factory=dict)
+    baselines: tuple[BaselineEvent, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -119,6 +123,8 @@ def gather(events: Sequence[Event], name: str) -> Run:
         weights={event.round: event for event in of(TaskWeightsEvent)},
         decisions={event.round: event for event in of(SharingEvent)},
         pruned={event.round: event for event in of(PruningEvent)},
+        baselines=tuple(of(BaselineEvent)),
+        verdicts=tuple(verdicts(events, name)),
     )
 
 

@@ -19,6 +19,7 @@ from fedmtl.report.record import (
     summarize,
 )
 from fedmtl.runs.events import EvaluationEvent
+from fedmtl.runs.verdicts import NAMES
 
 _ARROW = {"rising": "↗", "falling": "↘"}
 EMPTY = Html()
@@ -45,8 +46,27 @@ def results(run: Run, beside: Html = EMPTY) -> Html:
             class_="beside",
         ),
         notes((*_marked_notes(run), *_undefined_notes(run), *_stop_notes(run), _TREND_NOTE)),
+        *_compared(run),
         *_all_metrics(run),
     )
+
+
+def _compared(run: Run) -> list[Html]:
+    """What baselines score beside the run's last evaluation, where there are any."""
+    rows = []
+    for task in run.tasks:
+        metric, last = main_metric(run, task), last_evaluation(run, task)
+        others = [event for event in run.baselines if event.task == task]
+        names = list(dict.fromkeys((metric, *(("mse",) if run.task(task).score_range else ()))))
+        for event in others:
+            fitted = MISSING if event.train is None else f"{count(event.train)} of {count(event.available)}"
+            scores = ", ".join(f"{name} {score(event.metrics.get(name))}" for name in names)
+            rows.append((task, NAMES.get(event.name, event.name), scores, fitted, count(event.examples)))
+        if others and last is not None:
+            scores = ", ".join(f"{name} {score(last.metrics.get(name))}" for name in names)
+            rows.append((task, tag("b", "this run"), scores, MISSING, count(last.examples)))
+    head = ("Task", "Compared with", "Score", "Fitted to", "Scored on")
+    return [table("What simpler models score", head, rows, words={1, 2})] if rows else []
 
 
 def last_evaluation(run: Run, task: str) -> EvaluationEvent | None:

@@ -63,6 +63,9 @@ code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans 
   sans-serif }
 .kicker { margin: 0; color: var(--quiet); font-size: .85rem; letter-spacing: .02em }
 .lede { font-size: 1.12rem }
+.verdict { border-left: 4px solid; padding-left: .6rem; margin: .35rem 0 }
+.verdict.bad { border-color: var(--bad) }
+.verdict.good { border-color: var(--good) }
 .guide, .notes { color: var(--quiet); font-size: .86rem; line-height: 1.5; max-width: 46rem }
 .notes { margin: .6rem 0 1.6rem; padding: 0; list-style: none }
 .notes li { margin-bottom: .3rem }

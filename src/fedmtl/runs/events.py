@@ -224,6 +224,7 @@ class DataEvent(Event):
     validation: Given[Count] = None
     truncated: Given[Count] = None
     validation_cut: Flag = False
+    repeated: Given[Count] = None
     labels: Counts | None = None
     quantiles: list[Number | None] | Numbers | None = None
 
@@ -326,6 +327,23 @@ class EvaluationEvent(Event):
     clients: Numbers | None = None
 
 
+@event_kind("baseline")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineEvent(Event):
+    """What something simpler than the run scores on a task's validation examples; `name` says what.
+
+    It was fitted on `train` of `available` training examples, and scored on `examples` of the validation examples.
+    """
+
+    task: Text
+    name: Text
+    metrics: Numbers
+    train: Given[Count] = None
+    available: Given[Count] = None
+    examples: Given[Count] = None
+    seconds: Given[Seconds] = None
+
+
 @event_kind("round")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEvent(Event):
@@ -395,7 +413,7 @@ class EnergyEvent(Event):
 @event_kind("end")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEvent(Event):
-    """A run ended: done, interrupted or failed."""
+    """A run ended: done, interrupted or failed; `keep` says which round its model is of, `last` or `best`."""
 
     status: Given[Text] = None
     reason: Text | None = field(default=None, metadata=NULL)
@@ -403,6 +421,7 @@ class EndEvent(Event):
     seconds: Given[Seconds] = None
     weights_sha256: Text | None = field(default=None, metadata=NULL)
     energy: Given[EnergyTotals] = None
+    keep: Given[Text] = None
 
 
 @event_kind("distillation")

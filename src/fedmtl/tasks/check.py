@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -262,11 +262,22 @@ def _line_of(label: str, parts: Sequence[Part]) -> str:
     return ""
 
 
-def label_problems(counts: Mapping[str, int], locate: Any = None) -> Iterator[tuple[str, int, str]]:
-    """What is odd about labels with these counts: a code, how many labels, and a sentence that quotes none of them."""
+def label_problems(
+    counts: Mapping[str, int],
+    locate: Callable[[str], str] = lambda label: "",
+    quote: Callable[[str], str] = lambda label: "",
+) -> Iterator[tuple[str, int, str]]:
+    """What is odd about labels with these counts: a code, how many labels, and a sentence.
+
+    The sentence has of a label what `quote` gives of it, and of the one to look at also where it is (`locate`).
+    """
+
+    def named(label: str, *where: str) -> str:
+        known = ", ".join(filter(None, (quote(label), *where)))
+        return f" ({known})" if known else ""
 
     def line(label: str) -> str:
-        return f" ({locate(label)})" if locate else ""
+        return named(label, locate(label))
 
     once = [label for label, count in counts.items() if count == 1]
     rows = sum(counts.values())
@@ -281,7 +292,7 @@ def label_problems(counts: Mapping[str, int], locate: Any = None) -> Iterator[tu
     for rare, frequent in pairs:
         words = (
             f"a label of {counts[rare]} {'example' if counts[rare] == 1 else 'examples'}{line(rare)} is but for a"
-            f" letter, case or spaces a label of {counts[frequent]}; is it a typing mistake?"
+            f" letter, case or spaces a label of {counts[frequent]}{named(frequent)}; is it a typing mistake?"
         )
         yield "label_typo", 1, words
     typos = {rare for rare, _ in pairs}
@@ -398,6 +409,9 @@ def run_warnings(data: Mapping[str, TaskData]) -> list[str]:
     for name, part in data.items():
         if part.synthetic:
             continue
+        if part.repeated:
+            many = "1 example has" if part.repeated == 1 else f"{part.repeated} examples have"
+            lines.append(f"{name}: {many} the text of another; the cut of validation leaves equal texts on one side")
         validation = set(zip(*part.validation.texts, strict=True))
         trains = {"": part.train, **part.client_train}
         for train in trains.values():
@@ -410,10 +424,29 @@ def run_warnings(data: Mapping[str, TaskData]) -> list[str]:
             continue
         counts = {client: part.task.kind_of.counts(part.task, train.labels) for client, train in trains.items()}
         total = {label: sum(column) for label, *column in zip(part.task.labels, *counts.values(), strict=True)}
-        problems = label_problems({label: count for label, count in total.items() if count})
+        problems = label_problems({label: count for label, count in total.items() if count}, quote=_quoted)
         lines += [f"{name}: {words}" for code, _, words in problems if code in SPOILS]
-        single = [client for client in part.client_train if sum(map(bool, counts[client])) == 1]
-        if single:
-            more = f" and {len(single) - 1} more have" if len(single) > 1 else " has"
-            lines.append(f"{name}: {single[0]}{more} examples of one label only")
+        commas = sum(DECIMAL_COMMA.fullmatch(label) is not None for label in part.task.labels)
+        if commas:
+            one = "1 label is a number" if commas == 1 else f"{commas} labels are numbers"
+            lines.append(f"{name}: {one} with a decimal comma; for scores write 3.5, not 3,5, and `kind: regression`")
+    return lines
+
+
+def _quoted(label: str) -> str:
+    """A label as a run names it; one that may be a text in a wrong column is not named."""
+    is_short = len(label) <= MOST_LETTERS and len(label.split()) <= MOST_WORDS and not personal_data(label)
+    return f"`{label}`" if is_short else ""
+
+
+def one_label_warnings(clients: Mapping[str, Mapping[str, Mapping[str, int]]], tasks: Sequence[str]) -> list[str]:
+    """For each of these tasks, the clients that have one of its labels only: client -> task -> label -> examples."""
+    lines = []
+    for task in tasks:
+        counts = {client: shares[task] for client, shares in clients.items() if task in shares}
+        seen = {client: {label for label, count in labels.items() if count} for client, labels in counts.items()}
+        single = [client for client, labels in seen.items() if len(labels) == 1]
+        if single and len(seen) > 1 and len(set().union(*seen.values())) > 1:
+            who = single[0] if len(single) == 1 else f"{len(single)} of {len(seen)} clients ({single[0]}, ...)"
+            lines.append(f"{task}: {who} {'has' if len(single) == 1 else 'have'} examples of one label only")
     return lines

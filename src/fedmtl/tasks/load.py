@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, getproxies, urlopen
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmtl.config import Config, SourceConfig
 from fedmtl.errors import DataError, HubUnreachable, needs_extra
@@ -132,7 +134,8 @@ class TaskData:
 
     `train` is what is dealt to the clients that bring no files; the others' are in `client_train` and
     `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`. `further` are
-    more validation sets by name, of which no score counts.
+    more validation sets by name, of which no score counts. `repeated` counts the examples with the texts of another
+    that the cut of validation left on one side.
     """
 
     task: Task
@@ -144,6 +147,7 @@ class TaskData:
     synthetic: bool
     validation_cut: bool
     further: dict[str, Examples] = field(default_factory=dict)
+    repeated: int = 0
 
     def validation_sets(self) -> dict[str, Examples]:
         """Every set that a server scores: `validation` under the task's name, others as TASK:NAME."""
@@ -164,11 +168,12 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A source as examples."""
+    """A source as examples; `repeated` counts those with the texts of another where validation was cut."""
 
     train: Examples
     validation: Examples
     is_cut: bool
+    repeated: int = 0
 
 
 def load_tasks(config: Config) -> dict[str, TaskData]:
@@ -235,6 +240,7 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         origin=shared.origin if shared else _origin_of_clients(brought),
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
+        repeated=parts.repeated if shared else sum(part.repeated for part in client_parts.values()),
         further={
             other: _draw(examples_from(table, task), given.val_samples, derive_seed(config.seed, "val", name, other))
             for other, table in (shared.further if shared else {}).items()
@@ -360,8 +366,33 @@ def _split(config: Config, task: Task, tables: Tables, client: str = "", column:
         raise DataError(f"{tables.train.origin}: has one example, and validation has to be cut from it; add more")
     num_validation = min(max(1, round(len(examples) * config.data.validation_fraction)), len(examples) - 1)
     order = _shuffled(len(examples), derive_seed(config.seed, "validation_cut", task.name, client))
-    validation = replace(examples.take(np.sort(order[:num_validation])), column=None)
-    return Parts(examples.take(np.sort(order[num_validation:])), validation, is_cut=True)
+    chosen, num_repeated = _cut(examples, order, num_validation)
+    validation = replace(examples.take(np.flatnonzero(chosen)), column=None)
+    return Parts(examples.take(np.flatnonzero(~chosen)), validation, is_cut=True, repeated=num_repeated)
+
+
+def _cut(examples: Examples, order: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.bool_], int]:
+    """Mark the examples of validation, at most that many, and count those with the texts of an earlier one.
+
+    Examples whose texts are equal but for case and spaces are all marked or none: they come in the shuffled order, and
+    those that are too many for what is left of validation go to train. Without such examples it is the first `most`.
+    """
+    alike: dict[bytes, list[int]] = {}
+    for row in order.tolist():
+        texts = "\0".join(" ".join(column[row].lower().split()) for column in examples.texts)
+        key = hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        alike.setdefault(key, []).append(row)
+    chosen = np.zeros(len(order), dtype=np.bool_)
+    left = most
+    for rows in alike.values():
+        if len(rows) <= left:
+            chosen[rows] = True
+            left -= len(rows)
+    if not chosen.any():
+        # Everything is repeated more often than validation is long: the rarest text, unless it is the only one.
+        rarest = min(alike.values(), key=len)
+        chosen[rarest if len(alike) > 1 else order[:most]] = True
+    return chosen, len(order) - len(alike)
 
 
 def _draw(examples: Examples, count: int | None, seed: int) -> Examples:

@@ -274,6 +274,11 @@ class Classification(LabelledKind):
     def predicted(self, task: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         return (outputs[:, 0] > 0).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
 
+    def outputs_for(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        if task.outputs == 1:
+            return np.where(labels[:, None] == 1, 1.0, -1.0)
+        return np.asarray(np.eye(len(task.labels))[labels.astype(np.int64)])
+
     def plain_head(self, task: Task, weight: Tensor, bias: Tensor) -> PlainHead:
         """A head of one output becomes one of two, (0, z): their softmax is the sigmoid of z."""
         import torch

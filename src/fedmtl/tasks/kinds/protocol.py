@@ -231,6 +231,10 @@ class TaskKind(ABC):
         """
         return {}
 
+    def outputs_for(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+        """Rows of outputs that say these labels, by which another model's answers are scored; None: it cannot be."""
+        return None
+
     # -- export -------------------------------------------------------------------------------------------------------
 
     def plain_head(self, task: Task, weight: Tensor, bias: Tensor) -> PlainHead | None:

@@ -279,6 +279,9 @@ class Regression(TaskKind):
         residuals = Residuals(edges=residual_edges(task).tolist(), counts=sums.residuals.tolist())
         return {"moments": sums.moments(), "residuals": residuals}
 
+    def outputs_for(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        return np.asarray(labels, dtype=np.float64)[:, None]
+
     def plain_head(self, task: Task, weight: Tensor, bias: Tensor) -> PlainHead:
         """Rescaled from 0..1 to the score's range."""
         low, high = task.score_range
