@@ -1,8 +1,8 @@
 """Four real tasks, six clients, nothing set but tasks and files: what the chosen settings are worth.
 
-    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --grid          # candidates, on a cut of train
-    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --final         # on all of dev, three seeds
-    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --baselines     # linear models and the cosine
+    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --grid        # candidates, on a cut
+    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --final       # all of dev, three seeds
+    python benchmarks/first_hour.py --data DATA --models MODELS --out FOLDER --baselines   # linear models, the cosine
 
 sst2, ag_news, stsb and qqp, 4,500 to 6,000 training examples each, two clients a task, two clients with two tasks.
 `--grid` scores on a part cut from train: sst2 without phrases of its sentences, stsb without shared sentences. Settings

@@ -162,7 +162,7 @@ def test_the_shell_completes_commands_and_runs(runs):
 def test_config_prints_a_file_that_runs_again(cli, tmp_path):
     first = cli("config", "--set", "training.num_rounds=3").out
     (tmp_path / "again.yaml").write_text(first)
-    assert "num_rounds: 3\n" in first
+    assert "num_rounds: 3  # given\n" in first
     assert cli("config", "again.yaml").out == first
 
 
