@@ -68,7 +68,9 @@ class LocalSettings:
         return max(map(self.batch_size_of, self.learning_rates), default=self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        # A site of a version without it takes every other job.
+        return values if self.min_steps is not None else {k: v for k, v in values.items() if k != "min_steps"}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> LocalSettings:
