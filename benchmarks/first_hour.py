@@ -89,7 +89,7 @@ def candidates(encoder: str) -> dict[str, Settings]:
     def r(rate: float, **changes: Any) -> Settings:
         return recipe(rate, **{"layers": layers, **changes})
 
-    similar = {"stsb": {"weight": 2.0, "batch_size": 8}}
+    similar, smaller = {"stsb": {"weight": 2.0, "batch_size": 8}}, {"stsb": {"batch_size": 16}}
     if encoder == "tiny":
         return {
             "last 8e-4": r(8e-4, by_task=1),
@@ -117,6 +117,13 @@ def candidates(encoder: str) -> dict[str, Settings]:
             "last 4e-4 5 rounds": r(4e-4, by_task=1, rounds=5),
             "last 4e-4 constant": r(4e-4, by_task=1, schedule="constant", warmup=0.0),
             "single 8e-4": r(8e-4, mode=single),
+            "last 2e-4 no head dropout": r(2e-4, by_task=1, head_dropout=0.0),
+            "last 3e-4 no head dropout": r(3e-4, by_task=1, head_dropout=0.0),
+            "last 3e-4 no head dropout, head 3": r(3e-4, by_task=1, head_dropout=0.0, head_rate=3.0),
+            "last 3e-4 no head dropout, head 30": r(3e-4, by_task=1, head_dropout=0.0, head_rate=30.0),
+            "last 3e-4 no head dropout, stsb 1 of 16": r(3e-4, by_task=1, head_dropout=0.0, tasks=smaller),
+            "single 2e-4 no head dropout": r(2e-4, mode=single, head_dropout=0.0),
+            "single 1e-4 no head dropout": r(1e-4, mode=single, head_dropout=0.0),
         }
     if encoder.startswith("minilm"):
         return {
@@ -135,6 +142,13 @@ def candidates(encoder: str) -> dict[str, Settings]:
             "three 1e-4 head 3": r(1e-4, by_task=layers // 2, dropout=0.1, head_rate=3.0),
             "three 1e-4 stsb 2 of 8": r(1e-4, by_task=layers // 2, dropout=0.1, tasks=similar),
             "single 2e-4": r(2e-4, mode=single, dropout=0.1),
+            "three 1e-4 no head dropout": r(1e-4, by_task=layers // 2, dropout=0.1, head_dropout=0.0),
+            "three 1.5e-4 no head dropout": r(1.5e-4, by_task=layers // 2, dropout=0.1, head_dropout=0.0),
+            "three 2e-4 no head dropout": r(2e-4, by_task=layers // 2, dropout=0.1, head_dropout=0.0),
+            "three 1.5e-4 no head dropout, .05": r(1.5e-4, by_task=layers // 2, dropout=0.05, head_dropout=0.0),
+            "five 1e-4 no head dropout": r(1e-4, by_task=layers - 1, dropout=0.1, head_dropout=0.0),
+            "single 5e-5 no head dropout": r(5e-5, mode=single, dropout=0.1, head_dropout=0.0),
+            "single 1e-4 no head dropout": r(1e-4, mode=single, dropout=0.1, head_dropout=0.0),
         }
     return {
         "plain": {"model": {"pair": "cross", "pool": "auto", "encoder_dropout": None, "head_dropout": 0.1},
@@ -146,6 +160,7 @@ def candidates(encoder: str) -> dict[str, Settings]:
         "all 2e-3": r(2e-3),
         "all 5e-4": r(5e-4),
         "single 1e-3": r(1e-3, mode=single),
+        "last 1e-3 no head dropout": r(1e-3, by_task=1, head_dropout=0.0),
     }  # fmt: skip
 
 
