@@ -114,7 +114,8 @@ def test_steps_that_are_counted_make_no_batch_smaller():
 def test_a_random_encoder_compares_two_texts_too():
     found = chosen("model.server_model=random-2x128", *TWO)
     assert (found["model.pair"], found["model.pool"]) == ("dual", "mean")
-    assert "sharing.rules" not in found
+    assert {"encoder.layer.1.*": "task"} in found["sharing.rules"]
+    assert "sharing.rules" not in chosen("model.server_model=random-1x32", *TWO)
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,18 @@ class Card(BaseModel):
 
 # By family. MiniLM and random encoders were measured (docs/results/first-hour.md); other sentence encoders have the
 # rate that their size is usually trained with.
-MINILM = Card(pair="dual", pool="mean", learning_rate=5e-5, head_rate=10.0, layers_by_task=3)
-SENTENCE = Card(pair="dual", pool="mean", learning_rate=2e-5, head_rate=10.0)
+MINILM = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=7.5e-5, head_rate=10.0, layers_by_task=3)
+SENTENCE = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=2e-5, head_rate=10.0)
 SENTENCE_CLS = SENTENCE.model_copy(update={"pool": "cls"})
-RANDOM = Card(pair="dual", pool="mean", encoder_dropout=0.0, learning_rate=5e-4, head_rate=3.0)
+RANDOM = Card(
+    pair="dual",
+    pool="mean",
+    encoder_dropout=0.0,
+    head_dropout=0.0,
+    learning_rate=5e-4,
+    head_rate=10.0,
+    layers_by_task=1,
+)
 # Names on the hub, in lower case, whose files are not at hand.
 _BY_NAME = (
     (re.compile(r"minilm-l(3|6|12)-v\d"), "MiniLM", MINILM),
@@ -200,8 +208,9 @@ def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choi
         yield Choice("training.head_rate", encoder.card.head_rate, encoder.origin)
 
 
-# What a rate of a federation of one task is multiplied by. Where tasks share an encoder, the mean over them divides a
-# step; in one place every step counts.
+# What the rate of a federation of one task is multiplied by. Where tasks share an encoder, a mean over them divides a
+# step: by the root of their number, as measured with one and four tasks. In one place every step counts.
+_MOST_BY_TASKS = 3.0
 _ONE_PLACE = 0.25
 
 
@@ -210,10 +219,11 @@ def _rate(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
         return
     rate, origin = encoder.card.learning_rate, encoder.origin
     if config.mode == "federated" and len(config.tasks) > 1:
-        factor = min(len(config.tasks), 4)
-        yield Choice("training.learning_rate", rate * factor, f"{origin}, rule averaged-tasks: times {factor}")
+        # Two significant digits: nobody wants to read more.
+        rate = float(f"{rate * min(len(config.tasks) ** 0.5, _MOST_BY_TASKS):.1e}")
+        yield Choice("training.learning_rate", rate, f"{origin}, rule averaged-tasks")
     elif config.mode.startswith("centralized"):
-        yield Choice("training.learning_rate", rate * _ONE_PLACE, f"{origin}, rule one-place: times {_ONE_PLACE}")
+        yield Choice("training.learning_rate", rate * _ONE_PLACE, f"{origin}, rule one-place")
     else:
         yield Choice("training.learning_rate", rate, origin)
 
