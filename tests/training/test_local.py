@@ -78,7 +78,7 @@ def test_few_examples_make_more_and_smaller_batches_down_to_eight(tmp_path):
     assert [len(batch) for _, batch in planned_steps(shards, settings, 5)] == [8, 4]
     assert num_steps(shards, settings) == 2
     assert [settings.batch_size_of("single", number) for number in (3, 20, 24, 1000)] == [8, 10, 12, 12]
-    # Room in memory is for the largest, whoever has how many.
+    # Memory is reserved for the largest, whoever has how many examples.
     assert settings.largest_batch == 12
     assert LocalSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
