@@ -182,7 +182,10 @@ def main() -> None:
     if options.baselines:
         for seed in options.seeds:
             baselines(options, write_data(options, "dev", seed), "dev", seed)
-    trials = list(planned(options))
+    # What was chosen comes first, whichever seed, and the slowest encoder's runs before the others.
+    trials = sorted(
+        planned(options), key=lambda trial: (not trial.name.startswith("chosen"), "minilm" not in trial.encoder)
+    )
     if options.grid or options.final or options.chosen:
         run_all(options, trials)
     show(options.out / "results.jsonl")
