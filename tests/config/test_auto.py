@@ -98,6 +98,23 @@ def test_layers_stay_shared_where_something_else_decides_on_them(given):
     assert "sharing.rules" not in chosen(given, *TWO)
 
 
+@pytest.mark.parametrize("part", ["", "model"])
+def test_a_run_that_starts_from_another_uses_the_model_as_that_did(tmp_path, part):
+    before = config_from({"tasks": {"sst2": {}}, "model": {"pair": "cross", "pool": "cls"}})
+    (tmp_path / "config.yaml").write_text(dump_config(before))
+    found = chosen(f"model.start_from={tmp_path / part}", *TWO)
+    assert (found["model.pair"], found["model.pool"]) == ("cross", "cls")
+    assert found["sharing.rules"] == before.sharing.rules
+    assert "model.encoder_dropout" not in found
+    assert "sharing.rules" not in chosen(f"model.start_from={tmp_path}", "sharing.groups={a: [sst2]}", *TWO)
+
+
+@pytest.mark.parametrize("text", ["", "[", "tasks: 1", "\x00"])
+def test_a_broken_config_of_that_run_chooses_nothing(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    assert "model.pair" not in chosen(f"model.start_from={tmp_path}", *TWO)
+
+
 def test_one_task_shares_its_encoder_with_nobody():
     assert not {"sharing.rules", "federation.average"} & chosen(*ONE).keys()
 

@@ -21,7 +21,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmtl.config.schema import Config
-from fedmtl.errors import ConfigError
+from fedmtl.config.yaml_text import LARGEST_TEXT, parse_yaml
+from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.foreign import parse_record, read_json, read_record
 
 CARD = "fedmtl.json"
@@ -104,6 +105,7 @@ def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
         return ()
     encoder = _known(config)
     rules = (
+        *_as_started(config),
         *_encoder_settings(config, encoder),
         *_rate(config, encoder),
         *_course(config),
@@ -206,6 +208,25 @@ def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choi
             yield Choice(f"model.{key}", value, encoder.origin)
     if encoder.card.head_rate is not None:
         yield Choice("training.head_rate", encoder.card.head_rate, encoder.origin)
+
+
+def _as_started(config: Config) -> Iterator[Choice]:
+    """A run that starts from a finished one uses and shares the model as that did, so that its values fit."""
+    if config.model.start_from is None:
+        return
+    run = Path(config.model.start_from)
+    path = next((path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()), None)
+    if path is None:
+        return
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = Config.model_validate(parse_yaml(file.read(LARGEST_TEXT + 1), where=str(path)))
+    except (OSError, ValueError, FedmtlError):
+        return
+    yield Choice("model.pair", found.model.pair, "rule start-from")
+    yield Choice("model.pool", found.model.pool, "rule start-from")
+    if not (found.sharing.groups or found.sharing.adaptive or config.sharing.groups or config.sharing.adaptive):
+        yield Choice("sharing.rules", found.sharing.rules, "rule start-from")
 
 
 # What the rate of a federation of one task is multiplied by. Where tasks share an encoder, a mean over them divides a
