@@ -230,6 +230,7 @@ def train(cell: Cell, options: argparse.Namespace, encoders: Path) -> dict[str, 
     training = training_of(cell, options)
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         config = {
+            "defaults": "plain",
             "seed": cell.seed,
             "model": {
                 "server_model": str(encoders / cell.encoder.removesuffix("-random")),

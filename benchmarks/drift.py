@@ -25,6 +25,7 @@ from typing import Any
 
 TASKS = {"sst2": "accuracy", "qqp": "accuracy", "stsb": "pearson"}
 COMMON = {
+    "defaults": "plain",
     "model": {"server_model": "tiny", "pair": "dual", "pool": "mean", "encoder_dropout": 0},
     "partition": {"kind": "dirichlet", "alpha": 0.2},
     "federation": {"clients_per_task": 3, "average": "tasks"},

@@ -210,6 +210,7 @@ def write_configs(tasks: Iterable[str], work: Path) -> None:
         recipe = RECIPES[task]
         config = {
             "mode": "centralized",
+            "defaults": "plain",
             "model": {"pair": "dual", "pool": "mean", "encoder_dropout": recipe.dropout},
             "tasks": {task: {}},
             "training": {

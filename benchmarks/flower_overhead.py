@@ -157,6 +157,7 @@ def end_all() -> None:
 def config_of(size: int, rounds: int, clients: int) -> str:
     return json.dumps(
         {
+            "defaults": "plain",
             "model": {"server_model": ENCODERS[size], "max_length": 32},
             "tasks": {"sentiment": {"train_samples": 12, "val_samples": 4}},
             "federation": {"clients_per_task": clients, "vocabulary_slices": False},

@@ -35,6 +35,7 @@ from fedmtl.engines.flower.line import Line, LineLost, SiteKeys
 MB = 1e6
 BODY = 8_000_000
 CONFIG = {
+    "defaults": "plain",
     "model": {"server_model": "random-2x64", "max_length": 32},
     "tasks": {"sentiment": {"train_samples": 12, "val_samples": 4}},
     "federation": {"min_clients": 2, "join_timeout": 600},

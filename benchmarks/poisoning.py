@@ -129,6 +129,7 @@ def run_setting(setting: Setting, folder: Path, rounds: int, examples: int) -> t
     config = load_config(
         None,
         [
+            "defaults=plain",
             "model={server_model: tiny, pair: dual, pool: mean, encoder_dropout: 0.0}",
             f"tasks={json.dumps(tasks)}",
             f"clients={json.dumps(clients)}",

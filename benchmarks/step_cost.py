@@ -35,7 +35,8 @@ def main() -> None:
 
 def config_of(case: str) -> Config:
     tasks = "tasks={sentiment: {train_samples: 640}}"
-    return load_config(None, [tasks, f"training.smart={case}", f"training.local_steps={STEPS}", "compute.device=cpu"])
+    settings = [tasks, f"training.smart={case}", f"training.local_steps={STEPS}", "compute.device=cpu"]
+    return load_config(None, ["defaults=plain", *settings])
 
 
 def seconds_per_step(case: str) -> float:

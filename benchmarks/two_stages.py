@@ -64,6 +64,7 @@ def teach(options: argparse.Namespace) -> dict[str, Any]:
     begun = time.time()
     config = {
         "mode": "centralized",
+        "defaults": "plain",
         "seed": 0,
         "model": {"server_model": str(options.encoder), "max_length": 128},
         "data": {"root": str(options.data), "source": "files", "cache": str(options.work / "cache")},

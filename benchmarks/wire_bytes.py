@@ -81,7 +81,7 @@ def measure(settings: list[str], clients: str, codec: str) -> list[dict[str, Any
     from fedmtl.runs.events import UpdateEvent
     from fedmtl.runs.log import read_events
 
-    run = start_run(load_config(None, settings), "bytes")
+    run = start_run(load_config(None, ["defaults=plain", *settings]), "bytes")
     found = []
     for event in read_events(run):
         if isinstance(event, UpdateEvent) and event.round == 2:

@@ -56,6 +56,7 @@ assert set(FAMILIES) == set(KINDS)
 NAME = "ENCODER"
 YES = "yes"
 CONFIG = (
+    "defaults=plain",
     "model.max_length=24",
     "model.pool=cls",
     *(f"tasks.{task}={{train_samples: 12, val_samples: 6}}" for task in ("sentiment", "paraphrase")),

@@ -1,6 +1,7 @@
 """A run of some seconds: three tasks, two clients each, forty examples a task."""
 
 SMALL = (
+    "defaults=plain",
     "model.server_model=random-1x32",
     "model.pair=dual",
     "model.pool=cls",

@@ -131,6 +131,7 @@ def write_config(
         tasks[task] = {**kind, "source": source, "text": text, "label": "label", "val_samples": 8}
         tasks[task] |= {} if train_samples is None else {"train_samples": train_samples}
     config = {
+        "defaults": "plain",
         "model": {"server_model": str(folder / "encoder"), "max_length": MAX_LENGTH},
         "data": {"cache": str(folder / "cache")},
         "tasks": tasks,

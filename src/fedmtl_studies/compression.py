@@ -354,6 +354,7 @@ HONOURS = Honours(
         **ONLY_SERVER,
         "output": "a study writes into runs/; name its folder with --name",
         "seed": "write --seeds",
+        "defaults": "every setting is in the study's preset; leave it out",
     },
 )
 STUDY = Study(

@@ -299,6 +299,7 @@ HONOURS = Honours(
         **ONLY_SERVER,
         "output": "a study writes into runs/; name its folder with --name",
         "seed": "write --seeds",
+        "defaults": "every setting is in the study's preset; leave it out",
         "mode": "modes are what it compares; write --rows",
         "clients": "write --rows clients-1-*",
         "federation.clients_per_task": "write --rows clients-1-*",

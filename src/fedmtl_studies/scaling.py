@@ -288,6 +288,7 @@ HONOURS = Honours(
         **ONLY_SERVER,
         "output": "a study writes into runs/; name its folder with --name",
         "seed": "write --seeds",
+        "defaults": "every setting is in the study's preset; leave it out",
         "model.server_model": "write --encoders",
         "model.client_model": "write --encoders",
         "model.initial": "write --encoders random:X",

@@ -18,6 +18,7 @@ def files(tmp_path):
 tasks:
   mood: {kind: classification, text: [text], label: label, labels: [bad, god, good],
          source: {train: train.tsv, validation: dev.tsv}}
+defaults: plain
 model: {server_model: random-1x32}
 training: {num_rounds: 1, batch_size: 8}
 compute: {workers: 0, device: cpu}

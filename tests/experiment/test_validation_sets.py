@@ -18,7 +18,8 @@ from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.sources import Table
 from raw_events import raw_events
 
-SMALL = ("model={server_model: random-1x32, pool: cls}", "training={num_rounds: 1, local_steps: 2, batch_size: 8}",
+SMALL = ("defaults=plain", "model={server_model: random-1x32, pool: cls}",
+         "training={num_rounds: 1, local_steps: 2, batch_size: 8}",
          "compute={workers: 0, device: cpu}")  # fmt: skip
 
 

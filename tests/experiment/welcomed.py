@@ -23,7 +23,8 @@ from fedmtl.federation.wire import decode_update, encode_job
 
 NOTES = "tasks.notes={kind: classification, text: [message], label: topic, labels: [keep, drop]}"
 GRADES = "tasks.grades={kind: regression, text: [message], label: grade, score_range: [0, 5]}"
-SMALL = ("model.server_model=random-1x32", "model.pool=cls", "training.num_rounds=3", "training.batch_size=8",
+SMALL = ("defaults=plain", "model.server_model=random-1x32", "model.pool=cls",
+         "training.num_rounds=3", "training.batch_size=8",
          "compute.device=cpu", "compute.workers=0")  # fmt: skip
 
 

@@ -38,6 +38,7 @@ SETTINGS = {
     "schedule": ("cosine", TOGETHER),
     "warmup_rounds": ("1", TOGETHER),
     "keep": ("best", TOGETHER),
+    "min_steps": ("4", TOGETHER),
     "step_rounds": ("2", TOGETHER),
     "step_factor": ("0.5", TOGETHER),
     "task_weight_in": ("loss", TOGETHER),
@@ -60,6 +61,7 @@ READ_BY_STACKS = {
     "num_rounds", "epochs", "steps", "batch_size", "batch_sizes", "optimizer", "learning_rates", "head_rate",
     "loss_weights", "momentum", "betas", "epsilon", "weight_decay", "max_grad_norm", "schedule", "warmup_rounds",
     "step_rounds", "step_factor", "keep_optimizer", "task_schedule", "anneal", "task_temperature", "methods",
+    "min_steps",
 }  # fmt: skip
 
 

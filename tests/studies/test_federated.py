@@ -38,7 +38,7 @@ def test_the_base_is_the_preset_in_the_configs(tmp_path, data):
     found = cells(tmp_path, data=data, encoder="prajjwal1/bert-tiny", rows="base-federated")
     settings = dict(found["base-federated-seed0"].settings)
     assert settings.pop("data") == {"root": data, "source": "files"}
-    assert config_from(settings) == load_config(CONFIGS / "glue-dual.yaml")
+    assert config_from({**settings, "defaults": "plain"}) == load_config(CONFIGS / "glue-dual.yaml")
 
 
 @pytest.mark.parametrize(("preset", "config"), [("tiny", "glue-tiny.yaml"), ("minilm-l6", "glue-minilm.yaml")])
@@ -47,7 +47,7 @@ def test_a_presets_federation_is_the_config_of_its_encoder(tmp_path, data, prese
     settings = dict(found["base-federated-seed0"].settings)
     assert settings.pop("data") == {"root": data, "source": "files"}
     assert settings.pop("evaluation") == {"batch_size": 512}
-    assert config_from(settings) == load_config(CONFIGS / config)
+    assert config_from({**settings, "defaults": "plain"}) == load_config(CONFIGS / config)
 
 
 def test_every_mode_stands_at_every_point_with_its_data():

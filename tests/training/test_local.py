@@ -71,6 +71,23 @@ def test_a_task_may_have_a_batch_size_of_its_own(tmp_path):
     assert LocalSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
 
 
+def test_few_examples_make_more_and_smaller_batches_down_to_eight(tmp_path):
+    settings = make_settings(SINGLE, batch_size=12, min_steps=2)
+    # Twelve examples by two steps would be batches of six: eight and four.
+    shards = {"single": make_shard(SINGLE, tmp_path)}
+    assert [len(batch) for _, batch in planned_steps(shards, settings, 5)] == [8, 4]
+    assert num_steps(shards, settings) == 2
+    assert [settings.batch_size_of("single", number) for number in (3, 20, 24, 1000)] == [8, 10, 12, 12]
+    # Memory is reserved for the largest, whoever has how many examples.
+    assert settings.largest_batch == 12
+    assert LocalSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+def test_a_batch_that_is_smaller_than_eight_stays(tmp_path):
+    settings = make_settings(SINGLE, batch_size=5, min_steps=50)
+    assert settings.batch_size_of("single", 12) == 5
+
+
 def test_the_plan_depends_on_the_seed_alone(tmp_path):
     shards = {task.name: make_shard(task, tmp_path) for task in (SINGLE, DUAL)}
     settings = make_settings(batch_size=2)

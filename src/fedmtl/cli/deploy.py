@@ -10,7 +10,7 @@ import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
-from fedmtl.cli.run import load, repaired
+from fedmtl.cli.run import load_explained, repaired, say_chosen
 from fedmtl.cli.terminal import make_terminal, stamped
 from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
@@ -50,11 +50,14 @@ def server(
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
-        loaded = load(config, set or [], "server")
+        explained = load_explained(config, set or [], "server")
         with display:
+            say_chosen(explained, display)
             from fedmtl.deploy.server import Endpoint, serve_run
 
-            done = serve_run(loaded, name or (config.stem if config else "demo"), Endpoint(address, certs), display)
+            done = serve_run(
+                explained.config, name or (config.stem if config else "demo"), Endpoint(address, certs), display
+            )
     else:
         found = find_run(resume)
         if repair:

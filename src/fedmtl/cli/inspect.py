@@ -53,24 +53,25 @@ def config(
     set: Settings = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
-    """Check a config as `run` does before it reads examples, and print it with every default filled in."""
+    """Check a config as `run` does before it reads examples, and print all of it, with where values come from."""
     from fedmtl.capabilities import check_methods
     from fedmtl.cli.check import config_warnings
-    from fedmtl.cli.run import load
-    from fedmtl.config.file import config_schema, dump_config
+    from fedmtl.cli.run import load_explained
+    from fedmtl.config.file import config_schema
 
     if schema:
         write(json.dumps(config_schema(), indent=2))
         return
     from fedmtl.tasks.resolve import check_tasks
 
-    loaded = load(file, set or [], "config")
+    explained = load_explained(file, set or [], "config")
+    loaded = explained.config
     plain = type(loaded.federation)()
     if loaded.methods or loaded.federation.aggregation != plain.aggregation:
         # Only then: capabilities load torch.
         check_methods(loaded)
     notes = check_tasks(loaded)
-    write(dump_config(loaded).rstrip("\n"))
+    write(explained.commented().rstrip("\n"))
     lines = [*(f"note: {note}" for note in notes), *(f"warning: {line}" for line in config_warnings(loaded))]
     for line in lines:
         make_terminal(stderr=True).print(line, markup=False)

@@ -17,6 +17,7 @@ from fedmtl.runs.folder import RunFolder, find_run, locked
 
 if TYPE_CHECKING:
     from fedmtl.config import Config
+    from fedmtl.config.file import Explained
     from fedmtl.experiment.run import OpenEngine
 
 
@@ -74,9 +75,11 @@ def run(
 def _start(
     path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool, engine: Engine
 ) -> RunFolder:
-    loaded = load(path, overrides, "run" if engine is Engine.local else "run --engine flower")
+    explained = load_explained(path, overrides, "run" if engine is Engine.local else "run --engine flower")
+    loaded = explained.config
     _warm_up(loaded)
     with display:
+        say_chosen(explained, display)
         from fedmtl.experiment.run import start_run
 
         name = name or (path.stem if path else "demo")
@@ -142,10 +145,24 @@ def _warm_up(config: Config) -> None:
 
 def load(path: Path | None, overrides: list[str], command: str) -> Config:
     """The config of a file, or the packaged demonstration's, with overrides; the command honours all of them."""
-    from fedmtl.config.file import demo_config, load_config
+    return load_explained(path, overrides, command).config
+
+
+def load_explained(path: Path | None, overrides: list[str], command: str) -> Explained:
+    """As `load`, with where every value comes from."""
+    from fedmtl.config.file import explained_config, explained_demo
     from fedmtl.config.honoured import COMMANDS
 
     COMMANDS[command].check(overrides)
-    loaded = demo_config(overrides) if path is None else load_config(path, overrides)
-    COMMANDS[command].check_file(loaded)
+    loaded = explained_demo(overrides) if path is None else explained_config(path, overrides)
+    COMMANDS[command].check_file(loaded.config)
     return loaded
+
+
+def say_chosen(explained: Explained, display: Display) -> None:
+    """Print the chosen settings that matter, in one line, where any were chosen."""
+    from fedmtl.config.auto import chosen_line
+
+    line = chosen_line(explained.choices)
+    if line is not None:
+        display.say(line)

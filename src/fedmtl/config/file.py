@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedmtl.config import Config
+from fedmtl.config.auto import Choice, choose, commented, origins, with_choices
 from fedmtl.config.errors import dotted, shown, to_config_error
 from fedmtl.config.yaml_text import DEEPEST, LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
@@ -83,15 +85,45 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
 
     The source is the path of a YAML file, a mapping with the same sections and keys, a Config, or None for an empty
     config. Relative paths in a file are relative to that file; those in a mapping or in overrides, and `output`, are
-    relative to the working directory.
+    relative to the working directory. Settings that are not given are chosen by the rules of `config.auto`; a Config
+    gives all of them.
     """
-    return config_from(with_overrides(_unchecked(source), overrides))
+    return explained_config(source, overrides).config
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A config with what was given of it, unchecked, and what was chosen for the rest."""
+
+    config: Config
+    given: Mapping[str, Any]
+    choices: tuple[Choice, ...]
+
+    def commented(self) -> str:
+        """The whole config as YAML, with `# given` or the card or rule that chose it behind a value."""
+        plain = dump_config(self.config)
+        words = commented(plain, origins(self.config, self.given, self.choices))
+        # A name of a task may be anything that YAML quotes: better no comments than another config.
+        return words if parse_yaml(words, where="config") == parse_yaml(plain, where="config") else plain
+
+
+def explained_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Explained:
+    """Load a config as `load_config` does, and say where its values come from."""
+    given = with_overrides(_unchecked(source), overrides)
+    config = config_from(given)
+    choices = choose(config, given)
+    return Explained(config_from(with_choices(given, choices)) if choices else config, given, choices)
 
 
 def demo_config(overrides: Sequence[str] = ()) -> Config:
     """Load the packaged demonstration: three tasks, six clients, embedded data, and the encoder in the package."""
+    return explained_demo(overrides).config
+
+
+def explained_demo(overrides: Sequence[str] = ()) -> Explained:
+    """The packaged demonstration, with where its values come from."""
     with as_file(files("fedmtl") / "demo.yaml") as demo:
-        return load_config(demo, overrides)
+        return explained_config(demo, overrides)
 
 
 def _unchecked(source: ConfigSource) -> dict[str, Any]:

@@ -221,6 +221,7 @@ DISTILL = Honours(
     ),
     {
         "mode": _NO_CLIENTS,
+        "defaults": "it goes on with the settings of the teacher's run; leave it out",
         "model.server_model": "name the student with --student, the language model of --augment with mlm:FOLDER",
         "model.client_model": "name the student with --student",
         "model.initial": "write --start random",
@@ -256,6 +257,7 @@ DISTILL = Honours(
         "training.num_rounds": _EPOCHS,
         "training.local_epochs": _EPOCHS,
         "training.local_steps": _EPOCHS,
+        "training.min_steps": _EPOCHS,
         "training.learning_rate": _RATES,
         "training.schedule": "a rate rises for a tenth of a stage, then falls; write --rate-prediction for its top",
         "training.warmup_rounds": "a rate rises for a tenth of a stage, then falls; leave it out",

@@ -97,6 +97,11 @@ class TrainingConfig(Section):
     local_epochs: Count = Field(1, description="Passes over its own examples a client makes in a round.")
     local_steps: Count | None = Field(None, description="Batches per client and round, instead of local_epochs.")
     batch_size: Count = Field(32, description="Examples per step.")
+    min_steps: Count | None = Field(
+        None,
+        description="Steps on a task that a pass at a client has at least: where its examples make fewer, its batches"
+        " are smaller, down to 8. Empty is no rule.",
+    )
     learning_rate: Positive = Field(5e-5, description="Step size of the clients' optimizer.")
     head_rate: Positive = Field(
         1.0,
@@ -334,6 +339,11 @@ class Config(Section):
     """A whole run. `fedmtl config` prints it with every default filled in."""
 
     mode: Mode = Field("federated", description="federated, or a baseline on the same data and budget.")
+    defaults: Literal["auto", "plain"] = Field(
+        "auto",
+        description="Where settings that are not given come from: chosen by the encoder and the tasks (auto), which"
+        " `fedmtl config` prints with reasons, or the defaults of this table and nothing else (plain).",
+    )
     seed: Whole = Field(0, description="All randomness derives from it.")
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)

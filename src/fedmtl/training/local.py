@@ -261,7 +261,7 @@ def planned_steps(
     shards: Mapping[str, Shard], settings: LocalSettings, seed: int, round_number: int = 0
 ) -> Iterator[Step]:
     """Return the (task, batch) of all batches of the round; all clients of a round have its number in common."""
-    sizes = {task: settings.batch_size_of(task) for task in shards}
+    sizes = {task: settings.batch_size_of(task, len(shard)) for task, shard in shards.items()}
     holdings = {
         task: Holding(
             len(shard), -(-len(shard) // sizes[task]), partial(_pass, shard, sizes[task], seed, round_number, task)
@@ -280,5 +280,5 @@ def _pass(shard: Shard, size: int, seed: int, round_number: int, task: str, numb
 
 def num_steps(shards: Mapping[str, Shard], settings: LocalSettings) -> int:
     """How many steps a client takes in a round, where each is of one batch and no pass is drawn."""
-    batches = sum(-(-len(shard) // settings.batch_size_of(task)) for task, shard in shards.items())
+    batches = sum(-(-len(shard) // settings.batch_size_of(task, len(shard))) for task, shard in shards.items())
     return (settings.steps or settings.epochs * batches) if batches else 0

@@ -21,6 +21,9 @@ from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights
 from fedmtl.tasks.batches import Shard
 
+# Batches that `min_steps` makes smaller stay this large: below it, the noise of a step grows faster than their number.
+SMALLEST_BATCH = 8
+
 
 @dataclass(frozen=True)
 class LocalSettings:
@@ -47,11 +50,17 @@ class LocalSettings:
     task_temperature: float
     # Of tasks that do not take `batch_size`.
     batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    # Steps on a task that a pass has at least, by smaller batches.
+    min_steps: int | None = None
     # The client's half of every capability that is switched on, by name, with its options.
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def batch_size_of(self, task: str) -> int:
-        return self.batch_sizes.get(task, self.batch_size)
+    def batch_size_of(self, task: str, num_examples: int | None = None) -> int:
+        """Examples per step on a task; at a client with so many examples, fewer where `min_steps` says so."""
+        size = self.batch_sizes.get(task, self.batch_size)
+        if num_examples is None or self.min_steps is None:
+            return size
+        return min(size, max(SMALLEST_BATCH, num_examples // self.min_steps))
 
     @property
     def largest_batch(self) -> int:
@@ -59,7 +68,9 @@ class LocalSettings:
         return max(map(self.batch_size_of, self.learning_rates), default=self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        # A site of a version without it takes every other job.
+        return values if self.min_steps is not None else {k: v for k, v in values.items() if k != "min_steps"}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> LocalSettings:
@@ -100,6 +111,7 @@ def local_settings(
         anneal=training.anneal,
         task_temperature=training.task_temperature,
         batch_sizes={task: size for task, size in (batch_sizes or {}).items() if size},
+        min_steps=training.min_steps,
         methods=methods or {},
     )
 

@@ -32,7 +32,7 @@ def serve(tmp_path):
 
     def serve(*overrides: str) -> Server:
         (tmp_path / "guide.yaml").write_text(
-            "model: {server_model: random-1x32, client_model: random-1x32}\n"
+            "defaults: plain\nmodel: {server_model: random-1x32, client_model: random-1x32}\n"
             "data: {root: data}\n"
             "training: {num_rounds: 1, local_steps: 6, batch_size: 8, learning_rate: 2e-5}\n"
             "tasks:\n  sst2: {train_samples: 40, val_samples: 8}\n  qqp: {train_samples: 40, val_samples: 8}\n"

@@ -49,6 +49,15 @@ def test_an_answer_is_a_score_in_its_range():
     assert (answer.label, answer.score, dict(answer.probabilities)) == (None, 2.5, {})
 
 
+def test_an_answer_beyond_the_range_is_its_end_and_is_scored_as_such():
+    task = replace(STSB, score_range=(1.0, 5.0))
+    answers = [task.kind_of.answer(task, np.array([output], dtype=np.float32)).score for output in (-0.3, 0.25, 1.4)]
+    assert answers == [1.0, 2.0, 5.0]
+    sums = sum_predictions(task, np.array([[-0.3], [0.25], [1.4]]), np.array([0.0, 0.25, 0.5]), 0.0)
+    # Errors 0, 0 and 5 - 3.
+    assert (sums.squared_error, sums.range_prediction) == (4.0, (1.0, 5.0))
+
+
 def test_scores_have_no_class_weights_and_no_offsets():
     assert STSB.kind_of.class_weights(replace(STSB, class_weights="balanced"), np.array([0.3])) is None
     assert STSB.kind_of.label_offsets(STSB, np.array([0.3]), [1], 1.0) is None
@@ -74,7 +83,7 @@ class TestMetrics:
     def test_agrees_with_scipy_and_scikit_learn(self):
         random = np.random.default_rng(0)
         scores = random.integers(0, 26, 200) / 5
-        predictions = np.round(scores + random.normal(0, 1, 200), 1)
+        predictions = np.clip(np.round(scores + random.normal(0, 1, 200), 1), 0, 5)
         metrics = score(STSB, regress(predictions, scores)).metrics
         assert metrics["pearson"] == pytest.approx(stats.pearsonr(predictions, scores).statistic)
         assert metrics["spearman"] == pytest.approx(stats.spearmanr(predictions, scores).statistic)
@@ -88,7 +97,7 @@ class TestMetrics:
         task = Task("year", "regression", ("a",), "score", "pearson", score_range=(1e9, 1e9 + 1))
         random = np.random.default_rng(0)
         labels = random.random(100)
-        outputs = labels + random.normal(0, 0.1, 100)
+        outputs = np.clip(labels + random.normal(0, 0.1, 100), 0, 1)
         expected = stats.pearsonr(outputs, labels).statistic
         parts = [sum_predictions(task, outputs[i : i + 10, None], labels[i : i + 10], 0.0) for i in range(0, 100, 10)]
         assert score(task, sum(parts[1:], parts[0])).metrics["pearson"] == pytest.approx(expected, abs=1e-6)

@@ -224,9 +224,7 @@ class Regression(TaskKind):
         return errors
 
     def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
-        low, high = task.score_range
-        # np.clip: a value that is not a number stays one.
-        return Answer(score=float(np.clip(low + (high - low) * float(outputs[0]), low, high)))
+        return Answer(score=float(_in_range(task, outputs)[0]))
 
     def sum_outputs(
         self,
@@ -294,11 +292,17 @@ def residual_edges(task: Task) -> Floats:
     return np.linspace(low - high, high - low, RESIDUAL_BINS + 1)
 
 
+def _in_range(task: Task, scaled: npt.NDArray[Any]) -> Floats:
+    """Outputs in the score's units; one beyond the lowest or highest score is that score."""
+    low, high = task.score_range
+    return low + (high - low) * np.clip(scaled.astype(np.float64), 0.0, 1.0)
+
+
 def _sum_scores(
     task: Task, scaled: Floats, labels: npt.NDArray[Any], loss: float, keep_pairs: bool, broken: int
 ) -> RegressionSums:
     low, high = task.score_range
-    predictions = low + (high - low) * scaled
+    predictions = _in_range(task, scaled)
     scores = low + (high - low) * labels.astype(np.float64)
     count = len(scores)
     mean_prediction = float(predictions.mean()) if count else 0.0

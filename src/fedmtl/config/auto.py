@@ -1,0 +1,325 @@
+"""Chooses the settings that a config does not give, from what is known before any client joins.
+
+What is known is the encoder (its card, its files, its name), the number of tasks, and the settings that are given. A
+given value always wins. Every choice says where it came from, the config that a run writes has all of them as given
+values, and sites get that config from their server, so nothing is chosen twice. `defaults: plain` turns the rules off.
+docs/settings.md has the table of what is chosen for which data and how it was measured.
+
+A card is `fedmtl.json` in an encoder's folder. It may come from strangers: it has known keys in known ranges, or the
+config is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmtl.config.schema import Config
+from fedmtl.config.yaml_text import LARGEST_TEXT, parse_yaml
+from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.foreign import parse_record, read_json, read_record
+
+CARD = "fedmtl.json"
+PACKAGED = ("tiny",)
+_RANDOM = re.compile(r"random-(\d+)x(\d+)")
+_LAYERS = {
+    "bert": "encoder.layer",
+    "roberta": "encoder.layer",
+    "electra": "encoder.layer",
+    "mpnet": "encoder.layer",
+    "distilbert": "transformer.layer",
+    "modernbert": "layers",
+}
+
+
+class Card(BaseModel):
+    """Recommended settings of an encoder; what is empty is left to the defaults.
+
+    `learning_rate` is that of a federation of one task, batches of 32. `layers_by_task` counts the last layers that
+    each task has for itself where several share the encoder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    pair: Literal["cross", "dual"] | None = None
+    pool: Literal["pooler", "cls", "mean"] | None = None
+    encoder_dropout: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    head_dropout: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    learning_rate: Annotated[float, Field(ge=1e-6, le=1e-2)] | None = None
+    head_rate: Annotated[float, Field(ge=0.1, le=100)] | None = None
+    layers_by_task: Annotated[int, Field(ge=0, le=100)] = 0
+
+
+# By family. MiniLM and random encoders were measured (docs/results/first-hour.md); other sentence encoders have the
+# rate that their size is usually trained with.
+MINILM = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=7.5e-5, head_rate=10.0, layers_by_task=3)
+SENTENCE = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=2e-5, head_rate=10.0)
+SENTENCE_CLS = SENTENCE.model_copy(update={"pool": "cls"})
+RANDOM = Card(
+    pair="dual",
+    pool="mean",
+    encoder_dropout=0.0,
+    head_dropout=0.0,
+    learning_rate=5e-4,
+    head_rate=10.0,
+    layers_by_task=1,
+)
+# Names on the hub, in lower case, whose files are not at hand.
+_BY_NAME = (
+    (re.compile(r"minilm-l(3|6|12)-v\d"), "MiniLM", MINILM),
+    (re.compile(r"(^|/)(bge|gte|snowflake-arctic-embed|mxbai-embed)-"), "sentence encoder", SENTENCE_CLS),
+    (re.compile(r"^sentence-transformers/|(^|/)(e5|all-mpnet|paraphrase-|multi-qa)-"), "sentence encoder", SENTENCE),
+)
+# A small task makes this many steps in a pass at a client, by smaller batches.
+MIN_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that was not given: its dotted key, its value, and the card or the rule that chose it."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """What is known of an encoder: its card, what the card is called, and where its layers are."""
+
+    card: Card
+    origin: str
+    num_layers: int | None = None
+    layers: str = "encoder.layer"
+
+
+def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """Choose every setting that `given`, an unchecked config, does not have; `config` is its checked form."""
+    if config.defaults == "plain":
+        return ()
+    encoder = _known(config)
+    rules = (
+        *_as_started(config),
+        *_encoder_settings(config, encoder),
+        *_rate(config, encoder),
+        *_course(config),
+        *_sharing(config, encoder),
+    )
+    return tuple(choice for choice in rules if not _is_given(given, choice.key))
+
+
+def with_choices(raw: Mapping[str, Any], choices: tuple[Choice, ...]) -> dict[str, Any]:
+    """A copy of an unchecked config with the chosen values in it."""
+    filled: dict[str, Any] = dict(raw)
+    for choice in choices:
+        section, key = choice.key.split(".")
+        filled[section] = {**(filled.get(section) or {}), key: choice.value}
+    return filled
+
+
+def chosen_line(choices: tuple[Choice, ...]) -> str | None:
+    """One line with the choices that matter most; None where nothing was chosen."""
+    if not choices:
+        return None
+    known = {choice.key: choice.value for choice in choices}
+    parts = [
+        f"{key.partition('.')[2]} {known[key]:g}" if isinstance(known[key], float) else f"{words}{known[key]}"
+        for key, words in _SHOWN.items()
+        if key in known
+    ]
+    by_task = [pattern for rule in known.get("sharing.rules", ()) for pattern in rule if pattern[0] not in "h*"]
+    parts += [f"{', '.join(by_task)} by task"] if by_task else []
+    return f"chosen: {', '.join(parts)} (`fedmtl config` says why; a given value wins)" if parts else None
+
+
+_SHOWN = {
+    "model.pair": "pairs ",
+    "model.pool": "pool ",
+    "training.learning_rate": "",
+    "training.head_rate": "",
+    "model.encoder_dropout": "",
+    "training.schedule": "",
+    "federation.average": "average ",
+}
+
+
+def origins(config: Config, given: Mapping[str, Any], choices: tuple[Choice, ...]) -> dict[str, str]:
+    """Dotted key -> `given`, the card or rule that chose it, or `default`, for every value of a complete config."""
+    chosen = {choice.key: choice.origin for choice in choices}
+    found = {}
+    for key in _leaves(config.model_dump()):
+        decided = next((chosen[name] for name in chosen if key == name or key.startswith(f"{name}.")), None)
+        found[key] = decided or ("given" if _is_given(given, key) else "default")
+    return found
+
+
+def commented(text: str, origins: Mapping[str, str]) -> str:
+    """The YAML of a config with `# origin` behind every value that is not a default."""
+    lines, path = [], []  # type: tuple[list[str], list[tuple[int, str]]]
+    for line in text.splitlines():
+        match = re.match(r"( *)([A-Za-z0-9_]+):( .*)?$", line)
+        if match is not None:
+            indent = len(match[1])
+            path = [part for part in path if part[0] < indent] + [(indent, match[2])]
+            origin = origins.get(".".join(name for _, name in path), "default")
+            # A value that goes on in the next line has its end there, and a comment would cut it off.
+            line += "" if origin == "default" else f"  # {origin}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path
+
+
+def _is_given(given: Mapping[str, Any], key: str) -> bool:
+    section: Any = given
+    for part in key.split("."):
+        if not isinstance(section, Mapping):
+            return True
+        found = next((name for name in section if str(name) == part), None)
+        if found is None:
+            return False
+        section = section[found]
+    return True
+
+
+# The rules -----------------------------------------------------------------------------------------------------------
+
+
+def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
+    """How texts become vectors, as the encoder was made to be used."""
+    # Pretrained heads and finished models have the shape of the settings they were made with.
+    if encoder is None or config.model.start_from or any(task.head == "pretrained" for task in config.tasks.values()):
+        return
+    for key in ("pair", "pool", "encoder_dropout", "head_dropout"):
+        value = getattr(encoder.card, key)
+        if value is not None:
+            yield Choice(f"model.{key}", value, encoder.origin)
+    if encoder.card.head_rate is not None:
+        yield Choice("training.head_rate", encoder.card.head_rate, encoder.origin)
+
+
+def _as_started(config: Config) -> Iterator[Choice]:
+    """A run that starts from a finished one uses and shares the model as that did, so that its values fit."""
+    if config.model.start_from is None:
+        return
+    run = Path(config.model.start_from)
+    path = next((path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()), None)
+    if path is None:
+        return
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = Config.model_validate(parse_yaml(file.read(LARGEST_TEXT + 1), where=str(path)))
+    except (OSError, ValueError, FedmtlError):
+        return
+    yield Choice("model.pair", found.model.pair, "rule start-from")
+    yield Choice("model.pool", found.model.pool, "rule start-from")
+    if not (found.sharing.groups or found.sharing.adaptive or config.sharing.groups or config.sharing.adaptive):
+        yield Choice("sharing.rules", found.sharing.rules, "rule start-from")
+
+
+# What the rate of a federation of one task is multiplied by. Where tasks share an encoder, a mean over them divides a
+# step: by the root of their number, as measured with one and four tasks. In one place every step counts.
+_MOST_BY_TASKS = 3.0
+_ONE_PLACE = 0.25
+
+
+def _rate(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
+    if encoder is None or encoder.card.learning_rate is None or config.training.optimizer != "adamw":
+        return
+    rate, origin = encoder.card.learning_rate, encoder.origin
+    if config.mode == "federated" and len(config.tasks) > 1:
+        # Two significant digits: nobody wants to read more.
+        rate = float(f"{rate * min(len(config.tasks) ** 0.5, _MOST_BY_TASKS):.1e}")
+        yield Choice("training.learning_rate", rate, f"{origin}, rule averaged-tasks")
+    elif config.mode.startswith("centralized"):
+        yield Choice("training.learning_rate", rate * _ONE_PLACE, f"{origin}, rule one-place")
+    else:
+        yield Choice("training.learning_rate", rate, origin)
+
+
+def _course(config: Config) -> Iterator[Choice]:
+    """How a run goes on over its rounds, and enough steps for small tasks."""
+    yield Choice("training.schedule", "linear", "rule falling-rate")
+    yield Choice("training.warmup_rounds", min(0.25, float(config.training.num_rounds)), "rule falling-rate")
+    if config.training.local_steps is None:
+        yield Choice("training.min_steps", MIN_STEPS, "rule enough-steps")
+    if len(config.tasks) > 1:
+        yield Choice("federation.average", "tasks", "rule tasks-alike")
+
+
+def _sharing(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
+    """Several tasks share the lower layers, and each has the last ones for itself."""
+    extended = config.model.lora or config.model.adapters or config.sharing.adaptive or config.sharing.groups
+    if encoder is None or len(config.tasks) < 2 or extended or config.model.start_from:
+        return
+    total = encoder.num_layers or 0
+    number = min(encoder.card.layers_by_task, total // 2)
+    if number:
+        last = [{f"{encoder.layers}.{layer}.*": "task"} for layer in range(total - number, total)]
+        yield Choice("sharing.rules", [{"heads.*": "task"}, *last, {"*": "all"}], f"{encoder.origin}, rule last-layers")
+
+
+# What is known of an encoder ----------------------------------------------------------------------------------------
+
+
+def _known(config: Config) -> _Encoder | None:
+    """What is known of the config's encoder; None where no rule is about it."""
+    name = config.model.server_model
+    shape = _RANDOM.fullmatch(name)
+    if shape is not None:
+        return _Encoder(RANDOM, "rule random-encoder", min(int(shape[1]), 1000))
+    folder = Path(str(files("fedmtl"))) / "model" / name if name in PACKAGED else Path(name)
+    found = _of_folder(folder, name) if folder.is_dir() else _of_name(name)
+    if found is not None and config.model.initial == "random":
+        return _Encoder(RANDOM, "rule random-encoder", found.num_layers, found.layers)
+    return found
+
+
+def _of_folder(folder: Path, name: str) -> _Encoder | None:
+    remedy = "mend it, or remove it"
+    facts = _facts(folder / "config.json")
+    layers, pattern = facts.get("num_hidden_layers", facts.get("n_layers")), _LAYERS.get(str(facts.get("model_type")))
+    known = layers if pattern and isinstance(layers, int) and 0 < layers <= 1000 else None
+    if (folder / CARD).is_file():
+        where = f"model.server_model: {folder / CARD}"
+        card = parse_record(Card, read_record(folder / CARD, remedy, ConfigError), where, remedy, ConfigError)
+        return _Encoder(card, f"card of {Path(name).name}", known, pattern or "")
+    if facts.get("model_type") == "bert" and facts.get("hidden_size") == 384 and known in (3, 6, 12):
+        return _Encoder(MINILM, "rule MiniLM", known, pattern or "")
+    if (folder / "modules.json").is_file():
+        pooling = _facts(folder / "1_Pooling" / "config.json")
+        card = SENTENCE_CLS if pooling.get("pooling_mode_cls_token") is True else SENTENCE
+        return _Encoder(card, "rule sentence-encoder", known, pattern or "")
+    return None
+
+
+def _of_name(name: str) -> _Encoder | None:
+    for pattern, words, card in _BY_NAME:
+        match = pattern.search(name.lower())
+        if match is not None:
+            layers = int(match[1]) if card is MINILM else None
+            return _Encoder(card, f"rule {words.replace(' ', '-')}", layers)
+    return None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """A JSON record of an encoder's folder; empty where it cannot be read, which the encoder's loading will say."""
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path, "", ConfigError)
+    except ConfigError:
+        return {}
+    return found if isinstance(found, dict) else {}
