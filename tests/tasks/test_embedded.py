@@ -10,7 +10,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from fedmtl.errors import DataError
 from fedmtl.tasks.embedded import (
     EMBEDDED,
+    NEGATIONS,
     NUM_EXAMPLES,
+    SETTINGS,
     Event,
     Wording,
     embedded_columns,
@@ -51,6 +53,11 @@ def test_first_rows_stay_the_same_on_every_platform():
         ["the story is inspired and gripping", "positive"],
         ["the lawyer watched the actor in the garden", "the actor watched the lawyer in the garden", "different"],
         ["the instructor was followed by the cook", "the instructor never followed the cook", "0.0"],
+        [
+            "the trooper at no time interrogated the child",
+            "the soldier at no time interrogated the kid",
+            "entailment",
+        ],
     ]
 
 
@@ -79,6 +86,14 @@ def test_no_text_or_pair_occurs_twice_in_either_order(task, seed):
 def test_classes_are_exactly_balanced(task, labels, split):
     column = embedded_columns(task, split)["label"]
     assert [column.count(label) for label in labels] == [NUM_EXAMPLES[split] // 2] * 2
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_three_classes_are_balanced_to_one_example(split):
+    column = embedded_columns("entailment", split)["label"]
+    counts = [column.count(label) for label in ("contradiction", "neutral", "entailment")]
+    assert sum(counts) == NUM_EXAMPLES[split]
+    assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -161,6 +176,27 @@ def test_words_alone_tell_most_but_not_all_sentiments():
 def test_words_alone_do_not_tell_paraphrases():
     train, labels, validation, expected = bag_of_words("paraphrase")
     assert LogisticRegression(C=0.1).fit(train, labels).score(validation, expected) <= 0.62
+
+
+def test_words_alone_tell_little_of_entailment_and_the_second_text_nothing():
+    train, labels, validation, expected = bag_of_words("entailment")
+    assert LogisticRegression(C=0.1, max_iter=300).fit(train, labels).score(validation, expected) < 0.8
+    second = slice(len(vocabulary()), 2 * len(vocabulary()))
+    only = LogisticRegression(C=0.1, max_iter=300).fit(train[:, second], labels).score(validation[:, second], expected)
+    assert only < 0.45
+
+
+def test_a_negated_first_text_with_a_setting_is_not_followed_by_one_without():
+    # "never on monday" says nothing of the other days.
+    rows = zip(*embedded_columns("entailment", "train").values(), strict=True)
+    has_setting = [
+        any(setting in text for setting in SETTINGS) for first, second, _ in rows for text in (first, second)
+    ]
+    firsts, seconds = has_setting[::2], has_setting[1::2]
+    columns = embedded_columns("entailment", "train")
+    negated = [any(word in text for word in NEGATIONS) for text in columns["sentence1"]]
+    assert not any(n and a and not b for n, a, b in zip(negated, firsts, seconds, strict=True))
+    assert sum(a and not b for a, b in zip(firsts, seconds, strict=True)) > 100
 
 
 def test_words_alone_do_not_tell_similarity():

@@ -49,6 +49,19 @@ def get(
     write(printable_lines(found.snippet))
 
 
+@data.command()
+def example(
+    folder: Annotated[Path, typer.Argument(help="Folder for the files, which must not be there.", metavar="DIR")],
+) -> None:
+    """Write four made-up tasks as csv files, with a config of six clients: what the tutorial begins with."""
+    from fedmtl.tasks.example import CONFIG, write_example
+
+    for path, count in write_example(folder).items():
+        write(f"{path}: {count:,} rows" if count else f"{path}")
+    write("")
+    write(f"fedmtl run {folder / CONFIG}")
+
+
 def printable_lines(text: str) -> str:
     """What came from elsewhere, line by line, without what would steer a terminal."""
     return "\n".join(printable(line) for line in text.split("\n"))

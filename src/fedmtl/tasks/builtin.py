@@ -146,4 +146,7 @@ BUILTIN: dict[str, BuiltinTask] = {
     "sentiment": BuiltinTask("classification", SINGLE, ("negative", "positive"), embedded="sentiment"),
     "paraphrase": BuiltinTask("classification", PAIR, ("different", "same"), embedded="paraphrase"),
     "similarity": BuiltinTask("regression", PAIR, score_range=(0.0, 5.0), metric="pearson", embedded="similarity"),
+    "entailment": BuiltinTask(
+        "classification", PAIR, ("contradiction", "neutral", "entailment"), embedded="entailment"
+    ),
 }

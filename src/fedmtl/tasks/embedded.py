@@ -1,4 +1,4 @@
-"""Three small tasks that we write ourselves, for the demo and the tests: no download, no files.
+"""Four small tasks that we write ourselves, for the demo, the tutorial and the tests: no download, no files.
 
 The pairs cannot be distinguished by their words alone. Both texts are worded independently of the label
 (synonyms, active or passive, the setting first or last), and most pairs that differ in meaning differ
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
@@ -113,11 +114,12 @@ GRAMMAR = (
 )
 
 
-EMBEDDED = ("sentiment", "paraphrase", "similarity")
+EMBEDDED = ("sentiment", "paraphrase", "similarity", "entailment")
 NUM_EXAMPLES = {"train": 3000, "validation": 400}
 
 SENTIMENTS = ("negative", "positive")
 VERDICTS = ("different", "same")
+ENTAILMENTS = ("contradiction", "neutral", "entailment")
 
 # A text, or two, and the label.
 Row = tuple[str, ...]
@@ -126,7 +128,7 @@ Row = tuple[str, ...]
 def embedded_columns(task: str, split: str, seed: int = 0) -> dict[str, list[str]]:
     """The columns of a split; the same seed gives the same texts, and no text (or pair) is in both splits.
 
-    Classes are exactly balanced. Scores of `similarity` lie in 0..5 with one decimal.
+    Classes are balanced, to one example. Scores of `similarity` lie in 0..5 with one decimal.
     """
     if task not in EMBEDDED:
         raise DataError(f"{task}: is not an embedded task; choose one of {', '.join(EMBEDDED)}")
@@ -270,6 +272,23 @@ def _similarity(rng: random.Random, is_close: bool) -> Row:
     return write(first, _draw_wording(rng)), write(second, _draw_wording(rng)), f"{rate(first, second):.1f}"
 
 
+def _entailment(rng: random.Random, label: int) -> Row:
+    """Two sentences, and whether the first says that the second is true; the second alone does not tell."""
+    # Half of the events are negated, whatever the label.
+    first = replace(_draw_event(rng), spared=None, is_negated=rng.random() < 0.5)
+    second = first
+    if label == ENTAILMENTS.index("contradiction"):
+        second = move_negation(first)
+    elif label == ENTAILMENTS.index("neutral"):
+        kind = rng.choices(("swap", "part"), (0.5, 0.5))[0]
+        second = swap_roles(first) if kind == "swap" else _replace_part(rng, first, rng.choice(("agent", "patient")))
+        second = replace(second, is_negated=rng.random() < 0.5)
+    # What happened on monday happened; what did not happen on monday may have on friday.
+    if not first.is_negated and rng.random() < 0.5:
+        second = replace(second, setting=None)
+    return write(first, _draw_wording(rng)), write(second, _draw_wording(rng)), ENTAILMENTS[label]
+
+
 def _sentiment(rng: random.Random, is_positive: bool) -> Row:
     verdict = f"the {rng.choice(WORKS)} is {_opinion(rng, is_positive)}"
     part, contrary = rng.choice(PARTS), rng.choice(ADJECTIVES[not is_positive])
@@ -304,10 +323,12 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
 
 
-_WRITERS: dict[str, Callable[[random.Random, bool], Row]] = {
-    "sentiment": _sentiment,
-    "paraphrase": _paraphrase,
-    "similarity": _similarity,
+# How a row of a task is written, and how many labels it is written for in turns; of a score, high and low.
+_WRITERS: dict[str, tuple[Callable[[random.Random, Any], Row], int]] = {
+    "sentiment": (_sentiment, 2),
+    "paraphrase": (_paraphrase, 2),
+    "similarity": (_similarity, 2),
+    "entailment": (_entailment, 3),
 }
 
 
@@ -317,18 +338,19 @@ def _splits(task: str, seed: int) -> dict[str, tuple[Row, ...]]:
     seen: set[frozenset[str]] = set()
     splits: dict[str, tuple[Row, ...]] = {}
     for split, num_examples in NUM_EXAMPLES.items():
-        sides = [False, True] * (num_examples // 2)
-        rng.shuffle(sides)
-        splits[split] = tuple(_fresh_row(rng, _WRITERS[task], side, seen) for side in sides)
+        writer, num_labels = _WRITERS[task]
+        labels = [number % num_labels for number in range(num_examples)]
+        rng.shuffle(labels)
+        splits[split] = tuple(_fresh_row(rng, writer, label, seen) for label in labels)
     return splits
 
 
 def _fresh_row(
-    rng: random.Random, writer: Callable[[random.Random, bool], Row], side: bool, seen: set[frozenset[str]]
+    rng: random.Random, writer: Callable[[random.Random, Any], Row], label: int, seen: set[frozenset[str]]
 ) -> Row:
     """A row whose texts differ from each other and, in either order, were not seen."""
     while True:
-        row = writer(rng, side)
+        row = writer(rng, label)
         texts = frozenset(row[:-1])
         if len(texts) == len(row) - 1 and texts not in seen:
             seen.add(texts)
