@@ -58,6 +58,8 @@ def test_only_strict_makes_a_warning_the_exit_status(cli, files):
         (["nothing.tsv"], "nothing.tsv: no such file or folder"),
         (["mood.yaml", "train.tsv"], "a config names its files and columns itself"),
         (["train.tsv", "--set", "seed=1"], "--set changes a config"),
+        (["train.tsv", "--delimiter", ";;"], "--delimiter: found ';;'; write tab, comma, semicolon or one character"),
+        (["mood.yaml", "--delimiter", ";"], "a config names its files and columns itself"),
         (["train.tsv", "--text", "title"], "train.tsv: has no column title; it has text, label"),
     ],
 )
@@ -65,6 +67,23 @@ def test_what_cannot_be_checked_is_one_line(cli, files, arguments, words):
     done = cli("check", *arguments)
     assert done.code == 2
     assert words in done.error
+
+
+@pytest.mark.parametrize("delimiter", ["semicolon", ";"])
+def test_a_file_with_semicolons_is_read_with_its_delimiter(cli, files, delimiter):
+    rows = ["text;label", *(row.replace("\t", ";") for row in ROWS)]
+    (files / "train.csv").write_text("\n".join(rows) + "\n")
+    (part,) = json.loads(cli("check", "train.csv", "--delimiter", delimiter, "--json").out)["parts"]
+    assert (part["columns"], part["rows"], part["labels"]) == (["text", "label"], 40, {"bad": 20, "good": 20})
+
+
+@pytest.mark.parametrize("data", ["runs/demo", "runs", "runs/demo/events.jsonl", "runs/demo/results.csv"])
+def test_the_folder_of_a_run_is_refused_with_what_to_check_instead(cli, runs, data):
+    done = cli("check", data)
+    assert done.code == 2
+    assert (
+        ": is the folder of a run, and its files are no examples; name files of examples, or check those" in done.error
+    )
 
 
 def test_an_error_in_a_file_quotes_nothing_of_it(cli, files):

@@ -1,12 +1,14 @@
 """The run folder: its name, its parts, and how it is found."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fedmtl.errors import FedmtlError, RunNotFound
-from fedmtl.runs.folder import RunFolder, create_run, find_run
+from fedmtl.runs import folder
+from fedmtl.runs.folder import RunFolder, create_run, find_run, locked
 from fedmtl.runs.log import append_event
 from runs.two_tasks import START
 
@@ -32,7 +34,7 @@ class TestNames:
         assert all(run.config.read_text() == run.name for run in runs)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["demo", *(run.name for run in runs)])
 
-    @pytest.mark.parametrize("step", ["write_atomic", "Path.rename"])
+    @pytest.mark.parametrize("step", ["write_atomic", "_rename_to_new"])
     def test_whatever_ends_it_there_is_no_folder_without_a_config(self, tmp_path, monkeypatch, step):
         def end(*arguments):
             raise KeyboardInterrupt
@@ -41,6 +43,49 @@ class TestNames:
         with pytest.raises(KeyboardInterrupt):
             create_run(tmp_path / "runs", "demo", lambda run: {"config.yaml": b"x"})
         assert list((tmp_path / "runs").iterdir()) == []
+
+    def test_an_empty_folder_that_appears_in_between_is_not_taken_over(self, tmp_path, monkeypatch):
+        real = folder.write_atomic
+
+        def write_and_disturb(path, *parts):
+            real(path, *parts)
+            (tmp_path / "demo").mkdir(exist_ok=True)
+
+        monkeypatch.setattr(folder, "write_atomic", write_and_disturb)
+        made = create_run(tmp_path, "demo", lambda run: {"config.yaml": b"x"})
+        assert made.name == "demo-2"
+        assert list((tmp_path / "demo").iterdir()) == []
+
+    def test_what_a_killed_start_left_is_removed_by_the_next_and_nothing_else(self, tmp_path):
+        def unfinished(name: str) -> Path:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.yaml").write_text("x")
+            return tmp_path / name
+
+        killed, busy = unfinished(".demo.0123abcd.tmp"), unfinished(".demo.11111111.tmp")
+        (killed / ".lock").touch()
+        young = unfinished(".demo.22222222.tmp")
+        foreign = unfinished(".notes.tmp")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / ".demo.44444444.tmp").symlink_to(tmp_path / "elsewhere")
+        with locked(busy):
+            for path in (killed, busy, foreign):
+                os.utime(path, (0, 0))
+            create_run(tmp_path, "demo", lambda run: {"config.yaml": b"x"})
+        assert not killed.exists()
+        assert busy.exists()
+        assert young.exists()
+        assert foreign.exists()
+        assert (tmp_path / "elsewhere").exists()
+
+    def test_temporary_files_of_a_killed_writer_are_removed(self, tmp_path):
+        run = RunFolder(tmp_path)
+        run.checkpoints.mkdir()
+        left = [tmp_path / ".results.csv.0123abcd.tmp", run.checkpoints / ".round-0001.json.0123abcd.tmp"]
+        for path in (*left, tmp_path / ".mine.tmp"):
+            path.write_text("half")
+        folder.remove_temporary(run)
+        assert [path.exists() for path in (*left, tmp_path / ".mine.tmp")] == [False, False, True]
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "a b", "ä", "a\n"])
     def test_a_name_that_is_no_plain_word_is_refused(self, tmp_path, name):

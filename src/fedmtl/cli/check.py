@@ -35,6 +35,10 @@ def check(
         list[str] | None, typer.Option(help="A text column of the files; twice for pairs.", metavar="COLUMN")
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of the files.", metavar="COLUMN")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(help="What separates the columns of csv and tsv files: tab, comma, semicolon or one character."),
+    ] = None,
     set: Settings = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with status 1 where there is a warning.")] = False,
     json_: Json = False,
@@ -47,7 +51,7 @@ def check(
         if not path.exists():
             raise DataError(f"{path}: no such file or folder; name files of examples, a folder of them, or a config")
     if any(path.suffix in CONFIGS for path in data):
-        if len(data) > 1 or text or label:
+        if len(data) > 1 or text or label or delimiter:
             raise ConfigError("check: a config names its files and columns itself; give it alone, or with --set")
         from fedmtl.cli.run import load
 
@@ -55,7 +59,7 @@ def check(
     elif set:
         raise ConfigError("check: --set changes a config, and there is none among the files; remove it")
     else:
-        parts = file_parts(data, text or (), label)
+        parts = file_parts(data, text or (), label, _checked_delimiter(delimiter))
     found = check_parts(parts)
     if json_:
         write(json.dumps(found.to_json()))
@@ -63,6 +67,14 @@ def check(
         _print(found)
     if strict and found.warnings:
         raise typer.Exit(1)
+
+
+def _checked_delimiter(delimiter: str | None) -> str | None:
+    from fedmtl.tasks.sources import DELIMITERS
+
+    if delimiter is None or delimiter in DELIMITERS or (len(delimiter) == 1 and delimiter not in '"\r\n'):
+        return delimiter
+    raise ConfigError(f"--delimiter: found {delimiter!r}; write {', '.join(DELIMITERS)} or one character")
 
 
 def _print(found: Checked) -> None:

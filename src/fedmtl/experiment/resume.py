@@ -32,7 +32,7 @@ from fedmtl.runs.events import (
     StartEvent,
     WarningEvent,
 )
-from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.folder import RunFolder, remove_temporary
 from fedmtl.runs.log import append_event, cut_back, missing_rounds, read_events, read_lines, repair_advice, write_lines
 from fedmtl.sharing.plan import Extra, is_personal
 
@@ -63,6 +63,7 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     `keeps_clients` says that the clients' states are in the run folder, not at sites. With `repair`, rounds that
     events.jsonl has lost are named and left out.
     """
+    remove_temporary(run)
     found = last_whole_checkpoint(run.checkpoints)
     state = found.state or prepared.state
     if found.state is not None:

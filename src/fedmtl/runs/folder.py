@@ -5,6 +5,7 @@ Files are written whole or not at all, folders are private, and one process at a
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import errno
 import os
@@ -14,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,11 @@ else:
     import fcntl
 
 LOCK = ".lock"
+# What `write_atomic` and `create_run` work on before it has its name.
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+UNFINISHED_SECONDS = 60.0
+# Of Linux' renameat2.
+AT_FDCWD, RENAME_NOREPLACE = -100, 1
 
 
 def make_private_folder(path: Path) -> None:
@@ -214,6 +220,7 @@ def create_run(
     path, number = output / name, 1
     try:
         output.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(output)
         while not _appears(path, files(RunFolder(path))):
             number += 1
             path = output / f"{name}-{number}"
@@ -235,19 +242,56 @@ def _appears(path: Path, files: Mapping[str, bytes]) -> bool:
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         hidden.mkdir(mode=0o700)
-        for name, data in files.items():
-            write_atomic(hidden / name, data)
-        try:
-            # Onto a folder with files in it, which came in between, this fails.
-            hidden.rename(path)
-        except OSError as error:
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                return False
-            raise
+        # While it has the lock, no other start takes the folder for one that a kill left behind.
+        with locked(hidden):
+            for name, data in files.items():
+                write_atomic(hidden / name, data)
+            try:
+                _rename_to_new(hidden, path)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    return False
+                raise
         _sync_folder(path.parent)
         return True
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _rename_to_new(folder: Path, target: Path) -> None:
+    """Give a folder its name; where there is something of that name, were it an empty folder, it is an OSError."""
+    if sys.platform == "linux":
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is not None:
+            if rename(AT_FDCWD, os.fsencode(folder), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
+                return
+            number = ctypes.get_errno()
+            if number not in (errno.ENOSYS, errno.EINVAL):
+                raise OSError(number, os.strerror(number), str(target))
+    # An empty folder that came in between would be replaced here, one with files in it not.
+    folder.rename(target)
+
+
+def _remove_unfinished(output: Path) -> None:
+    """Remove the hidden folders of starts that were killed; one that a process works on stays.
+
+    A start needs milliseconds, so a folder of the last minute may be somebody's who has no lock yet.
+    """
+    for folder in output.glob(".*.tmp"):
+        if not _UNFINISHED.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+            continue
+        # Another process may give it its name, or remove it, at any time.
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > UNFINISHED_SECONDS and not is_busy(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_temporary(run: RunFolder) -> None:
+    """Remove the unfinished files of a process that was killed while it wrote; call it with the run's lock."""
+    for folder in (run.path, run.checkpoints, run.path / "model"):
+        for path in folder.glob(".*.tmp"):
+            if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink(missing_ok=True)
 
 
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:

@@ -199,7 +199,10 @@ def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
     if lacks_header(table):
         yield Finding("no_header", where, 1, "the first line does not look like names of columns; is there a header?")
     if not part.text:
-        yield Finding("no_text", where, 1, "no column of texts was found; name it with --text")
+        remedy = "name it with --text" + (
+            ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
+        )
+        yield Finding("no_text", where, 1, f"no column of texts was found; {remedy}")
     if part.label is None:
         yield Finding("no_label", where, 1, "no column of labels was found; name it with --label")
     if facts.empty_texts:

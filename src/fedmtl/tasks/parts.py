@@ -51,8 +51,10 @@ class Part:
         return [] if self.label is None else self.table.columns[self.label]
 
 
-def file_parts(paths: Sequence[Path], text: Sequence[str] = (), label: str | None = None) -> list[Part]:
-    """The parts of files and folders.
+def file_parts(
+    paths: Sequence[Path], text: Sequence[str] = (), label: str | None = None, delimiter: str | None = None
+) -> list[Part]:
+    """The parts of files and folders; `delimiter` is that of their csv and tsv files.
 
     A file's name says whether it is train, dev (or validation) or test; a name that says nothing is train. Files of one
     folder belong together, unless their names say nothing: then each is a client's. A folder named as a built-in task
@@ -63,7 +65,9 @@ def file_parts(paths: Sequence[Path], text: Sequence[str] = (), label: str | Non
     folders = {file.parent for file in files}
     parts = []
     for file, split in named:
-        table = read_table(file)
+        _refuse_run(file.parent)
+        is_separated = ".csv" in file.name.lower() or ".tsv" in file.name.lower()
+        table = read_table(file, delimiter if is_separated else None)
         folder = file.absolute().parent.name
         task = folder if folder in BUILTIN else ""
         client = _stem(file) if split is None else folder if len(folders) > 1 and not task else ""
@@ -79,6 +83,15 @@ def make_part(
     found = _columns(table, text, label, task)
     is_label_named = label is not None or (found[1] or "").lower() in LABEL_NAMES
     return Part(table, *found, split, task, client, is_named=bool(text), is_label_named=is_label_named)
+
+
+def _refuse_run(folder: Path) -> None:
+    """Raise for the folder of a run, whose events and results are no examples."""
+    if (folder / "events.jsonl").is_file() and (folder / "config.yaml").is_file():
+        raise DataError(
+            f"{folder}: is the folder of a run, and its files are no examples; name files of examples, or check those"
+            f" of its config with `fedmtl check {folder / 'config.yaml'}`"
+        )
 
 
 def _tables_in(folder: Path) -> list[Path]:
