@@ -25,7 +25,8 @@ from fedmtl_studies.library import (
 COLOURS = 7
 FIGURE_STYLE = """
 .curve { fill: none; stroke: var(--c); stroke-width: 1.6; stroke-linejoin: round }
-svg text.named { fill: var(--c); font-weight: 600 } svg text.inside { text-anchor: middle; fill: var(--ink) }
+svg text.named { fill: color-mix(in oklab, var(--c) 60%, var(--ink)); font-weight: 600 }
+svg text.inside { text-anchor: middle; fill: var(--ink) }
 svg text.small { font-size: 9px }
 """
 _LABEL_GAP = 12.0

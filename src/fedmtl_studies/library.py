@@ -21,9 +21,8 @@ from fedmtl.foreign import printable
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, padded, svg, x_axis, y_axis
 from fedmtl.report.formats import MISSING, change, count, duration, percent, score, size
-from fedmtl.report.markup import Html, join, legend, notes, tag
+from fedmtl.report.markup import Html, join, legend, notes, notices, tag
 from fedmtl.report.markup import table as html_table
-from fedmtl.report.outline import notices
 from fedmtl.report.page import write_report
 from fedmtl.report.single_page import TABLE_STYLE, single_page
 from fedmtl.report.single_page import write_svg as write_svg_file

@@ -99,7 +99,32 @@ def show(known: Known, scored: Mapping[str, str | None]) -> Page:
         remarks=[*_remarks(known), *_scored(known, scored)],
         sheets={"cells": cells_sheet(known), "curves": curves_sheet(known.results)},
         style=STYLE,
+        answer=answer(known),
     )
+
+
+def answer(known: Known) -> str:
+    """Return in a sentence how many encoders on tasks stay above chance as clients are added, and which fall to it."""
+    named = dict.fromkeys((setup.encoder, setup.task) for setup in known.results)
+    found = {pair: what for pair in named if (what := collapse(known, *pair)) is not None}
+    if not found:
+        return ""
+    most = max(setup.clients for setup in known.results if known.fates(setup))
+    void = [pair for pair, what in found.items() if 1 in what.counts]
+    fell = {pair: min(what.counts) for pair, what in found.items() if what.counts and pair not in void}
+    stood = len(found) - len(void) - len(fell)
+    sentences = [
+        f"With up to {most} clients {stood} of {len(found)} pairs of an encoder and a task"
+        f" {'stays' if stood == 1 else 'stay'} above chance."
+    ]
+    if fell:
+        listed = (f"{encoder} on {task} with {clients} clients" for (encoder, task), clients in fell.items())
+        sentences.append(f"At chance: {', '.join(listed)}.")
+    if void:
+        sentences.append(
+            f"{len(void)} had not left chance with one client and {'proves' if len(void) == 1 else 'prove'} nothing."
+        )
+    return " ".join(sentences)
 
 
 def _opening(options: ScalingOptions) -> str:

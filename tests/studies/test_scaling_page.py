@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 from fedmtl_studies.page import to_csv
 from fedmtl_studies.scaling_figures import make_figures
-from fedmtl_studies.scaling_page import CLAIMS, NOT_RUN, claims_table, make_tables
+from fedmtl_studies.scaling_page import CLAIMS, NOT_RUN, answer, claims_table, make_tables
 from studies.small_results import known, result
 
 GOOD, NEVER = result(0.5, 0.7, 0.8), result(0.5, 0.5, 0.5, 0.5)
@@ -82,3 +82,12 @@ def test_a_void_encoder_is_named_as_such():
 
 def test_nothing_is_drawn_of_nothing():
     assert pictures(known({1: [None]})) == {}
+
+
+def test_the_answer_says_who_stays_above_chance():
+    assert answer(known({1: GOOD, 2: GOOD})) == (
+        "With up to 2 clients 1 of 1 pairs of an encoder and a task stays above chance."
+    )
+    assert answer(known({1: GOOD, 2: GOOD, 4: NEVER})).endswith("At chance: tiny on sentiment with 4 clients.")
+    assert answer(known({1: NEVER, 2: NEVER})).endswith("1 had not left chance with one client and proves nothing.")
+    assert answer(known({1: [None]})) == ""

@@ -73,6 +73,12 @@ def notes(lines: Iterable[object]) -> Html:
     return tag("ul", *items, class_="notes") if items else Html()
 
 
+def notices(lines: Iterable[object]) -> Html:
+    """Short sentences at the top of a page about what a reader must know before the numbers; nothing for none."""
+    items = [tag("li", line) for line in lines]
+    return tag("ul", *items, class_="notices", aria_label="Notices") if items else Html()
+
+
 def legend(entries: Iterable[tuple[str, object]]) -> Html:
     """Colour swatches with their words; an entry is (CSS class, words)."""
     items = (tag("li", tag("span", class_=f"swatch {colour}"), words) for colour, words in entries)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from fedmtl.report.formats import MISSING, count, duration, known, plural, score, size
 from fedmtl.report.markup import Html, join, tag
 from fedmtl.report.record import Run, average, summarize
@@ -37,21 +35,13 @@ def links() -> Html:
     )
 
 
-def notices(lines: Iterable[object]) -> Html:
-    """Short sentences at the top of a page about what a reader must know before the numbers; nothing for none."""
-    items = [tag("li", line) for line in lines]
-    return tag("ul", *items, class_="notices", aria_label="Notices") if items else Html()
-
-
-def masthead(run: Run, warnings: Iterable[object] = ()) -> Html:
-    """The top of a run's page; `warnings` are sentences that stand before the run's facts."""
+def masthead(run: Run) -> Html:
     return tag(
         "header",
         tag("p", "fedmtl run report", class_="kicker"),
         tag("h1", run.name),
         tag("p", *_badges(run), class_="badges"),
         tag("p", _lede(run), class_="lede"),
-        notices(warnings),
         *(tag("p", verdict.words, class_=f"verdict {_LOOK.get(verdict.code, 'bad')}") for verdict in run.verdicts),
         _facts(run),
     )

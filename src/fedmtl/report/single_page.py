@@ -221,6 +221,10 @@ main.broad { max-width: 96rem }
 .inside { padding: .3rem .9rem .6rem } details { margin-bottom: .7rem } .lead { margin: 1.4rem 0 1rem }
 .study { font-size: .84rem } .study td small { white-space: nowrap }
 .study thead th { white-space: normal; max-width: 9rem }
+@media (max-width: 40rem) {
+  /* It stays while the rest scrolls, so it must leave space for the rest. */
+  .study tbody th, .study td:nth-child(2) { white-space: normal; min-width: 6rem; max-width: 7rem }
+}
 @media print {
   @page { size: A4 landscape; margin: 11mm }
   .study { font-size: 7.5pt } .study th, .study td, .study td small { white-space: normal; padding-right: .4rem }
