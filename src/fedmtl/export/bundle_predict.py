@@ -116,6 +116,8 @@ def answer(task: dict[str, Any], outputs: np.ndarray) -> dict[str, Any]:
 
 
 def _session(graph: Path, threads: int | None) -> Any:
+    if not graph.is_file():
+        raise ValueError(f"{graph}: no such file; give a graph that lies in this folder")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or os.cpu_count() or 1
     options.inter_op_num_threads = 1
