@@ -58,7 +58,7 @@ class Model:
         if not wanted:
             return []
         names = self._fitting(wanted, task)
-        # Two texts that are encoded apart are two rows of a call, so these tasks have a call of their own.
+        # Two texts that are encoded apart are two rows of a call, so these tasks need another call.
         dual = [name for name in names if self.tasks[name]["pair"] == "dual"]
         found: dict[str, list[dict[str, Any]]] = {}
         for group in filter(None, ([name for name in names if name not in dual], dual)):
