@@ -74,6 +74,12 @@ def test_what_a_file_cannot_answer(cli, file, arguments, error):
     assert done.error.startswith(error)
 
 
+def test_a_bundle_stands_for_its_graph(cli, file):
+    folder = file.removesuffix("/model.onnx")
+    assert cli("predict", folder, "a fine film").out == cli("predict", file, "a fine film").out != ""
+    assert cli("predict", folder, "x", "--round", "best").error.startswith("--round best: an ONNX file has one set")
+
+
 def test_quantize_says_what_it_brings_and_costs(cli, file, tmp_path):
     done = cli("quantize", file, "--samples", "4", "--threads", "1")
     assert done.code == 0

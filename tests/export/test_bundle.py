@@ -133,12 +133,13 @@ def test_the_command_reads_texts_files_and_stdin(script, bundle, tmp_path, capsy
         (["--file", "none.txt"], "[Errno 2] No such file or directory: 'none.txt'"),
         (["a", "--task", "mood"], "there is no task mood; there are single, cross, dual, score"),
         (["a", "--task", "dual"], "task dual takes a and b; 1 given"),
+        (["a", "--graph", "none"], "FOLDER/none: no such file; give a graph that lies in this folder"),
         ([" "], "a text is empty; give some words"),
     ],
 )
-def test_a_wrong_command_is_one_line(script, capsys, arguments, error):
+def test_a_wrong_command_is_one_line(script, bundle, capsys, arguments, error):
     assert script.main(arguments) == 2
-    assert capsys.readouterr().err == f"predict.py: {error}\n"
+    assert capsys.readouterr().err == f"predict.py: {error.replace('FOLDER', str(bundle[1]))}\n"
 
 
 def _environment(folder):

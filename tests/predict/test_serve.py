@@ -194,11 +194,11 @@ def test_requests_of_a_moment_share_a_pass_and_get_their_rows(model):
         batcher = serve.Batcher(model.served(), SMALL, serve.Metrics())
         running = asyncio.create_task(batcher.run())
         texts = ["a", "bb", "ccc"]
-        asked = [batcher.answer([(text,)], ("mood",)) for text in texts]
+        sent = [batcher.answer([(text,)], ("mood",)) for text in texts]
         pair = batcher.answer([("dddd", "e")], ("score",))
         # Five rows are one more than a batch has.
         large = batcher.answer([("f" * 6,)] * 2, ("mood",))
-        found = await asyncio.gather(*asked, pair, large)
+        found = await asyncio.gather(*sent, pair, large)
         running.cancel()
         batcher.close()
         return found

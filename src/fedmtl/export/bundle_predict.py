@@ -58,7 +58,7 @@ class Model:
         if not wanted:
             return []
         names = self._fitting(wanted, task)
-        # Two texts that are encoded apart are two rows of a call, so these tasks have a call of their own.
+        # Two texts that are encoded apart are two rows of a call, so these tasks need another call.
         dual = [name for name in names if self.tasks[name]["pair"] == "dual"]
         found: dict[str, list[dict[str, Any]]] = {}
         for group in filter(None, ([name for name in names if name not in dual], dual)):
@@ -116,6 +116,8 @@ def answer(task: dict[str, Any], outputs: np.ndarray) -> dict[str, Any]:
 
 
 def _session(graph: Path, threads: int | None) -> Any:
+    if not graph.is_file():
+        raise ValueError(f"{graph}: no such file; give a graph that lies in this folder")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or os.cpu_count() or 1
     options.inter_op_num_threads = 1

@@ -5,7 +5,7 @@ share their encoder. Whoever can reach the port may ask: there are no accounts a
 alone unless a host is named. Texts are neither stored nor logged, and an error names no text.
 
 A browser on this machine may visit pages of strangers. So a request must be JSON by its content type, which a page of
-another origin cannot send unasked, and must name this machine in its Host header, which one that rebinds a name cannot.
+another origin may not send, and must name this machine in its Host header, which one that rebinds a name cannot.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def open_served(run: str, onnx: Path | None, client: str | None, round: str | No
 
 
 def _name(file: Path) -> str:
-    """The name of the run in whose folder an ONNX file lies; elsewhere that of its folder, or its own."""
+    """The name of the run in whose folder an ONNX file lies; elsewhere that of its folder, or of the file."""
     from fedmtl.predict.onnx import GRAPH, run_of
 
     try:
@@ -494,7 +494,7 @@ def openapi(served: Served, limits: Limits) -> dict[str, Any]:
     pair = {"type": "array", "items": text, "minItems": 2, "maxItems": 2}
     rows = {"type": "array", "minItems": 1, "maxItems": limits.texts}
     tasks = {"type": "string", "enum": list(served.tasks)}
-    asked = {
+    wanted = {
         "type": "object",
         "properties": {"texts": {**rows, "items": text}, "pairs": {**rows, "items": pair}, "task": tasks},
         "oneOf": [{"required": ["texts"]}, {"required": ["pairs"]}],
@@ -509,7 +509,7 @@ def openapi(served: Served, limits: Limits) -> dict[str, Any]:
     refusals = {400: "wrong", 408: "too slow", 413: "too large", 415: "no JSON", 500: "not computed", 503: "queue full"}
     predict = {
         "summary": "Answer texts or pairs with every head that takes them, or with one",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": wanted}}},
         "responses": {
             "200": _response("a list of answers for each text or pair", answered),
             **{str(status): _response(words, failed) for status, words in refusals.items()},
