@@ -10,7 +10,7 @@ import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
-from fedmtl.cli.run import load, repaired
+from fedmtl.cli.run import load, loading, repaired
 from fedmtl.cli.terminal import make_terminal, stamped
 from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
@@ -52,7 +52,8 @@ def server(
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
         loaded = load(config, set or [], "server")
         with display:
-            from fedmtl.deploy.server import Endpoint, serve_run
+            with loading():
+                from fedmtl.deploy.server import Endpoint, serve_run
 
             done = serve_run(loaded, name or (config.stem if config else "demo"), Endpoint(address, certs), display)
     else:
@@ -60,7 +61,8 @@ def server(
         if repair:
             repaired(found, display)
         with display:
-            from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
+            with loading():
+                from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
 
             endpoint = saved_endpoint(found)
             if listen is not None or certs is not None:
