@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.small_runs import small
+from fedmtl.cli.run import loading
+from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import RunFolder
 from raw_events import raw_events
 
@@ -83,6 +85,24 @@ def test_a_run_ended_by_ctrl_c_goes_on_to_the_weights_of_one_that_was_not(cli, s
     assert resumed["rounds"] == whole["rounds"] == NUM_ROUNDS
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert raw_events(run)[-1]["status"] == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_libraries_load_waits_for_them_and_is_one_line(number):
+    before = signal.getsignal(number)
+    loaded = []
+
+    def load() -> None:
+        with loading():
+            os.kill(os.getpid(), number)
+            # Half a library is none: what follows is still done.
+            loaded.append("all of it")
+
+    with pytest.raises(FedmtlError, match=f"ended by {number.name} before the run began") as caught:
+        load()
+    assert loaded == ["all of it"]
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) == before
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):

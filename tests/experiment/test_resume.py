@@ -179,6 +179,9 @@ class TestEditedConfig:
         assert "training.num_rounds from 3 to 5, training.batch_size from 8 to 16" in message
         assert message.endswith(f"undo that, or start a new run with `fedmtl run {plain.config}`")
         assert plain.events.read_bytes() == before
+        (plain.path / "place.json").write_text("{}")
+        with pytest.raises(ConfigError, match="start a new run with `fedmtl server --config "):
+            resume_run(plain)
 
     def test_one_that_does_not_is_recorded_once_and_gives_the_same_weights(self, plain):
         whole = digest(plain)

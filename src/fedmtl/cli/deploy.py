@@ -10,7 +10,7 @@ import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
-from fedmtl.cli.run import load_explained, repaired, say_chosen
+from fedmtl.cli.run import load_explained, loading, repaired, say_chosen
 from fedmtl.cli.terminal import make_terminal, stamped
 from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
@@ -53,7 +53,8 @@ def server(
         explained = load_explained(config, set or [], "server")
         with display:
             say_chosen(explained, display)
-            from fedmtl.deploy.server import Endpoint, serve_run
+            with loading():
+                from fedmtl.deploy.server import Endpoint, serve_run
 
             done = serve_run(
                 explained.config, name or (config.stem if config else "demo"), Endpoint(address, certs), display
@@ -63,7 +64,8 @@ def server(
         if repair:
             repaired(found, display)
         with display:
-            from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
+            with loading():
+                from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
 
             endpoint = saved_endpoint(found)
             if listen is not None or certs is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +15,7 @@ import typer
 from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
 from fedmtl.cli.progress import Display, Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.terminal import write
-from fedmtl.errors import ConfigError, needs_extra
+from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import RunFolder, find_run, locked
 
 if TYPE_CHECKING:
@@ -80,10 +83,31 @@ def _start(
     _warm_up(loaded)
     with display:
         say_chosen(explained, display)
-        from fedmtl.experiment.run import start_run
+        with loading():
+            from fedmtl.experiment.run import start_run
 
         name = name or (path.stem if path else "demo")
         return start_run(loaded, name, display, profile=profile, make_engine=_opener(engine))
+
+
+class EndedEarly(FedmtlError):
+    """Ctrl-C or SIGTERM came before a run had begun."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name} before the run began")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import libraries of compiled code inside this block: a signal waits for its end.
+
+    An exception in the middle of their start ends the process by an abort, with a core instead of a line.
+    """
+    from fedmtl.engines.processes import raised
+
+    with raised(EndedEarly) as signals, signals.postponed():
+        yield
 
 
 def _opener(engine: Engine) -> OpenEngine:
@@ -128,7 +152,8 @@ def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: 
         return found
     _warm_up(load(found.config, [], "run"))
     with display:
-        from fedmtl.experiment.run import resume_run
+        with loading():
+            from fedmtl.experiment.run import resume_run
 
         display.name = found.name
         return resume_run(found, display, profile=profile, make_engine=_opener(engine), repair=repair)

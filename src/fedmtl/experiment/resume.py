@@ -132,9 +132,11 @@ def _edits(run: RunFolder, config: Config, events: Sequence[Event]) -> dict[str,
     named = [f"{key} from {shown(a)} to {shown(b)}" for key, (a, b) in edits.items() if key not in EDITABLE]
     if named:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        # Only a server's run has it.
+        command = "server --config" if (run.path / "place.json").exists() else "run"
         raise ConfigError(
             f"{run.config}: was edited since the run began: {', '.join(named[:MOST_NAMED])}{more}; undo that, or start"
-            f" a new run with `fedmtl run {run.config}`"
+            f" a new run with `fedmtl {command} {run.config}`"
         )
     return edits
 
