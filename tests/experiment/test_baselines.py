@@ -83,7 +83,9 @@ def test_a_run_that_learns_nothing_says_that_it_lost_and_what_to_try(loser):
     assert lost.words.startswith("mood: accuracy 0.")
     assert "TF-IDF with a linear model (1.000)" in lost.words
     assert "it hardly learned: try a larger training.learning_rate" in lost.words
-    assert lost.words in loser.report.read_text()
+    page = loser.report.read_text()
+    assert lost.words in page
+    assert "What simpler models score" in page
 
 
 def test_a_run_that_learns_says_how_far_ahead_it_is_and_nothing_else(files, tmp_path):

@@ -1,5 +1,7 @@
 """What a run says of itself, from events that are written by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedmtl.runs.events import (
@@ -65,6 +67,24 @@ def test_all_baselines_that_win_are_in_one_line_the_best_first():
         "worse than the frozen encoder with a linear model (0.800) and TF-IDF with a linear model (0.700)"
         in found.words
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "losses", "trained", "marked", "tip"),
+    [
+        ([0.6, 0.6, 0.6], [0.7, 0.9, 1.2], [0, 0.5, 0.4], None, "its loss grew: try a tenth"),
+        ([0.7, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.5, 0.4], None, "try a smaller training.learning_rate"),
+        ([0.6, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.5, 0.4], "gives one label to all", "its answers hardly differ"),
+        ([0.6, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.69, 0.68], None, "it hardly learned: try a larger"),
+        ([0.6, 0.62, 0.65], [0.7, 0.6, 0.6], [0, 0.6, 0.5], None, "it was still improving: try more"),
+        ([0.6, 0.65, 0.64], [0.7, 0.6, 0.6], [0, 0.6, 0.5], None, "try another training.learning_rate"),
+    ],
+)
+def test_what_to_try_follows_from_what_the_losses_did(values, losses, trained, marked, tip):
+    events = run_of(values, [("tfidf", 0.9)], losses, trained)
+    last = max(at for at, event in enumerate(events) if isinstance(event, EvaluationEvent))
+    events[last] = replace(events[last], marked=marked)
+    assert tip in verdicts(events)[0].words.split("; ")[1]
 
 
 def test_how_far_a_run_is_ahead_is_one_line():

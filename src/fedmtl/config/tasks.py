@@ -28,8 +28,7 @@ Pair = Literal["cross", "dual"]
 class SourceConfig(Section):
     train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
     validation: str | None = Field(
-        None,
-        description="File that scores every round; without it one is cut from train, with equal texts on one side.",
+        None, description="File that scores every round; without it one is cut from train, equal texts on one side."
     )
     more_validation: Annotated[dict[Name, str], Empty] = Field(
         default_factory=dict,

@@ -238,15 +238,21 @@ def _tip(record: _Record) -> str:
     """What to try, by what the losses did."""
     trained = [loss for at, loss in sorted(record.losses.items()) if loss is not None and at > 0]
     first = record.scored.get(0)
-    if first is not None and first.loss and record.final.loss and record.final.loss > 1.5 * first.loss:
+    final, before = record.final, first.metrics.get(record.metric) if first else None
+    if first is not None and first.loss and final.loss and final.loss > 1.5 * first.loss:
         return "its loss grew: try a tenth of training.learning_rate"
+    value = final.metrics.get(record.metric)
+    if value is not None and before is not None and _is_worse(record, record.metric, value, before):
+        return "try a smaller training.learning_rate"
+    if final.marked:
+        return "its answers hardly differ: training.learning_rate is far too small, or far too large"
     if len(trained) > 1 and trained[-1] > trained[0] * (1 - FALLS):
         return "it hardly learned: try a larger training.learning_rate or training.head_rate"
     if record.facts.pair == "cross":
         return "try `model.pair: dual`, or more rounds"
     values = [event.metrics.get(record.metric) for _, event in sorted(record.scored.items())]
-    known = [value for value in values if value is not None]
-    if len(known) > 2 and known[-1] >= max(known):
+    known = [each for each in values if each is not None]
+    if len(known) > 2 and known[-1] > max(known[:-1]):
         return "it was still improving: try more training.num_rounds, or a larger training.learning_rate"
     return "try another training.learning_rate or training.head_rate, or more rounds"
 
