@@ -28,6 +28,10 @@ Pair = Literal["cross", "dual"]
 class SourceConfig(Section):
     train: str | None = Field(None, description="File with training examples: csv, tsv, jsonl, parquet, also .gz.")
     validation: str | None = Field(None, description="File that scores every round; without it one is cut from train.")
+    test: str | None = Field(
+        None,
+        description="Labelled file that no run reads; `fedmtl evaluate RUN --test` scores the finished model on it.",
+    )
     more_validation: Annotated[dict[Name, str], Empty] = Field(
         default_factory=dict,
         description="Further validation files by name, such as {mismatched: FILE}: each is scored and reported as"
