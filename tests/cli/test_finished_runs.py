@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from cli.small_runs import small
+from fedmtl.compress.measure.process import _load
+from fedmtl.errors import FedmtlError
 
 
 def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs, one_thread):
@@ -256,6 +258,16 @@ def test_nothing_to_export_is_an_error_with_the_remedy(cli):
         assert cli("export", name, "--to", "onnx").code == 0
     cli("run", "--name", "lora", *small("training.num_rounds=0", tasks, "model.pair=cross", "model.lora={rank: 2}"))
     assert cli("export", "lora").code == 0
+
+
+def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(cli, runs):
+    for cut in ("--amount", "--ffn"):
+        assert cli("prune", "personal", cut, "0.5").error == (
+            "personal: `heads.sentiment.weight` stayed at the clients, so there is no whole model to prune; prune a run"
+            " that shares it"
+        )
+    with pytest.raises(FedmtlError, match="`fedmtl export personal --to onnx --client NAME --out "):
+        _load(runs / "personal", None)
 
 
 def test_report_is_written_again(cli, runs):
