@@ -199,8 +199,13 @@ class Run:
         client: str | None = None,
         round: Round | None = None,
         by: str | None = None,
+        *,
+        test: bool = False,
     ) -> dict[str, Scores]:
         """Score the model on the run's validation examples, or one task on any labelled file; scores by task.
+
+        A task may be one of its further validation sets, such as `mnli:mismatched`. With `test` it is scored on the
+        test files that the config names (`source.test`).
 
         `by` names a column of the file that says which group an example is of: every group has its scores too, under
         such as `sst2:country=DE`.
@@ -213,12 +218,14 @@ class Run:
             raise FedmtlError("evaluate: a file needs a task, which says whose columns and labels it has")
         if by is not None and file is None:
             raise FedmtlError("evaluate: groups are those of a file, by one of its columns; give one with its task")
-        from fedmtl.predict.run import evaluate_file, evaluate_validation
+        if test and file is not None:
+            raise FedmtlError("evaluate: found a file and test, which scores the config's files; give one of them")
+        from fedmtl.predict.run import evaluate_file, evaluate_test, evaluate_validation
 
         model = self._load(client, round, values_only=True)
         if task is not None and file is not None:
             return evaluate_file(model, task, Path(file), by)
-        return evaluate_validation(model, task)
+        return evaluate_test(model, task) if test else evaluate_validation(model, task)
 
     def resume(self, observe: Observer | None = None) -> Run:
         """Go on after the last whole round, to the weights of a run that never stopped; one that is done stays so."""

@@ -1,11 +1,15 @@
 """evaluate, predict, compare, export and report, on runs that have ended."""
 
+import csv
 import io
 import json
 
 import pytest
+import yaml
 
 from cli.small_runs import small
+from fedmtl.compress.measure.process import _load
+from fedmtl.errors import FedmtlError
 
 
 def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs, one_thread):
@@ -25,6 +29,72 @@ def test_evaluate_scores_a_file(cli, runs, tmp_path):
     assert list(record["metrics"]) == ["sentiment"]
     assert record["tasks"]["sentiment"]["examples"] == 3
     assert "sentiment │ accuracy" in cli("evaluate", "demo", "--task", "sentiment", "--file", "new.tsv").out
+
+
+@pytest.fixture
+def files_run(runs, tmp_path):
+    """The run `demo` as if its sentiment had come from files, with a test file and a further validation set."""
+    texts = ["a good film", "a bad film", "a dull film", "a fine film"]
+    labels = ["positive", "negative", "negative", "positive"]
+    for name, count in (("train", 4), ("dev", 3), ("other", 2), ("test", 4)):
+        rows = [f"{text}\t{label}" for text, label in zip(texts[:count], labels, strict=False)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    path = runs / "demo/config.yaml"
+    config = yaml.safe_load(path.read_text())
+    source = {name: str(tmp_path / f"{file}.tsv") for name, file in (("train", "train"), ("validation", "dev"))}
+    more = {"test": str(tmp_path / "test.tsv"), "more_validation": {"other": str(tmp_path / "other.tsv")}}
+    config["tasks"]["sentiment"]["source"] = source | more
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return runs
+
+
+def test_evaluate_scores_test_files_and_writes_every_answer(cli, files_run, tmp_path):
+    done = cli("evaluate", "demo", "--test", "--out", "answers.csv", "--json")
+    record = json.loads(done.out)
+    assert {name: facts["examples"] for name, facts in record["tasks"].items()} == {"sentiment": 4}
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["positive", "negative", "negative", "positive"]
+    right = sum(row["answer"] == row["label"] for row in rows)
+    assert record["metrics"]["sentiment"]["accuracy"] == right / 4
+    assert [(row["set"], row["row"]) for row in rows] == [("sentiment", str(n)) for n in range(1, 5)]
+    for row in rows:
+        shares = json.loads(row["probabilities"])
+        assert max(shares, key=shares.get) == row["answer"]
+        assert shares[row["answer"]] == float(row["probability"])
+    assert "film" not in (tmp_path / "answers.csv").read_text()
+    done = cli("evaluate", "demo", "--task", "sentiment", "--file", "test.tsv", "--out", "a.jsonl", "--with-text")
+    assert done.out.splitlines()[-1] == "a.jsonl: 4 answers"
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[1])["text1"] == "a bad film"
+    error = cli("evaluate", "demo", "--test", "--task", "similarity").error
+    assert error.startswith("demo: its config names no test file of similarity; write tasks.TASK.source.test")
+    assert cli("evaluate", "demo", "--test", "--task", "x", "--file", "y").error.startswith("--test: scores the files")
+
+
+def test_evaluate_scores_one_further_validation_set(cli, files_run):
+    record = json.loads(cli("evaluate", "demo", "--task", "sentiment:other", "--json").out)
+    assert {name: facts["examples"] for name, facts in record["tasks"].items()} == {"sentiment:other": 2}
+    both = json.loads(cli("evaluate", "demo", "--task", "sentiment", "--json").out)["tasks"]
+    assert {name: facts["examples"] for name, facts in both.items()} == {"sentiment": 3, "sentiment:other": 2}
+    error = cli("evaluate", "demo", "--task", "sentiment:none").error
+    assert error == "demo has no validation set sentiment:none; it has sentiment, sentiment:other"
+
+
+def test_evaluate_says_which_round_it_opened(cli, runs):
+    last = cli("evaluate", "demo", "--task", "sentiment", "--round", "last").out
+    assert last.splitlines()[-1] == "the model after round 2 (--round last)"
+    assert json.loads(cli("evaluate", "demo", "--round", "last", "--json").out)["rounds"]["sentiment"] == 2
+
+
+def test_evaluate_scores_every_client_where_values_stay_there(cli, runs, tmp_path):
+    record = json.loads(cli("evaluate", "personal", "--out", "answers.csv", "--json").out)
+    clients = [f"{task}_client_{n}" for task in ("paraphrase", "sentiment", "similarity") for n in (1, 2)]
+    assert list(record["metrics"]) == [f"{client.partition('_')[0]} at {client}" for client in clients]
+    alone = json.loads(cli("evaluate", "personal", "--client", "sentiment_client_2", "--json").out)["metrics"]
+    assert record["metrics"]["sentiment at sentiment_client_2"] == alone["sentiment"]
+    only = json.loads(cli("evaluate", "personal", "--task", "similarity", "--json").out)["metrics"]
+    assert list(only) == ["similarity at similarity_client_1", "similarity at similarity_client_2"]
+    assert (tmp_path / "answers.csv").read_text().startswith("client,set,row,label,answer,probability")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +258,16 @@ def test_nothing_to_export_is_an_error_with_the_remedy(cli):
         assert cli("export", name, "--to", "onnx").code == 0
     cli("run", "--name", "lora", *small("training.num_rounds=0", tasks, "model.pair=cross", "model.lora={rank: 2}"))
     assert cli("export", "lora").code == 0
+
+
+def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(cli, runs):
+    for cut in ("--amount", "--ffn"):
+        assert cli("prune", "personal", cut, "0.5").error == (
+            "personal: `heads.sentiment.weight` stayed at the clients, so there is no whole model to prune; prune a run"
+            " that shares it"
+        )
+    with pytest.raises(FedmtlError, match="`fedmtl export personal --to onnx --client NAME --out "):
+        _load(runs / "personal", None)
 
 
 def test_report_is_written_again(cli, runs):

@@ -65,6 +65,10 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
         (["predict", "FILE", "x", "--task", "mood"], "model.onnx has no task mood; it has sentiment, paraphrase"),
         (["predict", "FILE", "x", "--task", "similarity"], "task similarity takes two texts (sentence1, sentence2)"),
         (["quantize", "none.onnx"], "none.onnx: no such file"),
+        (
+            ["quantize", "FILE", "--client", "a"],
+            "--client a: an ONNX file has one set of values; export it with --client",
+        ),
         (["quantize", "FILE", "--texts", "none.txt"], "none.txt: "),
     ],
 )

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from fedmtl import api
-from fedmtl.cli.arguments import Model, Round, Run, Settings, onnx_path
+from fedmtl.cli.arguments import Client, Model, Round, Run, Settings, onnx_path
 from fedmtl.cli.progress import make_display
 from fedmtl.cli.tables import duration, number
 from fedmtl.cli.terminal import Stages, make_stages, show, write
@@ -278,15 +278,16 @@ def quantize(
         typer.Option(help="Weights of 7 bits, for CPUs without VNNI; otherwise where this CPU needs it."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to time with; otherwise one per core.")] = None,
+    client: Client = None,
     round: Round = None,
 ) -> None:
     """Make an INT8 ONNX file of a finished run, and say what that brings and costs."""
     from fedmtl.predict.onnx import require
 
     require("quantize", "onnx", "onnxscript", "onnxruntime")
-    onnx = onnx_path(run, round=round)
+    onnx = onnx_path(run, client, round)
     if onnx is None:
-        onnx = api.Run.open(run).export_onnx(round=round) / "model.onnx"
+        onnx = api.Run.open(run).export_onnx(client=client, round=round) / "model.onnx"
     from fedmtl.compress.quantize import Quantization, calibration_rows, needs_reduced_range, quantize_measured
 
     reduced = needs_reduced_range() if reduce_range is None else reduce_range

@@ -18,10 +18,9 @@ from fedmtl.foreign import printable
 if TYPE_CHECKING:
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.text_files import Chunk, Texts
+    from fedmtl.tasks.examples import Examples
     from fedmtl.tasks.metrics import Scores
-
-    # Every task's scores, and its main metric.
-    Scored = tuple[dict[str, Scores], dict[str, str]]
+    from fedmtl.tasks.task import Task
 
 WithText = Annotated[bool, typer.Option("--with-text", help="The texts stand in the file of --out too.")]
 Row = tuple[str, ...]
@@ -29,51 +28,135 @@ Row = tuple[str, ...]
 
 def evaluate(
     run: Model,
-    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Only this task, or only one of its further validation sets, TASK:NAME.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option(help="A labelled file with the task's columns, instead of validation.")
     ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="The test files of the run's config (source.test), instead of validation.")
+    ] = False,
     by: Annotated[
         str | None, typer.Option(help="A column of the file: the scores of each of its values too.", metavar="COLUMN")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write every example's label, answer and probabilities to this csv, tsv, jsonl or parquet."),
+    ] = None,
+    with_text: WithText = False,
     client: Client = None,
     round: Round = None,
     json_: Json = False,
 ) -> None:
-    """Score a finished run, or an ONNX file in its folder, on its validation data or on any labelled file."""
+    """Score a finished run, or an ONNX file in its folder, on its validation data, test files or any labelled file.
+
+    Where all tasks have values that stay at clients, the model of every client is scored.
+    """
     if file is not None and task is None:
         raise FedmtlError("--file: needs --task, which says whose columns and labels the file has")
+    if file is not None and test:
+        raise FedmtlError("--test: scores the files that the config names, and --file another; give one of them")
     if by is not None and file is None:
         raise FedmtlError("--by: groups are those of a file, by one of its columns; give it with --file and --task")
-    onnx = onnx_path(run, client, round)
-    if onnx:
-        scores, main_metrics = _score_onnx(onnx, task, file, by)
-    else:
-        scores, main_metrics = _scored(api.Run.open(run), task, file, client=client, round=round, by=by)
+    if with_text and out is None:
+        raise FedmtlError("--with-text: is for --out")
+    if out is not None:
+        from fedmtl.predict.answer_files import answer_ending
+
+        answer_ending(out)
+    scored = _Scoring(task, file, by, test, out is not None, with_text)
+    rounds = None if round is None or onnx_path(run) else _rounds(run, round)
+    for name, (code, model) in _open_models(run, client, round).items():
+        scored.add(name, code, model)
+    notes = [] if rounds is None else [_round_words(round or "", rounds)]
+    if out is not None:
+        from fedmtl.predict.answer_files import write_answers
+
+        notes.append(f"{out}: {write_answers(out, iter([scored.records])):,} answers")
     if json_:
+        write(json.dumps(scored.to_json() | ({} if rounds is None else {"rounds": rounds})))
+    else:
+        show(scores_table(scored.scores, scored.main_metrics), notes)
+
+
+class _Scoring:
+    """What one model after the other scores, under the name of the set, and of the client where there are several."""
+
+    def __init__(
+        self, task: str | None, file: Path | None, by: str | None, test: bool, wants_records: bool, with_text: bool
+    ) -> None:
+        self._task, self._file, self._by, self._test = task, file, by, test
+        self._wants_records, self._with_text = wants_records, with_text
+        self.scores: dict[str, Scores] = {}
+        self.main_metrics: dict[str, str] = {}
+        self.records: list[dict[str, Any]] = []
+
+    def add(self, client: str, code: Any, model: Any) -> None:
+        """Score a model, which is the client's where one is named; a client without the task is left out."""
+        from fedmtl.predict.answers import scored_records
+        from fedmtl.tasks.task import owner_of_set
+
+        known = code.known_tasks(model)
+        if client and self._task is not None and owner_of_set(self._task) not in known:
+            return
+
+        def sink(name: str, task: Task, examples: Examples, outputs: Any) -> None:
+            if self._by is not None and name != task.name:
+                # A group's examples are among those of the whole file.
+                return
+            records = scored_records(name, task, examples, outputs, texts=self._with_text)
+            self.records += [({"client": client} if client else {}) | record for record in records]
+
+        wanted = sink if self._wants_records else None
+        if self._file is not None:
+            scores = code.evaluate_file(model, self._task, self._file, self._by, wanted)
+        else:
+            scores = (code.evaluate_test if self._test else code.evaluate_validation)(model, self._task, wanted)
+        for name, result in scores.items():
+            shown = f"{name} at {client}" if client else name
+            self.scores[shown] = result
+            self.main_metrics[shown] = known[owner_of_set(name)].metric
+
+    def to_json(self) -> dict[str, Any]:
         record = {
-            name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked} for name, s in scores.items()
+            name: {"undefined": s.undefined, "examples": s.examples, "marked": s.marked}
+            for name, s in self.scores.items()
         }
-        write(json.dumps({"metrics": {name: s.metrics for name, s in scores.items()}, "tasks": record}))
-        return
-    show(scores_table(scores, main_metrics))
+        return {"metrics": {name: s.metrics for name, s in self.scores.items()}, "tasks": record}
 
 
-def _scored(found: api.Run, task: str | None, file: Path | None, **how: str | None) -> Scored:
-    from fedmtl.tasks.task import owner_of_set
+def _open_models(run: str, client: str | None, round: str | None) -> dict[str, tuple[Any, Any]]:
+    """The model, or where it answers nothing without a client's values, every client's by the client's name."""
+    if onnx_path(run, client, round):
+        return {"": _open_model(run, client, round)}
+    found = api.Run.open(run)
+    from fedmtl.predict.rounds import saved_clients
+    from fedmtl.predict.run import ValuesAtClients
 
-    scores = found.evaluate(task, file, **how)
-    tasks = found.model(how["client"], how["round"]).saved.tasks
-    return scores, {name: tasks[owner_of_set(name)].metric for name in scores}
+    try:
+        return {"": _open_model(run, client, round)}
+    except ValuesAtClients:
+        clients = saved_clients(found.folder)
+        if client is not None or not clients:
+            raise
+    return {name: _open_model(run, name, round) for name in clients}
 
 
-def _score_onnx(onnx: Path, task: str | None, file: Path | None, by: str | None) -> Scored:
-    from fedmtl.predict.onnx import evaluate_file, evaluate_validation, open_onnx
-    from fedmtl.tasks.task import owner_of_set
+def _rounds(run: str, round: str) -> dict[str, int]:
+    """The round that each task's model is of."""
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.summary import task_rounds
 
-    model = open_onnx(onnx)
-    scores = evaluate_file(model, task, file, by) if task and file else evaluate_validation(model, task)
-    return scores, {name: model.tasks[owner_of_set(name)].metric for name in scores}
+    found = api.Run.open(run)
+    return task_rounds(read_events(found.folder), round, found.name)
+
+
+def _round_words(round: str, rounds: dict[str, int]) -> str:
+    if len(set(rounds.values())) == 1:
+        return f"the model after round {next(iter(rounds.values()))} (--round {round})"
+    each = ", ".join(f"{task} after round {at}" for task, at in rounds.items())
+    return f"the model of {each} (--round {round})"
 
 
 def predict(

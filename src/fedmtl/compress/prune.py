@@ -147,10 +147,17 @@ def _family(saved: SavedModel, wanted: Cut) -> Family:
             raise ModelError(f"--{option}: cannot be taken out of {config.model_type} encoders; they allow {able}")
     if wanted.layers and getattr(config, "num_hidden_groups", 1) > 1:
         raise ModelError(f"--layers: the layers of {saved.encoder.name} share weights in groups; leave it out")
+    _check_whole(saved, saved.encoder.name)
+    return family
+
+
+def _check_whole(saved: SavedModel, name: str) -> None:
     personal = next((name for name in saved.model.canonical() if saved.plan.level(name) == "client"), None)
     if personal is not None:
-        raise ModelError(f"{saved.encoder.name}: `{personal}` stays at the clients; only a whole model can be cut")
-    return family
+        raise ModelError(
+            f"{name}: `{personal}` stayed at the clients, so there is no whole model to prune; prune a run that"
+            " shares it"
+        )
 
 
 def _layer(saved: SavedModel, number: int, num_neurons: int, num_left: int) -> Weights:
@@ -241,6 +248,7 @@ def prune_run(run: RunFolder, wanted: Cut, epochs: int, overrides: Sequence[str]
         if not 0 <= getattr(wanted, name) < 1:
             raise ConfigError(f"--{name}: found {getattr(wanted, name):g}, it must be at least 0 and less than 1")
     saved = load_model(run.model)
+    _check_whole(saved, run.name)
     size = count_parameters(saved.weights)
     if not wanted.removes:
         config = _config(run, wanted, epochs, overrides, None, saved)

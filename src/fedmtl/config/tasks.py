@@ -30,6 +30,10 @@ class SourceConfig(Section):
     validation: str | None = Field(
         None, description="File that scores every round; without it one is cut from train, equal texts on one side."
     )
+    test: str | None = Field(
+        None,
+        description="Labelled file that no run reads; `fedmtl evaluate RUN --test` scores the finished model on it.",
+    )
     more_validation: Annotated[dict[Name, str], Empty] = Field(
         default_factory=dict,
         description="Further validation files by name, such as {mismatched: FILE}: each is scored and reported as"

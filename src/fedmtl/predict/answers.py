@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from fedmtl.errors import DataError, FedmtlError
 from fedmtl.tasks.examples import Examples, examples_from
 from fedmtl.tasks.sources import read_table
 from fedmtl.tasks.task import SET_MARK, Task
+
+if TYPE_CHECKING:
+    from fedmtl.config import Config
+    from fedmtl.tasks.load import TaskData
 
 # Groups of examples that are scored apart.
 MOST_GROUPS = 100
@@ -79,6 +84,55 @@ def labelled_sets(task: Task, path: Path, by: str | None = None) -> dict[str, Ex
         )
     groups = {f"{task.name}{SET_MARK}{by}={value}": whole.take(rows[value]) for value in sorted(rows)}
     return {task.name: whole, **groups}
+
+
+# Called with the name of a set, its task, its examples and what the model gave out for them.
+Sink = Callable[[str, Task, Examples, np.ndarray], None]
+
+
+def named_sets(name: str, data: Mapping[str, TaskData], wanted: Sequence[str], task: str | None) -> dict[str, Examples]:
+    """The validation sets of the wanted tasks, or the one that `task` names as TASK:NAME; `name` is the model's."""
+    sets = {each: examples for owner in wanted for each, examples in data[owner].validation_sets().items()}
+    if task is None or SET_MARK not in task:
+        return sets
+    if task not in sets:
+        raise FedmtlError(f"{name} has no validation set {task}; it has {', '.join(sets)}")
+    return {task: sets[task]}
+
+
+def labelled_test_sets(name: str, config: Config, tasks: Mapping[str, Task]) -> dict[str, Examples]:
+    """The examples of these tasks' test files; a FedmtlError where there is none; `name` is the model's."""
+    from fedmtl.tasks.load import load_test
+
+    found = {task: load_test(config, known) for task, known in tasks.items()}
+    sets = {task: examples for task, examples in found.items() if examples is not None}
+    if not sets:
+        raise FedmtlError(
+            f"{name}: its config names no test file of {', '.join(tasks)}; write tasks.TASK.source.test and run it, or"
+            " give --task and --file"
+        )
+    return sets
+
+
+def scored_records(
+    name: str, task: Task, examples: Examples, outputs: np.ndarray, *, texts: bool
+) -> list[dict[str, Any]]:
+    """One record for each example of a set: where it stands, its label, the answer and every label's probability."""
+    records = []
+    for row, answer in enumerate(to_predictions(task, outputs)):
+        record: dict[str, Any] = {"set": name, "row": row + 1}
+        if texts:
+            record |= {f"text{n}": column[row] for n, column in enumerate(examples.texts, start=1)}
+            record.setdefault("text2", None)
+        label = examples.labels[row]
+        low, high = task.score_range
+        is_label = task.kind_of.has_labels
+        record["label"] = task.labels[int(label)] if is_label else str(round(low + (high - low) * float(label), 6))
+        record["answer"] = answer.label if is_label else str(answer.score)
+        record["probability"] = answer.probabilities[answer.label] if answer.label is not None else None
+        record["probabilities"] = json.dumps(answer.probabilities) if answer.probabilities else ""
+        records.append(record)
+    return records
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:

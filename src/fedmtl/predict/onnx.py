@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError, needs_extra
 from fedmtl.foreign import excerpt, parse_record
-from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_predictions
+from fedmtl.predict.answers import (
+    Prediction,
+    Sink,
+    check_texts,
+    labelled_sets,
+    labelled_test_sets,
+    named_sets,
+    tasks_on,
+    to_predictions,
+)
 from fedmtl.runs.folder import RunFolder
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
-from fedmtl.tasks.task import Task, read_tasks
+from fedmtl.tasks.task import Task, owner_of_set, read_tasks
 from fedmtl.tasks.tokens import mend_surrogates
 
 FORMAT = 1
@@ -206,22 +215,36 @@ def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -
     return [list(row) for row in zip(*answers, strict=True)]
 
 
-def evaluate_file(model: OnnxModel, task: str, path: Path, by: str | None = None) -> dict[str, Scores]:
+def evaluate_file(
+    model: OnnxModel, task: str, path: Path, by: str | None = None, sink: Sink | None = None
+) -> dict[str, Scores]:
     """Score one task on a labelled file that has the task's columns; with `by`, also each value of that column."""
-    known = _task(model, task)
-    sets = labelled_sets(known, path, by)
-    return {name: score_examples(model, known, examples) for name, examples in sets.items()}
+    return _score_sets(model, labelled_sets(_task(model, task), path, by), sink)
 
 
-def evaluate_validation(model: OnnxModel, task: str | None = None) -> dict[str, Scores]:
-    """Score on the validation examples of the run in whose folder the file lies."""
-    wanted = [_task(model, task).name] if task else list(model.tasks)
+def evaluate_test(model: OnnxModel, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
+    """Score on the test files of the run in whose folder the file lies."""
+    config = load_config(run_of(model.path).config)
+    return _score_sets(model, labelled_test_sets(model.path.name, config, known_tasks(model, task)), sink)
+
+
+def evaluate_validation(model: OnnxModel, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
+    """Score on the validation examples of the run in whose folder the file lies; a task may be TASK:NAME."""
+    wanted = list(known_tasks(model, None if task is None else owner_of_set(task)))
     data = load_tasks(load_config(run_of(model.path).config))
-    return {
-        each: score_examples(model, model.tasks[name], examples)
-        for name in wanted
-        for each, examples in data[name].validation_sets().items()
-    }
+    return _score_sets(model, named_sets(model.path.name, data, wanted, task), sink)
+
+
+def _score_sets(model: OnnxModel, sets: Mapping[str, Examples], sink: Sink | None) -> dict[str, Scores]:
+    scores: dict[str, Scores] = {}
+    for name, examples in sets.items():
+        task = model.tasks[owner_of_set(name)]
+        outputs = compute(model, [task.name], list(zip(*examples.texts, strict=True)))[task.name]
+        if sink is not None:
+            sink(name, task, examples, outputs)
+        loss = float(task.kind_of.plain_losses(task, outputs.astype(np.float64), examples.labels).sum())
+        scores[name] = score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+    return scores
 
 
 def run_of(file: Path) -> RunFolder:
@@ -234,10 +257,7 @@ def run_of(file: Path) -> RunFolder:
 
 def score_examples(model: OnnxModel, task: Task, examples: Examples) -> Scores:
     """Score one task on examples at hand."""
-    rows = list(zip(*examples.texts, strict=True))
-    outputs = compute(model, [task.name], rows)[task.name]
-    loss = float(task.kind_of.plain_losses(task, outputs.astype(np.float64), examples.labels).sum())
-    return score(task, sum_predictions(task, outputs, examples.labels, loss, True))
+    return _score_sets(model, {task.name: examples}, None)[task.name]
 
 
 def known_tasks(model: OnnxModel, task: str | None = None) -> dict[str, Task]:

@@ -145,8 +145,13 @@ def _client_values(run: RunFolder, client: str, state: State | None) -> Weights:
 
 def clients_with_values(run: RunFolder) -> str:
     """Name the clients that have saved values, for a message."""
+    return ", ".join(saved_clients(run))
+
+
+def saved_clients(run: RunFolder) -> list[str]:
+    """The clients that have saved values in the run's folder."""
     folders = [path for path in run.clients.glob("*") if any(path.glob("round-*.safetensors"))]
-    return ", ".join(sorted(path.name for path in folders))
+    return sorted(path.name for path in folders)
 
 
 @dataclass(frozen=True)

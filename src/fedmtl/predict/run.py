@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +19,16 @@ from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
-from fedmtl.predict.answers import Prediction, check_texts, labelled_sets, tasks_on, to_predictions
+from fedmtl.predict.answers import (
+    Prediction,
+    Sink,
+    check_texts,
+    labelled_sets,
+    labelled_test_sets,
+    named_sets,
+    tasks_on,
+    to_predictions,
+)
 from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.summary import Round
@@ -27,11 +36,15 @@ from fedmtl.tasks.batches import TextShard, sorted_batches
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, owner_of_set
 from fedmtl.tasks.tokens import encode_texts
 from fedmtl.training.local import predict_together
 
 CPU = torch.device("cpu")
+
+
+class ValuesAtClients(FedmtlError):
+    """A run's model answers no task without the values that stayed at a client."""
 
 
 @dataclass(frozen=True)
@@ -72,34 +85,51 @@ def load_run(
     if not tasks:
         first = next(key for keys in missing.values() for key in keys)
         clients = clients_with_values(run) or "none is here, they are at the sites"
-        raise FedmtlError(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {clients}")
+        raise ValuesAtClients(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {clients}")
     bound = BoundModel(saved.model, saved.plan, tasks, client or "", saved.weights, read=True)
     return LoadedRun(saved, bound, run, tasks)
 
 
-def evaluate_file(loaded: LoadedRun, task: str, path: Path, by: str | None = None) -> dict[str, Scores]:
+def evaluate_file(
+    loaded: LoadedRun, task: str, path: Path, by: str | None = None, sink: Sink | None = None
+) -> dict[str, Scores]:
     """Score one task on a labelled file that has the task's columns; with `by`, also each value of that column."""
-    known = _task(loaded, task)
-    sets = labelled_sets(known, path, by)
-    return {name: score_examples(loaded, known, examples) for name, examples in sets.items()}
+    return _score_sets(loaded, labelled_sets(_task(loaded, task), path, by), Scoring(), sink)
 
 
-def evaluate_validation(loaded: LoadedRun, task: str | None = None) -> dict[str, Scores]:
-    """Score the run's validation examples again, as the run did on a CPU: to the last digit of results.csv."""
+def evaluate_test(loaded: LoadedRun, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
+    """Score the test files that the run's config names: those of every task that has one, or of one task."""
+    sets = labelled_test_sets(loaded.run.name, load_config(loaded.run.config), known_tasks(loaded, task))
+    return _score_sets(loaded, sets, Scoring(), sink)
+
+
+def evaluate_validation(loaded: LoadedRun, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
+    """Score the run's validation examples again, as the run did on a CPU: to the last digit of results.csv.
+
+    A task may be a further validation set, TASK:NAME.
+    """
     # The engine's code is only needed for this number.
     from fedmtl.engines.local import CHUNK
 
-    wanted = [_task(loaded, task).name] if task else loaded.tasks
+    wanted = list(known_tasks(loaded, None if task is None else owner_of_set(task)))
     config = load_config(loaded.run.config)
-    data = load_tasks(config)
+    sets = named_sets(loaded.run.name, load_tasks(config), wanted, task)
     at_clients = config.evaluation.where == "clients" or loaded.saved.plan.has_personal
     how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
     with _one_thread():
-        return {
-            each: score_examples(loaded, loaded.saved.tasks[name], examples, how)
-            for name in wanted
-            for each, examples in data[name].validation_sets().items()
-        }
+        return _score_sets(loaded, sets, how, sink)
+
+
+def _score_sets(loaded: LoadedRun, sets: Mapping[str, Examples], how: Scoring, sink: Sink | None) -> dict[str, Scores]:
+    scores: dict[str, Scores] = {}
+    for name, examples in sets.items():
+        task = loaded.saved.tasks[owner_of_set(name)]
+        outputs, losses = _compute(loaded, [task.name], examples.texts, examples.labels, how)
+        if sink is not None:
+            sink(name, task, examples, outputs[task.name])
+        sums = sum_predictions(task, outputs[task.name], examples.labels, losses[task.name], True)
+        scores[name] = score(task, sums)
+    return scores
 
 
 def known_tasks(loaded: LoadedRun, task: str | None = None) -> dict[str, Task]:
@@ -168,8 +198,7 @@ def _one_thread() -> Iterator[None]:
 
 def score_examples(loaded: LoadedRun, task: Task, examples: Examples, how: Scoring | None = None) -> Scores:
     """Score one task on examples at hand."""
-    outputs, losses = _compute(loaded, [task.name], examples.texts, examples.labels, how or Scoring())
-    return score(task, sum_predictions(task, outputs[task.name], examples.labels, losses[task.name], True))
+    return _score_sets(loaded, {task.name: examples}, how or Scoring(), None)[task.name]
 
 
 def _compute(

@@ -207,11 +207,22 @@ def read_sources(config: Config, task: Task, *, hub: bool = True) -> dict[str, T
     return tables
 
 
-def test_table(config: Config, task: Task) -> Table | None:
-    """The test file of a task under `data.root`; no run reads it."""
+def test_table(config: Config, task: Task, client: str) -> Table | None:
+    """The test file that a task's source names, or the one under `data.root`, or a client's; no run reads it."""
+    source = client_sources(config, task.name).get(client) if client else config.tasks[task.name].source
+    if source is not None or client:
+        path = None if source is None or source.test is None else Path(source.test)
+        return None if source is None or path is None else read_table(path, source.delimiter)
     folder = _folder(config, task)
     path = None if folder is None else find_table(folder, ["test"])
     return None if path is None else read_table(path)
+
+
+def load_test(config: Config, task: Task) -> Examples | None:
+    """The examples of all test files of a task, the clients' too; None where there is no file."""
+    tables = [test_table(config, task, client) for client in ("", *client_sources(config, task.name))]
+    found = [examples_from(table, task) for table in tables if table is not None]
+    return join_examples(task, found) if found else None
 
 
 def _load(config: Config, task: Task, holders: list[str]) -> TaskData:

@@ -148,7 +148,7 @@ def _likely_texts(table: Table, label: str | None) -> tuple[str, ...]:
 
 
 def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
-    """The parts of every task of a config as a run would read them, and the test files of `data.root`.
+    """The parts of every task of a config as a run would read them, and their test files.
 
     Without `hub`, only files are read.
     """
@@ -161,7 +161,7 @@ def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
         for client, tables in read_sources(config, task, hub=hub).items():
             splits: list[tuple[Split, Table | None]] = [("train", tables.train), ("validation", tables.validation)]
             splits += [("validation", table) for table in tables.further.values()]
-            for split, table in [*splits, ("test", None if client else test_table(config, task))]:
+            for split, table in [*splits, ("test", test_table(config, task, client))]:
                 if table is not None:
                     _check_columns(table, (*task.text, task.label), name)
                     is_scored = not task.kind_of.has_labels

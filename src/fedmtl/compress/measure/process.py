@@ -222,9 +222,16 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
 @cache
 def _load(path: Path, model: Path | None) -> LoadedRun:
     """Loaded once: threads are torch's, not the model's."""
-    from fedmtl.predict.run import load_run
+    from fedmtl.predict.run import ValuesAtClients, load_run
 
-    return load_run(RunFolder(path, model))
+    run = RunFolder(path, model)
+    try:
+        return load_run(run)
+    except ValuesAtClients:
+        raise FedmtlError(
+            f"{run.name}: values of every task stay at the clients; write a client's model with"
+            f" `fedmtl export {run.name} --to onnx --client NAME --out NAME.onnx` and measure that file"
+        ) from None
 
 
 def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:
