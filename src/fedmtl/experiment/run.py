@@ -30,6 +30,7 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.resume import opened_events, take_up
+from fedmtl.export.encoder import write_run_encoders
 from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client import drop_best, store_best
 from fedmtl.federation.client_evaluation import client_evaluator
@@ -341,6 +342,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
             energy=total_energy(events, prepared.config.energy.grams_per_kwh),
         )
     )
+    write_run_encoders(run, prepared.model, prepared.encoder, plan, weights, prepared.config)
     write_report(run.path)
 
 

@@ -18,7 +18,16 @@ from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt, printable
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.runs.event_lines import Event, events_of, first_of, last_of
-from fedmtl.runs.events import ClientsEvent, DataEvent, EndEvent, EvaluationEvent, PlanEvent, SiteEvent, StartEvent
+from fedmtl.runs.events import (
+    ClientsEvent,
+    DataEvent,
+    DistillEvent,
+    EndEvent,
+    EvaluationEvent,
+    PlanEvent,
+    SiteEvent,
+    StartEvent,
+)
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import BEST, LAST, Round, task_rounds
@@ -39,13 +48,15 @@ class Hub:
     pipeline: str | None = None
 
 
-def model_card(run: RunFolder, usage: str, round: Round | None = None, hub: Hub | None = None) -> str:
+def model_card(
+    run: RunFolder, usage: str, round: Round | None = None, hub: Hub | None = None, config: Config | None = None
+) -> str:
     """The card of a run's model in Markdown, with the front matter that the hub reads.
 
     `usage` is Markdown that shows how to use the files beside the card; `round` is the one that the model is of,
-    without it the one that the run ended with.
+    without it the one that the run ended with. `config` is the run's, where it was read already.
     """
-    config, events = load_config(run.config), read_events(run)
+    config, events = config or load_config(run.config), read_events(run)
     start = first_of(events, StartEvent) or StartEvent()
     rounds = _rounds(events, config.training.keep if round is None else round, run.name)
     scored = {(event.round, event.task): event for event in events_of(events, EvaluationEvent)}
@@ -191,6 +202,11 @@ def _sharing(plan: PlanEvent | None) -> str:
 
 def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
     plan = last_of(events, PlanEvent)
+    if first_of(events, DistillEvent):
+        return (
+            "This model was distilled in one computation from the model of another run, whose card says what left its"
+            " clients. No noise was added. A trained model can reveal what it was trained on."
+        )
     if start.mode == "centralized":
         first = "All examples were in one computation: nothing was federated."
     elif first_of(events, SiteEvent):
