@@ -202,12 +202,12 @@ def drive(
     make_engine: Callable[[], Engine],
     *,
     command: str = "fedmtl run",
-    farewell: Callable[[], None] = lambda: None,
+    farewell: Callable[[State], None] = lambda state: None,
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called after the last round. A signal that
-    comes when the rounds are over waits until the folder is whole; a further one does what it did before.
+    `command` is how a user goes on after an interruption; `farewell` is called with the last round's state. A signal
+    that comes when the rounds are over waits until the folder is whole; a further one does what it did before.
     """
     try:
         with raised(_Stop) as late, late.postponed():
@@ -226,7 +226,7 @@ def _drive(
     log: Log,
     make_engine: Callable[[], Engine],
     command: str,
-    farewell: Callable[[], None],
+    farewell: Callable[[State], None],
 ) -> None:
     status, reason = "done", None
     error: Exception | None = None
@@ -249,7 +249,7 @@ def _drive(
                     if log.meter.is_due:
                         log(log.meter.take())
                     state, last = round_.state, now
-            farewell()
+            farewell(state)
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed
         for failure in failed.failures:
@@ -348,9 +348,15 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
 
 def _final_model(prepared: Prepared, state: State, run: RunFolder, log: Log) -> tuple[SharingPlan, Weights]:
     """What the run ends with; where the best round cannot be opened, the last one, and the run says so."""
+    try:
+        return final_model(prepared, state, run)
+    except FedmtlError as error:
+        log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
+    return state.plan, state.weights
+
+
+def final_model(prepared: Prepared, state: State, run: RunFolder) -> tuple[SharingPlan, Weights]:
+    """The plan and the values of the round that the config keeps; a FedmtlError where it cannot be opened."""
     if prepared.config.training.keep == "best" and state.progress:
-        try:
-            return best_model(run, prepared.server.tasks, prepared.server.names)
-        except FedmtlError as error:
-            log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
+        return best_model(run, prepared.server.tasks, prepared.server.names)
     return state.plan, state.weights

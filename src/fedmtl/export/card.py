@@ -14,7 +14,7 @@ from typing import Any
 from fedmtl.config import Config
 from fedmtl.config.file import load_config
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
-from fedmtl.errors import FedmtlError
+from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt, printable
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.runs.event_lines import Event, events_of, first_of, last_of
@@ -31,6 +31,7 @@ from fedmtl.runs.events import (
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import BEST, LAST, Round, task_rounds
+from fedmtl.tasks.task import read_tasks, task_facts
 
 NOT_STATED = "not stated"
 LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -57,7 +58,9 @@ def model_card(
     without it the one that the run ended with. `config` is the run's, where it was read already.
     """
     config, events = config or load_config(run.config), read_events(run)
-    start = first_of(events, StartEvent) or StartEvent()
+    start, plan = first_of(events, StartEvent), last_of(events, PlanEvent)
+    if start is None:
+        start, plan = _from_model(run)
     rounds = _rounds(events, config.training.keep if round is None else round, run.name)
     scored = {(event.round, event.task): event for event in events_of(events, EvaluationEvent)}
     sections = [
@@ -72,7 +75,7 @@ def model_card(
         "## Data",
         _data(start, events),
         "## What is shared",
-        _sharing(last_of(events, PlanEvent)),
+        _sharing(plan),
         "## Privacy",
         _privacy(config, start, events),
         "## Encoder and licence",
@@ -80,6 +83,17 @@ def model_card(
     ]
     front = write_yaml(_front_matter(config, start, hub or Hub()))
     return f"---\n{front}---\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _from_model(run: RunFolder) -> tuple[StartEvent, PlanEvent]:
+    """What the model's folder says by itself, where there is no record of a run: a site has saved the model."""
+    from fedmtl.model.saved import read_model_record
+
+    record = read_model_record(run.model)
+    tasks = read_tasks(record.tasks, str(run.model), ModelError)
+    facts = {name: task_facts(task, task.pool) for name, task in tasks.items()}
+    rules = [[pattern, level] for pattern, level in record.plan.rules]
+    return StartEvent(mode="federated", tasks=facts), PlanEvent(rules=rules)
 
 
 def encoder_licence(name: str) -> str:
@@ -120,8 +134,9 @@ def _opening(start: StartEvent, end: EndEvent | None) -> str:
         "centralized": "one encoder and a head for each task, trained with all data in one computation",
     }.get(start.mode or "", f"an encoder and a head for each task, trained with `mode: {_words(start.mode or '')}`")
     digest = "" if end is None or end.weights_sha256 is None else f" SHA-256 of its values: `{end.weights_sha256}`."
+    version = f" {start.version}" if start.version else ""
     synthetic = " Its data is synthetic." if start.synthetic else ""
-    return f"A text model of fedmtl {start.version or ''}: {made}.{synthetic}{digest}"
+    return f"A text model of fedmtl{version}: {made}.{synthetic}{digest}"
 
 
 def _tasks_table(start: StartEvent, rounds: Mapping[str, int]) -> str:
@@ -209,6 +224,12 @@ def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
         )
     if start.mode == "centralized":
         first = "All examples were in one computation: nothing was federated."
+    elif not events:
+        first = (
+            "This model was saved at a site of a federation (`fedmtl client --save-model`). Texts and labels stayed at"
+            " the sites; updates, counts as the sites' policies let them out and losses left them. What the site has"
+            " for itself, such as a personal head, is part of this model."
+        )
     elif first_of(events, SiteEvent):
         first = (
             "Texts and labels stayed at the sites. What left a site: its updates (the differences of the values that it"
