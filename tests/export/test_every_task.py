@@ -3,20 +3,23 @@ import json
 import subprocess
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from export.test_hf import saved_model
+from export.test_hf import plain_answers, saved_model
 from fedmtl.config import AdaptersConfig, ModelConfig
+from fedmtl.config.file import load_config
 from fedmtl.export.hf import MODELING, export_hf
 from fedmtl.model.encoder import load_encoder
-from fedmtl.model.multitask import build_model
+from fedmtl.model.multitask import build_model, open_model
 from fedmtl.model.saved import SavedModel
-from fedmtl.sharing.plan import SharingPlan
+from fedmtl.sharing.plan import SharingPlan, mode_plan
 from fedmtl.sharing.weights import initial_weights
+from fedmtl.tasks.load import known_tasks
 from fedmtl.tasks.task import HiddenLayer
 from model.tiny import KINDS, LENGTH, PAIRS, SINGLES, encode, load, make_task, write_encoder
 
@@ -163,3 +166,43 @@ def test_a_process_that_cannot_import_fedmtl_gives_our_answers(tmp_path):
     done = subprocess.run([sys.executable, "-c", ALONE, given], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     assert largest_difference(our_answers(saved, bound), *json.loads(done.stdout)) < 1e-5
+
+
+CONFIGS = {
+    "glue": "random-2x128",
+    "glue-dual": "random-2x128",
+    "glue-minilm": "random-6x64",
+    "glue-tiny": "tiny",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_model_of_the_configs_folder_leaves_and_answers_alike(tmp_path, name):
+    folder = Path(__file__).parents[2] / "configs"
+    assert {path.stem for path in folder.glob("*.yaml")} == set(CONFIGS)
+    given = [f"model.server_model={CONFIGS[name]}", f"model.max_length={LENGTH}"]
+    config = load_config(folder / f"{name}.yaml", given)
+    encoder, model = open_model(config.model, known_tasks(config), 0)
+    plan = mode_plan(config)
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        key: value + 0.05 * torch.randn(value.shape, generator=generator)
+        for key, value in initial_weights(model, plan).items()
+    }
+    saved = SavedModel(model, encoder, model.tasks, plan, weights, config.model.max_length)
+    bound = saved.bind()
+    made = export_hf(saved, bound, tmp_path / "made")
+    assert set(made.reasons) == (set() if name == "glue" else {"sst2", "qqp", "stsb"})
+    ours = our_answers(saved, bound)
+    assert largest_difference(ours, *their_answers(made.every_task)) < 1e-5
+    for task, folder in made.folders.items():
+        if task not in made.reasons:
+            plain = plain_answers(folder, saved.tasks[task]).tolist()
+            for row, answer in zip(plain, ours[task], strict=True):
+                expected = list(answer.probabilities.values())
+                if answer.label is None:
+                    # A plain class gives the score as the head does, whether it lies in its range or not.
+                    low, high = saved.tasks[task].score_range
+                    row, expected = np.clip(row, low, high).tolist(), [float(np.clip(answer.score, low, high))]
+                assert row == pytest.approx(expected, abs=1e-5)

@@ -83,7 +83,7 @@ def plain_answers(folder, task):
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     columns = [list(column) for column in zip(*rows_of(task), strict=True)]
-    logits = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.double()
+    logits = model(**tokenizer(*columns, padding=True, truncation=True, return_tensors="pt")).logits.double()
     return logits if task.kind == "regression" else logits.softmax(1)
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -58,6 +59,8 @@ Values = Mapping[str, Tensor]
 Build = Callable[[Any, Values, Linear], None]
 
 
+# An output that no score in a range has.
+FAR = 1e6
 EVERY_TASK = "every-task"
 MODELING = Path(__file__).with_name("modeling_fedmtl.py")
 PLAIN_USAGE = """```python
@@ -208,7 +211,15 @@ def _head_record(saved: SavedModel, task: Task, head: PlainHead) -> dict[str, An
         "outputs": len(head.bias),
         "problem_type": head.problem_type,
         "labels": list(head.names),
+        "range": _range(task) if head.problem_type == "regression" else None,
     }
+
+
+def _range(task: Task) -> list[float] | None:
+    """What scores are cut to, where the kind of task cuts them; None where a score is what the head says."""
+    kind, scale = task.kind_of, task.kind_of.scale(task)
+    far = [kind.answer(task, np.array([output])).score for output in (-FAR, FAR)]
+    return None if scale is None or far != list(scale) else list(scale)
 
 
 def _adapters_record(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any] | None:

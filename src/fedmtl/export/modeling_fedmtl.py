@@ -252,7 +252,8 @@ def _pool(kind: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Ten
 def _read(head: Mapping[str, Any], outputs: Tensor) -> dict[str, Any]:
     """A label with every label's probability, a score, or the outputs as they are."""
     if head["problem_type"] == "regression":
-        return {"score": float(outputs[0])}
+        score = float(outputs[0])
+        return {"score": min(max(score, head["range"][0]), head["range"][1]) if head["range"] else score}
     if head["problem_type"] is None:
         return {"outputs": outputs.tolist()}
     shares = dict(zip(head["labels"], outputs.double().softmax(-1).tolist(), strict=True))
