@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.run import distill
@@ -28,7 +28,7 @@ from fedmtl.compress.distill.settings import DistillSettings, LossWeights
 from fedmtl.compress.prune import prune_run
 from fedmtl.compress.quantize import Quantization, quantize
 from fedmtl.config.file import load_config
-from fedmtl.errors import FedmtlError, ModelError
+from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import start_run
 from fedmtl.export.hf import export_hf
 from fedmtl.export.onnx import export_onnx
@@ -183,12 +183,16 @@ def _adaptive(bench: Bench) -> None:
 
 def _hf(bench: Bench) -> None:
     saved = load_model(bench.base.model)
-    written = export_hf(saved, saved.bind(), bench.folder / "hf")["sentiment"]
-    if not isinstance(written, Path):
-        raise ModelError(written)
-    model, tokenizer = (kind.from_pretrained(written) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    made = export_hf(saved, saved.bind(), bench.folder / "hf")
+    folder, is_plain = made.folders["sentiment"], "sentiment" not in made.reasons
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=not is_plain)
+    inputs = tokenizer([text for (text,) in SINGLES], padding=True, return_tensors="pt")
     with torch.no_grad():
-        logits = model(**tokenizer([text for (text,) in SINGLES], padding=True, return_tensors="pt")).logits.numpy()
+        if is_plain:
+            logits = AutoModelForSequenceClassification.from_pretrained(folder)(**inputs).logits.numpy()
+        else:
+            model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+            logits = model(**inputs, tasks=["sentiment"]).logits["sentiment"].numpy()
     assert np.abs(_margins(logits) - _margins(bench.outputs())).max() < 1e-4
 
 

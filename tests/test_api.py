@@ -253,10 +253,12 @@ def test_values_that_stay_at_clients_answer_for_the_client_named(make_config):
 
 def test_the_model_leaves_for_plain_transformers(changed):
     written = changed.export_hf()
-    # Pairs are encoded apart in this run, which plain transformers cannot do.
-    assert written["sentiment"] == changed.path / "export" / "sentiment"
+    # Pairs are encoded apart in this run, which plain classes of transformers cannot do.
+    assert written.folders["sentiment"] == changed.path / "export" / "sentiment"
     assert (changed.path / "export" / "sentiment" / "config.json").is_file()
-    assert "pairs are encoded apart" in str(written["similarity"])
+    assert "pairs are encoded apart" in written.reasons["similarity"]
+    assert written.folders["similarity"] == written.every_task == changed.path / "export" / "every-task"
+    assert "trust_remote_code=True" in (written.every_task / "README.md").read_text()
 
 
 def test_opening_a_run_and_its_numbers_load_no_numeric_library(made):

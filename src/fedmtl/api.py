@@ -7,7 +7,7 @@ when that is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from fedmtl.runs.folder import RunFolder, find_run
 if TYPE_CHECKING:
     from fedmtl.config import Config
     from fedmtl.config.file import ConfigSource
+    from fedmtl.export.card import Hub
+    from fedmtl.export.hf import HfExport
     from fedmtl.predict.answers import Prediction
     from fedmtl.predict.run import LoadedRun
     from fedmtl.runs.event_lines import Event, Observer
@@ -246,17 +248,53 @@ class Run:
         folder: str | os.PathLike[str] | None = None,
         client: str | None = None,
         round: Round | None = None,
-    ) -> dict[str, Path | str]:
-        """Write one folder for each task that plain transformers can load; by task, its folder, or why it has none.
+    ) -> HfExport:
+        """Write every task for transformers: of its plain classes where they can hold it, and all tasks in one folder.
 
-        Without a folder they are written into `export` in the run's folder, those of a round, which is as in `model`,
-        into `export/best`, `export/last` or such as `export/round-3`.
+        Where plain classes cannot hold a task, or where there are several, `every-task/` has all heads, with a
+        modelling file of its own: it loads with `trust_remote_code=True`. Every folder has a model card. Without a
+        folder they are written into `export` in the run's folder, those of a round, which is as in `model`, into
+        `export/best`, `export/last` or such as `export/round-3`.
         """
+        from fedmtl.export.card import Hub
         from fedmtl.export.hf import export_hf
 
         model = self.model(client, round)
-        target = self.path / "export" / _round_name(round) if folder is None else Path(folder)
-        return export_hf(model.saved, model.bound, target)
+        target = self._export_folder() / _round_name(round) if folder is None else Path(folder)
+        return export_hf(model.saved, model.bound, target, self._card(round, Hub(pipeline="text-classification")))
+
+    def export_sentence_transformers(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        client: str | None = None,
+        round: Round | None = None,
+    ) -> dict[str, Path | str]:
+        """Write a folder that sentence-transformers loads; by task, its folder, or why it has none.
+
+        Its vectors are those that the heads see. Heads of tasks on single texts are Dense modules in it. Where tasks
+        have layers of their own, every task has a folder. Without a folder it is `export/sentence-transformers` in the
+        run's folder, that of a round such as `export/sentence-transformers.best`.
+        """
+        from fedmtl.export.card import Hub
+        from fedmtl.export.sentence_transformers import export_sentence_transformers
+
+        model = self.model(client, round)
+        name = ".".join(filter(None, ("sentence-transformers", _round_name(round))))
+        target = self._export_folder() / name if folder is None else Path(folder)
+        card = self._card(round, Hub("sentence-transformers", "sentence-similarity"))
+        return export_sentence_transformers(model.saved, model.bound, target, card)
+
+    def _export_folder(self) -> Path:
+        from fedmtl.model.encoder_files import check_inside
+
+        # The run may be anybody's: nothing is written through a link of it.
+        check_inside(self.path / "export", self.path)
+        return self.path / "export"
+
+    def _card(self, round: Round | None, hub: Hub) -> Callable[[str], str]:
+        from fedmtl.export.card import model_card
+
+        return lambda usage: model_card(self.folder, usage, round, hub)
 
     def export_onnx(
         self,

@@ -227,37 +227,41 @@ def _cells(line: str) -> list[str]:
     return line.split("│") if line.startswith("│") else ["", "", ""]
 
 
-def test_export_says_what_was_written_and_what_could_not_be(cli, runs, tmp_path):
+def test_export_says_what_was_written_and_how_to_load_it(cli, runs, tmp_path):
     done = cli("export", "demo", "--to", "hf")
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert lines[0] == "sentiment: runs/demo/export/sentiment"
     assert (tmp_path / "runs/demo/export/sentiment/model.safetensors").exists()
-    assert [line.split(":")[:2] for line in lines[1:]] == [
-        ["not written", " paraphrase"],
-        ["not written", " similarity"],
-    ]
+    reason = "pairs are encoded apart (`pair: dual`), which plain classes of transformers cannot do"
+    assert lines[1:3] == [f"paraphrase: {reason}", f"similarity: {reason}"]
+    assert lines[3] == (
+        "sentiment, paraphrase, similarity: runs/demo/export/every-task, with a modelling file of its own; load it with"
+        ' AutoModel.from_pretrained("runs/demo/export/every-task", trust_remote_code=True)'
+    )
+
+
+def test_export_for_sentence_transformers_says_where_each_task_is(cli, runs, tmp_path):
+    done = cli("export", "demo", "--to", "sentence-transformers")
+    folder = "runs/demo/export/sentence-transformers"
+    assert done.out.splitlines() == [f"{task}: {folder}" for task in ("sentiment", "paraphrase", "similarity")]
+    assert "SentenceTransformer" in (tmp_path / folder / "README.md").read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    done = cli("export", "demo", "--to", "sentence-transformers", "--out", "mine")
+    assert done.error == "mine: is there already and is no earlier export; name another folder, or remove it"
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
 
 
 @pytest.mark.slow
-def test_nothing_to_export_is_an_error_with_the_remedy(cli):
+def test_a_cross_pair_has_no_vector_of_a_text(cli):
     tasks = "tasks={paraphrase: {train_samples: 40, val_samples: 24}}"
-    adapted = "model.adapters={kind: pals, size: 8, heads: 2}"
-    for name, reason, overrides in (
-        ("pairs", "pairs are encoded apart (`pair: dual`), which plain transformers cannot do;", ()),
-        ("adapted", "has adapters (`model.adapters`), which plain", ("model.pair=cross", adapted)),
-    ):
-        cli("run", "--name", name, *small("training.num_rounds=0", tasks, *overrides))
-        done = cli("export", name)
-        assert (done.code, done.out[: len(reason) + 25]) == (2, f"not written: paraphrase: {reason}")
-        assert done.error == (
-            f"{name}: no task can be written for plain transformers, for the reasons above;"
-            " `--to onnx` writes all of them as they are"
-        )
-        # The advice is true.
-        assert cli("export", name, "--to", "onnx").code == 0
-    cli("run", "--name", "lora", *small("training.num_rounds=0", tasks, "model.pair=cross", "model.lora={rank: 2}"))
-    assert cli("export", "lora").code == 0
+    cli("run", "--name", "cross", *small("training.num_rounds=0", tasks, "model.pair=cross"))
+    done = cli("export", "cross", "--to", "sentence-transformers")
+    assert done.out.startswith("not written: paraphrase: reads two texts in one pass (`pair: cross`)")
+    assert done.error == "cross: no task can be written for sentence-transformers, for the reasons above"
+    # The advice is true.
+    assert cli("export", "cross", "--to", "hf").code == 0
 
 
 def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(cli, runs):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from compress.test_structured import PLAN, TASKS, answers, equal
 from fedmtl.compress.prune import cut, remaining_columns, write_cut
@@ -133,12 +133,19 @@ def test_tasks_with_layers_of_their_own_lose_the_same_heads(saved):
     assert len(answers(cut(apart, 0.0, 0, 0.5))) == 2
 
 
-def test_what_cannot_be_done_is_told(saved, tmp_path):
+def test_what_cannot_be_done_is_told(saved):
     with pytest.raises(ModelError, match=r"--heads: found 0\.95, which leaves none of 4 heads; write a smaller share"):
         cut(saved, 0.0, 0, 0.95)
     with pytest.raises(ModelError, match=r"--heads: found 0\.1, which takes none of 4 heads; write a larger share"):
         cut(saved, 0.0, 0, 0.1)
+
+
+def test_heads_that_were_removed_leave_as_heads_of_zeros(saved, tmp_path):
     smaller = cut(saved, 0.0, 0, 0.5)
-    with pytest.raises(ModelError, match="heads were removed from its attention, which plain transformers cannot load"):
-        export_hf(smaller, smaller.bind(), tmp_path)
-    assert not list(tmp_path.iterdir())
+    folder = export_hf(smaller, smaller.bind(), tmp_path).folders["two"]
+    classifier, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    with torch.no_grad():
+        logits = classifier(**tokenizer([text for (text,) in SINGLES], padding=True, return_tensors="pt")).logits
+    assert torch.allclose(logits, answers(smaller)[0], atol=1e-5)

@@ -83,7 +83,7 @@ def test_what_is_written_is_a_plain_bert_and_the_same_model(saved, tmp_path):
 
 def test_a_cut_model_exports_with_the_same_predictions(saved, tmp_path):
     smaller = cut(saved, 0.25, 1)
-    written = export_hf(smaller, smaller.bind(), tmp_path)
+    written = export_hf(smaller, smaller.bind(), tmp_path).folders
     classifier = AutoModelForSequenceClassification.from_pretrained(written["two"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(written["two"])
     assert classifier.config.intermediate_size == 36

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
@@ -134,12 +134,19 @@ def test_each_task_predicts_with_its_own_adapters(finished):
 
 
 @torch.inference_mode()
-def test_export_merges_lora_and_refuses_adapters(finished, tmp_path):
+def test_export_merges_lora_and_has_adapters_in_a_modelling_file(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     loaded = load_run(finished)
-    written = export_hf(loaded.saved, loaded.bound, tmp_path)
-    assert written["sentiment"] == (
-        "sentiment: has adapters (`model.adapters`), which plain transformers cannot compute; train with `model.lora`"
-    )
+    made = export_hf(loaded.saved, loaded.bound, tmp_path)
+    assert made.reasons == {"sentiment": "has adapters (`model.adapters`)"}
+    written = made.folders
+    own = AutoModel.from_pretrained(written["sentiment"], trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(written["sentiment"], trust_remote_code=True)
+    texts = ["the film was fine", "a much longer answer which is padded"]
+    for found, (ours,) in zip(
+        own.answer(tokenizer, texts), predict_texts(loaded, [(text,) for text in texts], ["sentiment"]), strict=True
+    ):
+        assert found["sentiment"]["probabilities"] == pytest.approx(dict(ours.probabilities), abs=1e-5)
     pairs = [("the film was fine", "the film was not fine"), ("no", "a longer answer")]
     ours = predict_texts(loaded, pairs, ["paraphrase", "similarity"])
     for column, task in enumerate(("paraphrase", "similarity")):

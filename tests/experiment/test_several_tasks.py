@@ -121,6 +121,6 @@ def test_a_variance_is_averaged_in_its_task_counted_saved_and_left_out_of_an_exp
     last = load_checkpoint(run.checkpoints, 2)
     assert all(torch.equal(last.weights[name], weights[name]) for name in names)
     assert set(evaluate_validation(loaded)) == {"sentiment", "paraphrase", "similarity"}
-    made = export_hf(loaded.saved, loaded.bound, tmp_path / "export")
+    made = export_hf(loaded.saved, loaded.bound, tmp_path / "export").folders
     tensors = load_file(made["sentiment"] / "model.safetensors")
     assert not any("log_variance" in name for name in tensors)

@@ -83,7 +83,7 @@ def plain_answers(folder, task):
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     columns = [list(column) for column in zip(*rows_of(task), strict=True)]
-    logits = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.double()
+    logits = model(**tokenizer(*columns, padding=True, truncation=True, return_tensors="pt")).logits.double()
     return logits if task.kind == "regression" else logits.softmax(1)
 
 
@@ -92,7 +92,7 @@ def test_plain_transformers_gives_our_predictions(folders, tmp_path, kind, pool)
     tasks = make_tasks(pool)
     saved = saved_model(folders[kind], tasks, head_scale=0.2)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)
+    written = export_hf(saved, bound, tmp_path).folders
     assert written == {task.name: tmp_path / task.name for task in tasks}
     for task in tasks:
         ours = our_answers(bound, saved.encoder.tokenizer, task)
@@ -106,7 +106,7 @@ def test_a_hidden_layer_becomes_the_one_that_the_class_has(folders, tmp_path, ki
     tasks = [replace(task, head=layer) for task in make_tasks("cls")]
     saved = saved_model(folders[kind], tasks, head_scale=0.2)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)
+    written = export_hf(saved, bound, tmp_path).folders
     for task in tasks:
         ours = our_answers(bound, saved.encoder.tokenizer, task)
         assert ours.std(0).max() > 100 * 1e-5
@@ -122,10 +122,12 @@ def test_a_hidden_layer_becomes_the_one_that_the_class_has(folders, tmp_path, ki
         ("modernbert", "cls", HiddenLayer(), "which modernbert has no equal of in plain transformers"),
     ],
 )
-def test_another_hidden_layer_is_refused_with_its_reason(folders, tmp_path, kind, pool, layer, reason):
+def test_another_hidden_layer_is_no_layer_of_the_class(folders, tmp_path, kind, pool, layer, reason):
     saved = saved_model(folders[kind], [make_task(pool=pool, head=layer)], 0.2)
-    assert reason in str(export_hf(saved, saved.bind(), tmp_path)["single"])
+    made = export_hf(saved, saved.bind(), tmp_path)
+    assert reason in made.reasons["single"]
     assert not (tmp_path / "single").exists()
+    assert made.folders["single"] == made.every_task
 
 
 @pytest.mark.parametrize(("kind", "pool"), LAYOUTS)
@@ -133,7 +135,7 @@ def test_the_pipeline_gives_our_label_and_score(folders, tmp_path, kind, pool):
     tasks = make_tasks(pool)
     saved = saved_model(folders[kind], tasks, head_scale=0.2)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)
+    written = export_hf(saved, bound, tmp_path).folders
     for task in tasks:
         ours = our_answers(bound, saved.encoder.tokenizer, task)
         answer = pipeline("text-classification", model=str(written[task.name]), device="cpu")
@@ -151,26 +153,26 @@ def test_large_hidden_states_and_heads_lose_no_precision(folders, tmp_path, kind
     saved = saved_model(folders[kind], tasks, head_scale=0.5)
     scale_hidden(saved, 20.0)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)
+    written = export_hf(saved, bound, tmp_path).folders
     for task in tasks:
         ours = our_answers(bound, saved.encoder.tokenizer, task)
         atol = 2e-5 if task.kind == "regression" else 1e-5
         torch.testing.assert_close(plain_answers(written[task.name], task), ours, rtol=0, atol=atol)
 
 
-def test_what_plain_transformers_cannot_do_is_refused_with_its_reason(folders, tmp_path):
+def test_what_plain_classes_cannot_do_has_its_reason_and_the_folder_of_all_tasks(folders, tmp_path):
     dual = make_task("dual", text=("a", "b"), pair="dual", pool="cls")
     mean = make_task("mean", pool="mean")
     good = make_task("good", pool="cls")
     saved = saved_model(folders["bert"], [dual, mean, good], 0.2)
-    written = export_hf(saved, saved.bind(), tmp_path)
-    assert written["good"] == tmp_path / "good"
-    assert "dual: pairs are encoded apart" in str(written["dual"])
-    assert "mean: pooled by the mean" in str(written["mean"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["good"]
+    made = export_hf(saved, saved.bind(), tmp_path)
+    assert made.folders == {"dual": made.every_task, "mean": made.every_task, "good": tmp_path / "good"}
+    assert made.reasons == {"dual": "pairs are encoded apart (`pair: dual`)", "mean": "pooled by the mean"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["every-task", "good"]
 
     saved = saved_model(folders["modernbert"], [good], 0.2)
-    assert "good: modernbert with `pool: cls` has no equal" in str(export_hf(saved, saved.bind(), tmp_path)["good"])
+    made = export_hf(saved, saved.bind(), tmp_path / "other")
+    assert made.reasons["good"] == "modernbert with `pool: cls` has no equal in plain transformers"
 
 
 def test_more_labels_than_the_layer_has_room_for_are_refused(folders, tmp_path):
@@ -179,12 +181,12 @@ def test_more_labels_than_the_layer_has_room_for_are_refused(folders, tmp_path):
         task = make_task(str(num), pool="cls", labels=tuple(f"l{n}" for n in range(num)))
         saved = saved_model(folders["distilbert"], [task], 0.2)
         bound = saved.bind()
-        written = export_hf(saved, bound, tmp_path)[task.name]
+        made = export_hf(saved, bound, tmp_path)
         if fits:
             ours = our_answers(bound, saved.encoder.tokenizer, task)
-            torch.testing.assert_close(plain_answers(written, task), ours, rtol=0, atol=1e-5)
+            torch.testing.assert_close(plain_answers(made.folders[task.name], task), ours, rtol=0, atol=1e-5)
         else:
-            assert written == "17: 17 labels do not fit: the layer before the last takes at most 16"
+            assert made.reasons == {"17": "17 labels do not fit: the layer before the last takes at most 16"}
             assert not (tmp_path / "17").exists()
 
 
@@ -197,7 +199,7 @@ def test_each_task_is_written_with_its_own_values(folders, tmp_path):
     weights[key] = weights[key] + torch.arange(32.0)
     saved = SavedModel(model, encoder, model.tasks, plan, weights, LENGTH)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)
+    written = export_hf(saved, bound, tmp_path).folders
     for task in tasks:
         ours = our_answers(bound, encoder.tokenizer, task)
         torch.testing.assert_close(plain_answers(written[task.name], task), ours, rtol=0, atol=1e-5)
@@ -207,7 +209,7 @@ def test_long_texts_are_cut_where_ours_are(folders, tmp_path):
     task = make_task(pool="cls")
     saved = saved_model(folders["bert"], [task], 0.2)
     bound = saved.bind()
-    written = export_hf(saved, bound, tmp_path)["single"]
+    written = export_hf(saved, bound, tmp_path).folders["single"]
     long = "a very long and dull plot " * 20
     with torch.inference_mode():
         logits = bound.use("single")("single", encode(saved.encoder.tokenizer, task, [(long,)])).double()
@@ -220,7 +222,7 @@ def test_the_tokenizer_gives_segments_where_the_encoder_had_them(folders, tmp_pa
     # These tokenizers were saved without saying which inputs they give.
     assert "model_input_names" not in json.loads((folders[kind] / "tokenizer_config.json").read_text())
     saved = saved_model(folders[kind], [make_task(pool="cls", text=("a", "b"))], 0.2)
-    written = export_hf(saved, saved.bind(), tmp_path)["single"]
+    written = export_hf(saved, saved.bind(), tmp_path).folders["single"]
     assert ("token_type_ids" in AutoTokenizer.from_pretrained(written)(*PAIRS[0])) is gives
 
 

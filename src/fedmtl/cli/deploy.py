@@ -123,9 +123,19 @@ def client(
         Path | None,
         typer.Option(help="What the server may have of this site (`fedmtl policy init`); strict defaults without it."),
     ] = None,
+    save_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the finished model of this site's tasks is saved, checked by its hash; `predict`, `evaluate`"
+            " and `export` take the folder.",
+            metavar="DIR",
+        ),
+    ] = None,
 ) -> None:
     """Take part in a run as a site; its text stays here."""
     needs_flower("fedmtl client")
+    if save_model is not None and save_model.exists():
+        raise FedmtlError(f"--save-model: {save_model} is there already; name a folder that is not")
     from fedmtl.deploy.site import join_run
     from fedmtl.deploy.site_worker import SiteSettings
     from fedmtl.engines.flower.addresses import parse_address
@@ -148,7 +158,9 @@ def client(
     files, root = site_data(data or [], names)
     files |= policy_files(rules, names, files)
     site_folder = folder or Path("sites") / client_id
-    settings = SiteSettings(client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules)
+    settings = SiteSettings(
+        client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules, save_model
+    )
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
     join_run(settings, address, keys, lambda line: terminal.print(stamped(f"{client_id}: {line}"), markup=False))

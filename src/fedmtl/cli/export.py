@@ -16,6 +16,7 @@ from fedmtl.errors import ModelError
 
 class Format(StrEnum):
     hf = "hf"
+    sentence_transformers = "sentence-transformers"
     onnx = "onnx"
 
 
@@ -23,11 +24,17 @@ def export(
     run: Run,
     to: Annotated[
         Format,
-        typer.Option(help="hf: one folder a task that plain transformers loads; onnx: a folder that needs no fedmtl."),
+        typer.Option(
+            help="hf: folders that transformers loads; sentence-transformers: vectors of texts, and heads of single"
+            " texts; onnx: a folder that needs no fedmtl."
+        ),
     ] = Format.hf,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder; otherwise `export`, `export/onnx` in the run's. FILE.onnx: the graph alone."),
+        typer.Option(
+            help="The folder; otherwise `export`, `export/sentence-transformers`, `export/onnx` in the run's."
+            " FILE.onnx: the graph alone."
+        ),
     ] = None,
     client: Client = None,
     round: Round = None,
@@ -41,11 +48,21 @@ def export(
         if written.is_dir():
             write(f"answers without fedmtl: python {written / 'predict.py'} TEXT")
         return
-    folders = found.export_hf(out, client, round)
-    for task, result in folders.items():
-        write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
-    if not any(isinstance(result, Path) for result in folders.values()):
-        raise ModelError(
-            f"{found.name}: no task can be written for plain transformers, for the reasons above;"
-            " `--to onnx` writes all of them as they are"
+    if to is Format.sentence_transformers:
+        written = found.export_sentence_transformers(out, client, round)
+        for task, result in written.items():
+            write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
+        if not any(isinstance(result, Path) for result in written.values()):
+            raise ModelError(f"{found.name}: no task can be written for sentence-transformers, for the reasons above")
+        return
+    made = found.export_hf(out, client, round)
+    for task, folder in made.folders.items():
+        if task not in made.reasons:
+            write(f"{task}: {folder}")
+    for task, reason in made.reasons.items():
+        write(f"{task}: {reason}, which plain classes of transformers cannot do")
+    if made.every_task is not None:
+        write(
+            f"{', '.join(made.folders)}: {made.every_task}, with a modelling file of its own; load it with"
+            f' AutoModel.from_pretrained("{made.every_task}", trust_remote_code=True)'
         )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config, load_config
+from fedmtl.deploy.final_model import final_frames
 from fedmtl.deploy.tasks import (
     check_deployable,
     configured_tasks,
@@ -172,8 +173,10 @@ def _serve(
                 log(event)
         return engine
 
-    def farewell() -> None:
+    def farewell(last: State) -> None:
         for engine in opened:
+            final = final_frames(prepared, last, run, membership.brought)
+            engine.send_models(final, prepared.config.federation.round_timeout)
             engine.say_goodbye(f"{run.name} is done")
 
     return drive(prepared, state, run, log, make_engine, command="fedmtl server", farewell=farewell)

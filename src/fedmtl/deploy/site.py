@@ -45,7 +45,8 @@ def join_run(settings: SiteSettings, address: Address, keys: SiteKeys | None, sa
             meter = Meter()
             meter.watch(settings.device)
             try:
-                words = serve_site(line, pool, say, audit, settings.client)
+                wants = settings.save_model is not None
+                words = serve_site(line, pool, say, audit, settings.client, wants_model=wants)
             finally:
                 spent = total_energy([meter.take()])
                 assert spent is not None, "there is an event"

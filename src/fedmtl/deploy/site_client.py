@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from fedmtl import __version__
 from fedmtl.config import Config
+from fedmtl.deploy.final_model import FinalSite, save_final_model
 from fedmtl.deploy.job_rules import JobCounts, JobRules, Welcomed
 from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
-from fedmtl.engines.flower.site_service import Done, Refused, SiteJob, WelcomeCall
+from fedmtl.engines.flower.site_service import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
@@ -31,6 +32,7 @@ from fedmtl.federation.policy import round_up
 from fedmtl.federation.wire import MAX_BYTES, decode_job, encode_update
 from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
+from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import open_model
 from fedmtl.sharing.plan import Rows
 from fedmtl.tasks.batches import Shard
@@ -47,6 +49,13 @@ class _Opened:
     rules: JobRules
     max_bytes: int
     hello: str
+    encoder: Encoder
+    config: Config
+    settings: SiteSettings
+
+    def final(self) -> FinalSite:
+        """What the finished model is checked against, and saved with."""
+        return FinalSite(self.site, self.encoder, self.config, self.settings, self.max_bytes)
 
 
 class JoinedSite:
@@ -63,6 +72,8 @@ class JoinedSite:
         try:
             if isinstance(call, CheckCall):
                 return check_site(self._settings)
+            if isinstance(call, ModelCall):
+                return save_final_model(self._open(call.words, None).final(), call)
             return self._welcomed(call.words) if isinstance(call, WelcomeCall) else self._done(call)
         except FedmtlError as error:
             return Refused(fault_of(error), str(error))
@@ -149,8 +160,9 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         tasks=_task_summaries(population, info, site_tasks, settings),
         rows=_listed(info.rows) if tells_rows else None,
         evaluation_rows=_listed(info.evaluation_rows) if tells_rows else None,
+        wants_model=settings.save_model is not None,
     )
-    return _Opened(words, site, rules, max_bytes, hello.model_dump_json())
+    return _Opened(words, site, rules, max_bytes, hello.model_dump_json(), encoder, config, settings)
 
 
 def _load(config: Config) -> dict[str, TaskData]:

@@ -31,7 +31,8 @@ class SiteSettings:
     """A site as its owner describes it: which tasks, from which files, with which encoder, and where it keeps things.
 
     `files` are given per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
-    in the package that the server's config deals to this client. `policy` is what the server may have of all this.
+    in the package that the server's config deals to this client. `policy` is what the server may have of all this;
+    `save_model` is the folder that gets the finished model.
     """
 
     client: str
@@ -43,6 +44,7 @@ class SiteSettings:
     model: str | None = None
     device: str = "auto"
     policy: Policy = field(default_factory=Policy)
+    save_model: Path | None = None
 
 
 def start_site(settings: SiteSettings) -> Callable[[Any], Any]:

@@ -31,6 +31,7 @@ from fedmtl.experiment.events import (
 from fedmtl.experiment.prepare import Prepared, open_engine, prepare
 from fedmtl.experiment.profile import profiling
 from fedmtl.experiment.resume import config_event, opened_events, take_up
+from fedmtl.export.encoder import write_run_encoders
 from fedmtl.federation.checkpoint import save_checkpoint
 from fedmtl.federation.client import drop_best, store_best
 from fedmtl.federation.client_evaluation import client_evaluator
@@ -238,12 +239,12 @@ def drive(
     make_engine: Callable[[], Engine],
     *,
     command: str = "fedmtl run",
-    farewell: Callable[[], None] = lambda: None,
+    farewell: Callable[[State], None] = lambda state: None,
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called after the last round. A signal that
-    comes when the rounds are over waits until the folder is whole; a further one does what it did before.
+    `command` is how a user goes on after an interruption; `farewell` is called with the last round's state. A signal
+    that comes when the rounds are over waits until the folder is whole; a further one does what it did before.
     """
     try:
         with raised(_Stop) as late, late.postponed():
@@ -262,7 +263,7 @@ def _drive(
     log: Log,
     make_engine: Callable[[], Engine],
     command: str,
-    farewell: Callable[[], None],
+    farewell: Callable[[State], None],
 ) -> None:
     status, reason = "done", None
     error: Exception | None = None
@@ -285,7 +286,7 @@ def _drive(
                     if log.meter.is_due:
                         log(log.meter.take())
                     state, last = round_.state, now
-            farewell()
+            farewell(state)
     except RoundFailed as failed:
         status, reason, error = "failed", str(failed), failed
         for failure in failed.failures:
@@ -384,6 +385,7 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
             keep=keep,
         )
     )
+    write_run_encoders(run, prepared.model, prepared.encoder, plan, weights, prepared.config)
     write_report(run.path)
 
 
@@ -400,9 +402,16 @@ def _compare(prepared: Prepared, run: RunFolder, log: Log) -> None:
 
 def _final_model(prepared: Prepared, state: State, run: RunFolder, log: Log) -> tuple[str, tuple[SharingPlan, Weights]]:
     """What the run ends with; where the best round cannot be opened, the last one, and the run says so."""
+    try:
+        kept = final_model(prepared, state, run)
+    except FedmtlError as error:
+        log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
+        return "last", (state.plan, state.weights)
+    return "best" if prepared.config.training.keep == "best" and state.progress else "last", kept
+
+
+def final_model(prepared: Prepared, state: State, run: RunFolder) -> tuple[SharingPlan, Weights]:
+    """The plan and the values of the round that the config keeps; a FedmtlError where it cannot be opened."""
     if prepared.config.training.keep == "best" and state.progress:
-        try:
-            return "best", best_model(run, prepared.server.tasks, prepared.server.names)
-        except FedmtlError as error:
-            log(remark_event(state.round, "", f"training.keep: the model is that of the last round, as {error}"))
-    return "last", (state.plan, state.weights)
+        return best_model(run, prepared.server.tasks, prepared.server.names)
+    return state.plan, state.weights

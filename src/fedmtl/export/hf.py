@@ -1,4 +1,8 @@
-"""One folder per task that plain transformers loads, with the same predictions.
+"""Every model for transformers: one folder per task of its plain classes where they can hold it, and one of our own.
+
+Where they cannot, or where there are several tasks, `every-task/` has all heads behind one pass of the encoder, with a
+small modelling file beside the weights (`modeling_fedmtl.py`) that needs torch and transformers alone; it loads with
+`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`.
 
 `AutoModelForSequenceClassification` puts layers between the encoder and the last linear one. What
 our model does instead is written into those layers:
@@ -10,28 +14,39 @@ our model does instead is written into those layers:
   signs, and the last one takes the differences.
 * A head's hidden layer on the first token becomes the layer that the class has there, where activation and width are
   the same: ReLU in DistilBERT, tanh in BERT, ALBERT, RoBERTa and MPNet, GELU in ELECTRA.
-* `mean`, `pair: dual`, adapters and heads behind a normalisation have no counterpart there and are refused.
+* `mean`, `pair: dual`, adapters and heads behind a normalisation have no counterpart there.
 
-LoRA's matrices are multiplied and added to the layers they belong to. The kind of task says what its head is there.
+The kind of task says what its head is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from fedmtl.errors import ModelError
-from fedmtl.model.bert.layout import has_fewer_heads
+from fedmtl.export.encoder import (
+    TaskValues,
+    heads_of,
+    new_folder,
+    plain_config,
+    plain_head,
+    plain_values,
+    save_tokenizer,
+    save_values,
+)
 from fedmtl.model.encoder_files import NO_CODE
-from fedmtl.model.lora import merge
-from fedmtl.model.multitask import BoundModel, MultiTaskModel
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
-from fedmtl.sharing.plan import ADAPTERS, HEADS, owner_task
+from fedmtl.sharing.plan import ADAPTERS, HEADS
 from fedmtl.tasks.kinds.protocol import PlainHead
 from fedmtl.tasks.task import Task
 
@@ -44,45 +59,184 @@ Values = Mapping[str, Tensor]
 Build = Callable[[Any, Values, Linear], None]
 
 
-def export_hf(saved: SavedModel, bound: BoundModel, folder: Path) -> dict[str, Path | str]:
-    """Write every task that can be; the folder of each, or the reason why it has none."""
-    if has_fewer_heads(saved.encoder.module.config):
-        raise ModelError(
-            f"{saved.encoder.name}: heads were removed from its attention, which plain transformers cannot load;"
-            " write `--to onnx`"
-        )
-    written: dict[str, Path | str] = {}
-    for name, task in saved.tasks.items():
+# An output that no score in a range has.
+FAR = 1e6
+EVERY_TASK = "every-task"
+MODELING = Path(__file__).with_name("modeling_fedmtl.py")
+PLAIN_USAGE = """```python
+from transformers import pipeline
+
+answer = pipeline("text-classification", model="FOLDER")
+answer(EXAMPLE)
+```"""
+USAGE = """```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
+model = AutoModel.from_pretrained("FOLDER", trust_remote_code=True)
+model.answer(tokenizer, EXAMPLE)
+```
+
+This model has a modelling file of its own, `modeling_fedmtl.py`, which `trust_remote_code=True` runs; it needs torch
+and transformers alone. Read it first: it is short."""
+Card = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class HfExport:
+    """What was written for transformers.
+
+    `folders` has for every task the folder that answers it: one of a plain class, or `every_task`, which needs
+    `trust_remote_code=True`. `reasons` says why plain classes cannot hold a task.
+    """
+
+    folders: dict[str, Path]
+    every_task: Path | None
+    reasons: dict[str, str]
+
+
+def export_hf(saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None) -> HfExport:
+    """Write every task; `card` makes a folder's README.md from the lines that show how to use it."""
+    weights = bound.weights()
+    tasks = {name: plain_values(bound.use(name), name, view, weights) for name, view in bound.views.items()}
+    folders: dict[str, Path] = {}
+    reasons: dict[str, str] = {}
+    for name, values in tasks.items():
         try:
-            written[name] = _export_task(saved, bound, task, folder / name)
+            folders[name] = _export_task(saved, values, folder / name, card)
         except ModelError as error:
-            written[name] = f"{name}: {error}"
-    return written
+            reasons[name] = str(error)
+    every = None
+    if reasons or len(tasks) > 1:
+        every = folder / next(name for name in (EVERY_TASK, f"{EVERY_TASK}s") if name not in tasks)
+        _export_every_task(saved, list(tasks.values()), every, card)
+    return HfExport({name: folders.get(name, every or folder) for name in tasks}, every, reasons)
 
 
-def _export_task(saved: SavedModel, bound: BoundModel, task: Task, folder: Path) -> Path:
-    kind = saved.encoder.module.config.model_type
-    pool = saved.model.pools[task.name]
+def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card | None) -> Path:
+    task, kind, pool = saved.tasks[plain.task], saved.encoder.module.config.model_type, saved.model.pools[plain.task]
     if task.is_dual:
-        raise ModelError(
-            "pairs are encoded apart (`pair: dual`), which plain transformers cannot do; train with `pair: cross`"
-        )
+        raise ModelError("pairs are encoded apart (`pair: dual`)")
     if pool == "mean":
-        raise ModelError("pooled by the mean, which plain transformers cannot do; train with `pool: cls`")
+        raise ModelError("pooled by the mean")
+    if plain.has_adapters:
+        raise ModelError("has adapters (`model.adapters`)")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
     if build is None:
-        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers; train with another `pool`")
-    values = _plain_values(bound.use(task.name), task)
-    head = _plain_head(task, values)
-    config = type(saved.encoder.module.config).from_dict(saved.encoder.module.config.to_dict())
+        raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
+    head = plain_head(task, plain)
+    if head.problem_type is None:
+        raise ModelError(f"is {task.kind_of.words}, which plain transformers do not have")
+    config = AutoConfig.for_model(**plain_config(saved.encoder))
     _describe(config, head)
     classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, **NO_CODE).eval()
     with torch.no_grad():
-        _copy_encoder(classifier, values)
-        build(classifier, values, (head.weight, head.bias))
-    classifier.save_pretrained(folder)
-    _save_tokenizer(saved, folder)
+        _copy_encoder(classifier, plain.values)
+        build(classifier, plain.values, (head.weight, head.bias))
+    with new_folder(folder) as hidden:
+        classifier.save_pretrained(hidden)
+        save_tokenizer(saved.encoder, saved.max_length, hidden)
+        if card is not None:
+            example = '{"text": "a fine film", "text_pair": "a good movie"}' if task.is_pair else '"a fine film"'
+            (hidden / "README.md").write_text(card(PLAIN_USAGE.replace("EXAMPLE", example)))
     return folder
+
+
+def _export_every_task(saved: SavedModel, tasks: Sequence[TaskValues], folder: Path, card: Card | None) -> None:
+    """Write all heads and all values of the encoder, each once, with the modelling file."""
+    from fedmtl.export.modeling_fedmtl import DOT, FedmtlConfig, FedmtlModel
+
+    passes: dict[Any, list[int]] = {}
+    for index, values in enumerate(tasks):
+        # A task's adapters are part of its pass.
+        passes.setdefault((values.signature, values.task if values.has_adapters else ""), []).append(index)
+    adapted = [values for values in tasks if values.has_adapters]
+    first, state = tasks[0], {f"encoder.{name}": value for name, value in tasks[0].encoder.items()}
+    described = []
+    for number, members in enumerate(passes.values()):
+        lead = tasks[members[0]]
+        apart = [name for name in lead.encoder if lead.origins[name] != first.origins[name]]
+        state |= {f"values.{number}.{name.replace('.', DOT)}": lead.values[name] for name in apart}
+        which = adapted.index(lead) if lead.has_adapters else None
+        described.append({"heads": members, "values": apart, "adapters": which})
+    heads = []
+    for index, values in enumerate(tasks):
+        task, head = saved.tasks[values.task], plain_head(saved.tasks[values.task], values)
+        heads.append(_head_record(saved, task, head))
+        state |= {f"heads.{index}.weight": head.weight.float(), f"heads.{index}.bias": head.bias.float()}
+        hidden = {name: value for name, value in heads_of(values).items() if name.startswith("hidden.")}
+        state |= {f"hidden.{index}.{name.removeprefix('hidden.')}": value for name, value in hidden.items()}
+    for index, values in enumerate(adapted):
+        prefix = f"{ADAPTERS}{values.task}."
+        own = {name.removeprefix(prefix): value for name, value in values.values.items() if name.startswith(prefix)}
+        state |= {f"adapters.{index}.{name}": value for name, value in own.items()}
+    config = FedmtlConfig(
+        encoder_config=plain_config(saved.encoder),
+        has_pooler=saved.encoder.has_pooler,
+        inputs=sorted(saved.model.accepts),
+        heads=heads,
+        passes=described,
+        adapters=_adapters_record(saved, [values.task for values in adapted]),
+        auto_map={name: f"{MODELING.stem}.Fedmtl{name.removeprefix('Auto')}" for name in ("AutoConfig", "AutoModel")},
+        architectures=["FedmtlModel"],
+        dtype="float32",
+    )
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in FedmtlModel(config).named_parameters()}
+    found = {name: value.shape for name, value in state.items()}
+    assert found == shapes, (
+        f"the modelling file has other values: {sorted(set(found.items()) ^ set(shapes.items()))[:4]}"
+    )
+    with new_folder(folder) as hidden_folder:
+        config.save_pretrained(hidden_folder)
+        save_values(hidden_folder / "model.safetensors", state)
+        save_tokenizer(saved.encoder, saved.max_length, hidden_folder)
+        shutil.copyfile(MODELING, hidden_folder / MODELING.name)
+        if card is not None:
+            one = any(len(saved.tasks[values.task].text) == 1 for values in tasks)
+            example = '["a fine film"]' if one else '["a fine film"], ["a good movie"]'
+            (hidden_folder / "README.md").write_text(card(USAGE.replace("EXAMPLE", example)))
+
+
+def _head_record(saved: SavedModel, task: Task, head: PlainHead) -> dict[str, Any]:
+    width = saved.encoder.hidden_size
+    layer = None if task.head is None else {"size": task.head.size or width, "activation": task.head.activation}
+    return {
+        "name": task.name,
+        "texts": len(task.text),
+        "dual": task.is_dual,
+        "pool": saved.model.pools[task.name],
+        "features": 4 * width + 1 if task.is_dual else width,
+        "hidden": layer,
+        "outputs": len(head.bias),
+        "problem_type": head.problem_type,
+        "labels": list(head.names),
+        "range": _range(task) if head.problem_type == "regression" else None,
+    }
+
+
+def _range(task: Task) -> list[float] | None:
+    """What scores are cut to, where the kind of task cuts them; None where a score is what the head says."""
+    kind, scale = task.kind_of, task.kind_of.scale(task)
+    far = [kind.answer(task, np.array([output])).score for output in (-FAR, FAR)]
+    return None if scale is None or far != list(scale) else list(scale)
+
+
+def _adapters_record(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any] | None:
+    adapters: Any = saved.model.adapters
+    if not tasks:
+        return None
+    one = adapters._modules[tasks[0]]
+    layers = []
+    for kind, parts in zip(one.kinds, one.layer, strict=True):
+        shared = [name for name in one.shared if name not in parts and (kind == "pals" or name != "attention")]
+        size = (parts if "encoder" in parts else one.shared)["encoder"].out_features
+        layers.append({"kind": kind, "size": size, "shared": shared})
+    heads = [part.num_heads for part in one.modules() if hasattr(part, "num_heads")]
+    path, norm = adapters.paths
+    width = saved.encoder.hidden_size
+    about = {"path": path, "norm": norm, "width": width, "number": len(tasks)}
+    return {**about, "heads": heads[0] if heads else 1, "layers": layers}
 
 
 def _with_hidden_layer(saved: SavedModel, task: Task) -> Build:
@@ -104,35 +258,6 @@ def _with_hidden_layer(saved: SavedModel, task: Task) -> Build:
         _set(last, *head)
 
     return build
-
-
-def _save_tokenizer(saved: SavedModel, folder: Path) -> None:
-    """A tokenizer that gives the inputs our encoder gets, and with `truncation=True` cuts where we do."""
-    saved.encoder.tokenizer.save_pretrained(folder)
-    names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in saved.model.accepts]
-    AutoTokenizer.from_pretrained(
-        folder, model_input_names=names, model_max_length=saved.max_length, local_files_only=True, **NO_CODE
-    ).save_pretrained(folder)
-
-
-def _plain_values(model: MultiTaskModel, task: Task) -> Values:
-    """Return the model's values by canonical name, with LoRA's matrices merged into the layers they were added to."""
-    parameters = model.canonical()
-    if any(owner_task(name) == task.name for name in parameters if name.startswith(ADAPTERS)):
-        raise ModelError(
-            "has adapters (`model.adapters`), which plain transformers cannot compute; train with `model.lora`"
-        )
-    values = {name: getattr(module, leaf).detach() for name, (module, leaf) in parameters.items()}
-    return values if model.lora is None else merge(values, model.lora)
-
-
-def _plain_head(task: Task, values: Values) -> PlainHead:
-    """The head in double precision: two outputs for two labels, a score in the task's range."""
-    weight, bias = (values[f"{HEADS}{task.name}.{leaf}"].double() for leaf in ("weight", "bias"))
-    head = task.kind_of.plain_head(task, weight, bias)
-    if head is None:
-        raise ModelError(f"is {task.kind_of.words}, which plain transformers do not have")
-    return head
 
 
 def _describe(config: Any, head: PlainHead) -> None:

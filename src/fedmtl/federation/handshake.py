@@ -83,13 +83,14 @@ class TaskCounts(Said):
 
 
 class Hello(Said):
-    """A site's answer: who it is, what it has, the token rows it uses, and its terms."""
+    """A site's answer: who it is, what it has, the token rows it uses, its terms, and whether it saves the model."""
 
     client: Name
     terms: SiteTerms
     tasks: Annotated[dict[Name, TaskCounts], Field(max_length=MOST_TASKS)] = {}
     rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
     evaluation_rows: Annotated[list[Row], Field(max_length=MOST_ROWS)] | None = None
+    wants_model: bool = False
 
 
 def read_hello(words: str) -> Hello:

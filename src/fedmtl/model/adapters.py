@@ -102,6 +102,8 @@ class Adapters(nn.Module):
     def __init__(self, encoder: Encoder, config: AdaptersConfig, tasks: Mapping[str, Any], seed: int) -> None:
         super().__init__()
         layers = encoder_layers(encoder, config.wiring)
+        # Where the layers are in the encoder, and in each of them the norm that takes the summand.
+        self.paths = (family_of(encoder.module.config).layers, norm_path(encoder, config.wiring) or "")
         architecture = encoder.module.config
         dropouts = (getattr(architecture, name, None) for name in ATTENTION_DROPOUTS)
         dropout = float(next((known for known in dropouts if known is not None), 0.0))
@@ -141,11 +143,16 @@ class Adapters(nn.Module):
         return given[0] + added
 
 
+def norm_path(encoder: Encoder, wiring: str) -> str | None:
+    """The path, inside a layer, of the norm that takes the summand; None where the family has none."""
+    family = family_of(encoder.module.config)
+    return family.output_norm if wiring == "parallel" else family.attention_norm
+
+
 def encoder_layers(encoder: Encoder, wiring: str) -> list[tuple[nn.Module, nn.Module]]:
     """Every layer with the norm that takes the summand; one that several numbered layers share comes once."""
     architecture = encoder.module.config
-    family = family_of(architecture)
-    norm = family.output_norm if wiring == "parallel" else family.attention_norm
+    family, norm = family_of(architecture), norm_path(encoder, wiring)
     try:
         if norm is None or getattr(architecture, "inner_group_num", 1) != 1:
             raise AttributeError

@@ -10,6 +10,7 @@ import pytest
 
 from engines.flower.deployment import make_certs, of_kind
 from engines.flower.processes import Programs, free_port
+from fedmtl import Run
 from fedmtl.config.file import dump_config
 from fedmtl.experiment.run import start_run
 from fedmtl.runs.folder import RunFolder
@@ -53,8 +54,10 @@ def test_three_sites_with_tls_give_the_weights_of_one_machine(config, programs, 
     server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}",
                             "--certs", "certs", "--name", "tls")  # fmt: skip
     sites = [
-        start_site(programs, name, port, "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key") for name in TASKS
-    ]
+        start_site(programs, name, port, "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key",
+                   *(["--save-model", "saved"] if name == "sentiment_client" else []))
+        for name in TASKS
+    ]  # fmt: skip
     alone = start_run(config, "alone")
     assert server.wait() == 0, server.text()
     assert [site.wait() for site in sites] == [0, 0, 0]
@@ -67,6 +70,10 @@ def test_three_sites_with_tls_give_the_weights_of_one_machine(config, programs, 
              for run in (deployed, alone)]  # fmt: skip
     assert sizes[0] == sizes[1]
     assert deployed.report.exists()
+    # A site that requested the model has it; no other site does.
+    texts = ["a fine film", "dull"]
+    assert Run(tmp_path / "saved").predict(texts) == [row[:1] for row in Run(deployed.path).predict(texts)]
+    assert [path.name for path in tmp_path.glob("saved*")] == ["saved"]
     assert not deployed.spool.exists()
 
 

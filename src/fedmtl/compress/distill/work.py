@@ -33,6 +33,7 @@ from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.distill.student import Student
 from fedmtl.compress.distill.teaching import Lessons, Teaching, evaluate
 from fedmtl.config import Config
+from fedmtl.export.encoder import write_run_encoders
 from fedmtl.methods.distillation import NAME, options_of
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import save_model
@@ -177,6 +178,8 @@ class Work:
                 weights_sha256=weights_sha256(weights),
             ),
         )
+        known = config.model_copy(update={"model": plain})
+        write_run_encoders(self.run, student.model, student.encoder, student.plan, weights, known)
         record = {"settings": self.settings.to_json(), "start": student.start, "teacher": self.teaching.digest}
         write_atomic(self.run.path / "distill.json", json.dumps(record, indent=1).encode())
         checkpoint_path(self.run).unlink(missing_ok=True)

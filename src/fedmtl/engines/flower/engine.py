@@ -21,6 +21,7 @@ from fedmtl.errors import WireError
 from fedmtl.federation.handshake import Hello
 from fedmtl.federation.messages import ClientId, ClientInfo, Failure, Job, Scorer, State, Update
 from fedmtl.federation.wire import encode_job
+from fedmtl.federation.wire.codecs import Bytes
 from fedmtl.federation.wire.frame import MAX_HEADER
 
 GLANCE = 0.2
@@ -139,6 +140,26 @@ class FlowerEngine:
         end = time.monotonic() + LEAVE
         while time.monotonic() < end and not all(self.link.has_left(site.node_id) for site, _ in sent.values()):
             time.sleep(GLANCE / 20)
+
+    def send_models(self, frame_of: Callable[[ClientId], tuple[str, Bytes]], patience: float) -> None:
+        """Send the finished model to the sites that requested it, and wait until they have fetched it or are gone.
+
+        `frame_of` gives the words and the frame for a site.
+        """
+        sent: dict[ClientId, tuple[Present, str]] = {}
+        for client, site in self._roster.everybody().items():
+            if site.hello.wants_model and self._roster.may_take_part(client, site):
+                words, frame = frame_of(client)
+                path = self._spool / f"model-{client}"
+                write_message(path, frame)
+                with suppress(KeyError):
+                    sent[client] = (site, self.link.send(site.node_id, "model", words, path, about="the model"))
+                path.unlink(missing_ok=True)
+        end = time.monotonic() + patience
+        while time.monotonic() < end and not all(
+            self.link.is_fetched(message_id) or self.link.has_left(site.node_id) for site, message_id in sent.values()
+        ):
+            time.sleep(GLANCE / 4)
 
     def close(self) -> None:
         try:

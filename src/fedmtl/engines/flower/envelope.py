@@ -24,7 +24,7 @@ from fedmtl.foreign import printable
 
 NOTE, FRAME = "note", "frame"
 # The kinds of messages that have a frame.
-FRAMED = ("job", "update")
+FRAMED = ("job", "update", "model")
 # Welcomes hold a config, hellos the token rows of a site.
 MAX_WORDS = 1 << 24
 MOST_LETTERS = 300

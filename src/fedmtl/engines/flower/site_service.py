@@ -35,6 +35,10 @@ class CannotJoin(FedmtlError):
     """The site cannot do what the run needs: a file, a label or the encoder is missing here."""
 
 
+class ModelNotSaved(FedmtlError):
+    """The run is over, and the model that the site's owner wanted was not sent or is not the server's."""
+
+
 @dataclass(frozen=True)
 class WelcomeCall:
     """The server's welcome, for the worker to answer with a hello."""
@@ -48,6 +52,15 @@ class SiteJob:
 
     words: str
     frame: Path
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The finished model in a file, with the server's words about it, for the worker to check and save."""
+
+    words: str
+    frame: Path
+    about: str
 
 
 @dataclass(frozen=True)
@@ -66,12 +79,22 @@ class Done:
     words: str
 
 
-def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = None, client: str | None = None) -> str:
+def serve_site(
+    line: Line,
+    pool: WorkerPool,
+    say: Say,
+    audit: Audit | None = None,
+    client: str | None = None,
+    *,
+    wants_model: bool = False,
+) -> str:
     """Take part until the run is over; what the server says at its end. The line is closed then.
 
-    A site that cannot take part tells the server so under the name `client`, and leaves.
+    A site that cannot take part tells the server so under the name `client`, and leaves. One that wants the finished
+    model and does not get it raises a ModelNotSaved when the run is over.
     """
     words = ""
+    lacks = "the server sent no model" if wants_model else None
     keeper = _Keeper(line, say, audit)
     with closing(line), line.alive():
         while True:
@@ -80,6 +103,8 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
             if envelope.kind == "end":
                 with suppress(LineLost):
                     line.leave()
+                if lacks is not None:
+                    raise ModelNotSaved(f"--save-model: nothing was saved: {lacks}")
                 return printable(envelope.words, MOST_LETTERS)
             if envelope.kind == "refused":
                 raise SiteRefused(f"the server refused this site: {printable(envelope.words, MOST_LETTERS)}")
@@ -93,7 +118,10 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
                     with suppress(LineLost):
                         line.leave()
                     raise CannotJoin(answer.words)
-            elif envelope.frame is not None:
+            elif envelope.kind == "model" and envelope.frame is not None:
+                lacks = _saved(pool, ModelCall(words, envelope.frame, envelope.words), say) if wants_model else None
+                envelope.frame.unlink(missing_ok=True)
+            elif envelope.kind == "job" and envelope.frame is not None:
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
                 if isinstance(answer, Done):
                     say(answer.words)
@@ -101,6 +129,15 @@ def serve_site(line: Line, pool: WorkerPool, say: Say, audit: Audit | None = Non
                 keeper.answer(received, answer)
                 if isinstance(answer, Refused):
                     say(f"a job was not done: {printable(answer.words, MOST_LETTERS)}")
+
+
+def _saved(pool: WorkerPool, call: ModelCall, say: Say) -> str | None:
+    """Have the model saved; the reason where it was not."""
+    answer = _settled(_call(pool, call))
+    if isinstance(answer, Refused):
+        return printable(answer.words, MOST_LETTERS)
+    say(str(answer))
+    return None
 
 
 class _Keeper:
@@ -156,7 +193,7 @@ class _Keeper:
 
     def _note_arrival(self, received: Received) -> None:
         envelope = received.envelope
-        known = ("welcome", "refused", "end", "job")
+        known = ("welcome", "refused", "end", "job", "model")
         kind = envelope.kind if envelope.kind in known else "unknown"
         content = envelope.words.encode() if envelope.frame is None else envelope.frame
         self._number = self._record("in", kind, content, **self._described(envelope.frame))

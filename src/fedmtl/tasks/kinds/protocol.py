@@ -46,7 +46,7 @@ class PlainHead:
 
     weight: Tensor
     bias: Tensor
-    problem_type: Literal["single_label_classification", "regression"]
+    problem_type: Literal["single_label_classification", "regression"] | None
     names: tuple[str, ...]
 
 
