@@ -313,12 +313,13 @@ class Run:
         from fedmtl.export.onnx import export_bundle, export_onnx
 
         name = "-".join(filter(None, ("onnx", _round_name(round))))
-        target = self.path / "export" / name if out is None else Path(out)
+        target = self._export_folder() / name if out is None else Path(out)
         model = self.model(client, round)
         if target.suffix == ".onnx":
             return export_onnx(model.saved, model.bound, target)
-        # The model card of `export/card.py` belongs here as the last argument.
-        return export_bundle(model.saved, model.bound, target)
+        from fedmtl.export.card import Hub
+
+        return export_bundle(model.saved, model.bound, target, self._card(round, Hub("onnx")))
 
 
 def _round_name(round: Round | None) -> str:

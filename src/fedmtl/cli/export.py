@@ -49,10 +49,10 @@ def export(
             write(f"answers without fedmtl: python {written / 'predict.py'} TEXT")
         return
     if to is Format.sentence_transformers:
-        written = found.export_sentence_transformers(out, client, round)
-        for task, result in written.items():
+        folders = found.export_sentence_transformers(out, client, round)
+        for task, result in folders.items():
             write(f"{task}: {result}" if isinstance(result, Path) else f"not written: {result}")
-        if not any(isinstance(result, Path) for result in written.values()):
+        if not any(isinstance(result, Path) for result in folders.values()):
             raise ModelError(f"{found.name}: no task can be written for sentence-transformers, for the reasons above")
         return
     made = found.export_hf(out, client, round)

@@ -20,7 +20,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -83,14 +83,18 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
     return file
 
 
-def export_bundle(saved: SavedModel, bound: BoundModel, folder: Path, card: str = "") -> Path:
-    """Write a folder that answers without fedmtl, and return it; `card` is the model's card in Markdown."""
+# A model card for what says how to use the files beside it, both in Markdown.
+Card = Callable[[str], str]
+
+
+def export_bundle(saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None) -> Path:
+    """Write a folder that answers without fedmtl, and return it; `card` makes its README from how to use it."""
     export_onnx(saved, bound, folder / GRAPH)
     write_beside(saved, list(bound.views), folder, card)
     return folder
 
 
-def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: str = "") -> None:
+def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: Card | None = None) -> None:
     """Write the files of a bundle that lie beside its graph."""
     facts = _facts(saved, tasks)
     write_atomic(folder / "tokenizer.json", _tokenizer(saved).to_str(pretty=True).encode())
@@ -129,13 +133,13 @@ def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _readme(facts: Mapping[str, Any], card: str) -> str:
+def _readme(facts: Mapping[str, Any], card: Card | None) -> str:
     rows = "\n".join(
         f"| {_cell(name)} | {_cell(', '.join(task['texts']))} | {_cell(_range(task))} |"
         for name, task in facts["tasks"].items()
     )
-    title = card.rstrip() or f"# {_cell(facts['encoder'])} with {len(facts['tasks'])} tasks"
-    return f"{title}\n\n{USAGE.replace('ROWS', rows)}"
+    usage = USAGE.replace("ROWS", rows)
+    return card(usage) if card else f"# {_cell(facts['encoder'])} with {len(facts['tasks'])} tasks\n\n{usage}"
 
 
 def _range(task: Mapping[str, Any]) -> str:

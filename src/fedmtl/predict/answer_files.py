@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedmtl.errors import DataError
+from fedmtl.errors import DataError, needs_extra
 from fedmtl.predict.answers import Prediction
 
 ENDINGS = (".csv.gz", ".csv", ".tsv.gz", ".tsv", ".jsonl.gz", ".jsonl", ".parquet")
@@ -92,9 +92,7 @@ def _write_parquet(path: Path, temporary: Path, chunks: Iterable[Sequence[Mappin
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(
-            f"--out {path}: parquet needs pyarrow; run `pip install fedmtl[parquet]`, or write .csv"
-        ) from error
+        raise DataError(needs_extra(f"--out {path}", "pyarrow", "parquet") + ", or write .csv") from error
     count, writer = 0, None
     try:
         for chunk in chunks:

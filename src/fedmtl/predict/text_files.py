@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from fedmtl.errors import DataError, FedmtlError
+from fedmtl.errors import DataError, FedmtlError, needs_extra
 from fedmtl.foreign import excerpt, parse_json
 from fedmtl.tasks.sources import (
     ALWAYS_INFLATED,
@@ -384,7 +384,7 @@ def _open_parquet(path: Path) -> _Table:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install fedmtl[parquet]`") from error
+        raise DataError(needs_extra(str(path), "pyarrow", "parquet")) from error
     try:
         file = parquet.ParquetFile(path)
         header = list(file.schema_arrow.names)
