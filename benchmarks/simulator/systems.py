@@ -101,7 +101,7 @@ def call_fedmtl(
 ) -> tuple[Outcome, list[Event]]:
     """Run a config, and read the events it left."""
     sets = [f"output={output}", f"training.num_rounds={rounds}", *settings]
-    command = [str(python), "-m", "fedmtl", "run", str(config), "--name", "bench"]
+    command = [str(python), "-m", "fedmtl", "run", str(config), "--name", "bench", "--verbose"]
     for setting in sets:
         command += ["--set", setting]
     outcome = run(command, {"PYTHONPATH": str(ROOT / "src")})
