@@ -26,8 +26,8 @@ def test_what_cannot_be_served_is_one_line(cli, arguments, error):
 def test_a_missing_extra_is_one_line(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli("serve", "x.onnx").error == (
-        "serve: needs starlette, which is not installed; run `pip install -c constraints.txt '.[serve]'` in the folder of"
-        " fedmtl's source"
+        "serve: needs starlette, which is not installed; run `pip install -c constraints.txt '.[serve]'`"
+        " in the folder of fedmtl's source"
     )
 
 

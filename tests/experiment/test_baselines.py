@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
 
 import pytest
 
 from fedmtl.config.file import load_config
 from fedmtl.experiment.baselines import Sample, compare, draw_samples
-from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.experiment.prepare import open_engine
+from fedmtl.experiment.run import Interrupted, resume_run, start_run
 from fedmtl.runs.events import BaselineEvent, EndEvent, RemarkEvent, WarningEvent
+from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.verdicts import verdicts
 from fedmtl.tasks.load import load_tasks
@@ -149,9 +153,21 @@ def test_clients_that_were_dealt_one_label_are_named_before_round_1(files, tmp_p
 
 
 @pytest.mark.slow
-def test_each_client_alone_and_each_task_by_itself_are_trained_on_request_and_once(files, tmp_path):
+def test_each_client_alone_and_each_task_by_itself_are_trained_on_request_and_once(files, tmp_path, monkeypatch):
     config = config_of(files, tmp_path, "evaluation.baselines=[alone, single]", "federation.clients_per_task=2")
-    run = start_run(config, "wanted")
+
+    def interrupt(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        return open_engine(*given)
+
+    with monkeypatch.context() as patched:
+        # The baseline's engine is the first that is opened.
+        patched.setitem(start_run.__kwdefaults__, "make_engine", interrupt)
+        with pytest.raises(Interrupted, match=r"a baseline was trained; go on with `fedmtl run --resume \S+/wanted`"):
+            start_run(config, "wanted")
+    run = RunFolder(tmp_path / "wanted")
+    assert (run.path / "baselines" / "alone" / "config.yaml").exists()
+    resume_run(run)
     found = scores(run)
     assert list(found) == ["alone", "single"]
     assert (run.path / "baselines" / "alone" / "events.jsonl").exists()

@@ -172,10 +172,16 @@ def _one_label_warnings(event: ClientsEvent, prepared: Prepared) -> list[str]:
 def _compared(
     prepared: Prepared, state: State, run: RunFolder, log: Log, make_engine: Callable[[], Engine], compares: bool
 ) -> RunFolder:
-    if compares:
+    if not compares:
+        return drive(replace(prepared, samples={}), state, run, log, make_engine)
+    try:
         train_modes(prepared.config, run, log)
-    else:
-        prepared = replace(prepared, samples={})
+    except FedmtlError as error:
+        log.close()
+        if isinstance(error, Interrupted):
+            # The run to go on with is this one, which goes on with its baseline first.
+            error.args = (f"ended while a baseline was trained; go on with `fedmtl run --resume {_shown(run)}`",)
+        raise
     return drive(prepared, state, run, log, make_engine)
 
 
@@ -295,8 +301,7 @@ def _drive(
         cut_back(run, state.round if state.progress else -1)
         reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
         status = "interrupted"
-        where = run.name if run.path.parent == Path("runs") else run.path
-        error = Interrupted(f"{reason}; go on with `{command} --resume {where}`", stop.number)
+        error = Interrupted(f"{reason}; go on with `{command} --resume {_shown(run)}`", stop.number)
     except Exception as unexpected:
         # Whoever watches the folder is to see that it is over.
         status, error = "failed", unexpected
@@ -316,6 +321,11 @@ def _drive(
         raise (error or later) from later
     if error is not None:
         raise error
+
+
+def _shown(run: RunFolder) -> str:
+    """What a user writes to name the run."""
+    return run.name if run.path.parent == Path("runs") else str(run.path)
 
 
 def _evaluator(prepared: Prepared, engine: Engine) -> Callable[[State], Evaluation]:
