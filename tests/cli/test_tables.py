@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedmtl.cli.measure import costs_table
-from fedmtl.cli.tables import comparison_tables, results_table
+from fedmtl.cli.tables import comparison_rows, comparison_tables, results_table, round_notes
 from fedmtl.compress.measure.measured import Measured, Variant
 from fedmtl.runs.event_lines import from_json
 from fedmtl.runs.summary import summarize
@@ -59,6 +59,40 @@ def test_runs_that_do_not_fit_beside_each_other_are_compared_in_more_tables_and_
         # The folded names, put together again.
         assert ["".join(parts) for parts in zip(*heads, strict=True)][1:] == [c.header for c in table.columns[1:]]
     assert seen == names[1:]
+
+
+def test_further_validation_sets_stand_below_their_task_and_count_for_nothing():
+    more = [
+        {"event": "evaluation", "round": n, "task": "a:other", "metrics": {"accuracy": score}}
+        for n, score in ((0, 0.1), (1, 0.2), (2, 0.15))
+    ]
+    records = [
+        {"event": "start", "tasks": TASKS},
+        *scored(0, 0.5, 0.3),
+        *scored(1, 0.9, 0.7),
+        *scored(2, 0.8, 0.6),
+        *more,
+    ]
+    events = [from_json(event) for event in records]
+    summary = summarize(events, "demo")
+    assert lines(results_table(summary))[1] == ["a:other", "accuracy", "0.100", "0.200 @1", "0.150"]
+    assert (summary.overall, list(summary.tasks)) == (0.7, ["a", "b"])
+    assert dict(comparison_rows([summary, summarize(events, "best", "best")]))["a:other accuracy"] == [
+        "0.150",
+        "0.200 (+0.050)",
+    ]
+    assert summary.to_json()["further"] == {"a:other": {"accuracy": 0.15}}
+
+
+def test_the_last_lines_say_which_round_the_model_is_of():
+    records = [{"event": "start", "tasks": TASKS}, *scored(0, 0.5, 0.3), *scored(1, 0.9, 0.7), *scored(2, 0.8, 0.6)]
+    summary = summarize([from_json(event) for event in records], "demo")
+    (last,), (best,) = round_notes(summary), round_notes(summary, ends_with_best=True)
+    assert last.endswith("`fedmtl evaluate demo --round best` opens the best round, as other commands do")
+    assert best == (
+        "best overall score 0.800 after round 1; the run's model is that one (training.keep: best), and the table ends"
+        " with the last round"
+    )
 
 
 def test_sizes_have_their_share_of_the_first():

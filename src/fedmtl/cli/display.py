@@ -243,7 +243,7 @@ class PlainDisplay:
         events = read_events(run)
         summary = summarize(events, run.name)
         self.terminal.print(results_table(summary), soft_wrap=False)
-        for note in result_notes(summary):
+        for note in result_notes(summary, ends_with_best=_ends_with_best(run, events)):
             self.say(note)
         workers = self.start.workers if self.start else None
         spent = profile_table(events, 1 if workers is None else workers)
@@ -252,6 +252,16 @@ class PlainDisplay:
         for verdict in verdicts(events, run.name):
             self.say(verdict.words)
         self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
+
+
+def _ends_with_best(run: RunFolder, events: Sequence[Event]) -> bool:
+    """Whether the run's model is that of its best round; a remark says where that could not be opened."""
+    from fedmtl.config.file import load_config
+
+    if load_config(run.config).training.keep != "best":
+        return False
+    remarks = (event.reason for event in events if isinstance(event, RemarkEvent))
+    return not any((text or "").startswith("training.keep:") for text in remarks)
 
 
 class LiveDisplay(PlainDisplay):

@@ -47,7 +47,7 @@ def results_table(summary: RunSummary) -> Table:
     table.add_column("metric")
     for column in ("before", "best", "after"):
         table.add_column(column, justify="right")
-    for task, result in summary.tasks.items():
+    for task, result in summary.scored.items():
         for position, metric in enumerate(result.final):
             table.add_row(
                 task if position == 0 else "",
@@ -69,14 +69,14 @@ def _at_round(best: Best | None) -> str:
     return f"{number(best.value)} @{best.round}" if best else "–"
 
 
-def result_notes(summary: RunSummary) -> list[str]:
-    """What the numbers alone would hide."""
+def result_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[str]:
+    """What the numbers alone would hide; `ends_with_best` says that the run's model is that of its best round."""
     marked = [f"{task} {result.marked}" for task, result in summary.tasks.items() if result.marked]
     notes = [f"after the last round, {', '.join(marked)}"] if marked else []
     passes = [f"{task} {result.passes:.2f}" for task, result in summary.tasks.items() if result.passes is not None]
     if len({result.passes for result in summary.tasks.values()}) > 1:
         notes.append(f"passes over their data: {', '.join(passes)}")
-    notes += round_notes(summary)
+    notes += round_notes(summary, ends_with_best=ends_with_best)
     if summary.failures:
         many = len(summary.failures)
         notes.append(f"{many} {'failure' if many == 1 else 'failures'} of clients; the report names them")
@@ -87,7 +87,7 @@ def result_notes(summary: RunSummary) -> list[str]:
     return notes
 
 
-def round_notes(summary: RunSummary) -> list[str]:
+def round_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[str]:
     """Which round was best and how to use it, and what became of tasks that were stopped early."""
     notes = []
     for task, stop in summary.stops.items():
@@ -101,6 +101,11 @@ def round_notes(summary: RunSummary) -> list[str]:
     best = summary.averages["overall"].best if summary.averages else None
     if summary.stops or (best is not None and best.round != summary.rounds):
         where = f"best overall score {number(best.value)} after round {best.round}; " if best else ""
+        if ends_with_best:
+            notes.append(
+                f"{where}the run's model is that one (training.keep: best), and the table ends with the last round"
+            )
+            return notes
         notes.append(f"{where}`fedmtl evaluate {summary.name} --round best` opens the best round, as other commands do")
     return notes
 
@@ -155,11 +160,11 @@ def comparison_rows(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str
     metrics = {
         (task, metric): None
         for summary in summaries
-        for task, result in summary.tasks.items()
+        for task, result in summary.scored.items()
         for metric in result.final
     }
     for task, metric in metrics:
-        values = [s.tasks[task].final.get(metric) if task in s.tasks else None for s in summaries]
+        values = [s.scored[task].final.get(metric) if task in s.scored else None for s in summaries]
         rows.append((f"{task} {metric}", _with_differences(values)))
     rows.append(("overall", _with_differences([s.overall for s in summaries])))
     rows.append(("classification", _with_differences([s.classification for s in summaries])))

@@ -138,6 +138,17 @@ class RunSummary:
     weights_sha256: str | None
     energy: EnergyTotals | None = None
     stops: dict[str, EarlyStopEvent] = field(default_factory=dict)
+    # Further validation sets, TASK:NAME, which count for no average.
+    further: dict[str, TaskSummary] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> dict[str, TaskSummary]:
+        """Every task, each followed by its further validation sets."""
+        found: dict[str, TaskSummary] = {}
+        for task, result in self.tasks.items():
+            found[task] = result
+            found |= {name: more for name, more in self.further.items() if name.startswith(f"{task}:")}
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """What `fedmtl run --json` prints."""
@@ -145,6 +156,7 @@ class RunSummary:
             "name": self.name,
             "mode": self.mode,
             "metrics": {name: task.final for name, task in self.tasks.items()},
+            "further": {name: task.final for name, task in self.further.items()},
             "averages": {name: asdict(average) for name, average in self.averages.items()},
             "start": {name: task.start for name, task in self.tasks.items()},
             "best": {
@@ -186,11 +198,17 @@ def _at_round(summary: RunSummary, events: Sequence[Event], given: Round) -> Run
         for name, task in summary.tasks.items()
         if (event := scored[name, rounds[name]])
     }
+    further = {
+        name: replace(result, final=dict(found.metrics), marked=found.marked)
+        for name, result in summary.further.items()
+        if (found := scored.get((name, rounds[name.partition(":")[0]])))
+    }
     start = last_of(events, StartEvent) or StartEvent()
     counted = [task for name, task in tasks.items() if not start.tasks[name].auxiliary]
     return replace(
         summary,
         tasks=tasks,
+        further=further,
         overall=_mean([task.final.get(task.metric) for task in counted]),
         classification=_mean([task.final["accuracy"] for task in counted if "accuracy" in task.final]),
     )
@@ -235,6 +253,11 @@ def _summarize(events: Sequence[Event], name: str) -> RunSummary:
         weights_sha256=end.weights_sha256,
         energy=end.energy or total_energy(events),
         stops=early_stops(events),
+        further={
+            name: _summarize_task(facts, [event for event in scored if event.task == name], None)
+            for task, facts in start.tasks.items()
+            for name in dict.fromkeys(event.task for event in scored if event.task.startswith(f"{task}:"))
+        },
     )
 
 
