@@ -81,7 +81,9 @@ def read_make(words: list[str]) -> None:
 
 
 def read_python(words: list[str]) -> None:
-    script = ROOT / words[0]
+    # A bundle's script is a copy of one in the package.
+    is_copy = words[0].endswith("/export/onnx/predict.py")
+    script = ROOT / ("src/fedmtl/export/bundle_predict.py" if is_copy else words[0])
     assert script.is_file(), f"{words[0]}: no such script"
     if words[0] == "federated_main.py":
         read_fedmtl(as_command(words[1:]))

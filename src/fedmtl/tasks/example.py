@@ -77,7 +77,7 @@ def config_of_example() -> str:
             f"    {task.kind}",
             f"    text: [{', '.join(text)}]",
             f"    label: {label}",
-            f"    source: {{train: {name}-train.csv, validation: {name}-validation.csv}}",
+            f"    source: {{train: {name}-train.csv, validation: {name}-validation.csv, test: {name}-test.csv}}",
         ]
     lines += ["clients:", *(f"  {name}: {{tasks: [{', '.join(tasks)}]}}" for name, tasks in CLIENTS.items())]
     return "\n".join(lines) + "\n"
