@@ -54,8 +54,11 @@ def test_evaluate_prints_the_scores_of_the_round(cli, run, best):
     for task, metrics in printed.items():
         for name, value in metrics.items():
             assert row[f"{task}.{name}"] == ("" if value is None else str(value))
-    assert cli("evaluate", "up", "--round", str(best)).out == cli("evaluate", "up", "--round", "best").out
-    assert cli("evaluate", "up", "--round", "last").out == cli("evaluate", "up").out
+    by_number, by_name = (cli("evaluate", "up", "--round", at).out for at in (str(best), "best"))
+    assert f"after round {best}" in by_name
+    assert by_number == by_name.replace("(--round best)", f"(--round {best})")
+    last, plain = (cli("evaluate", "up", *given).out for given in (["--round", "last"], []))
+    assert last.startswith(plain)
 
 
 def test_predict_answers_with_the_round(cli, run, best):

@@ -137,7 +137,10 @@ def test_help_names_every_command(cli):
         (["nope"], "No such command 'nope'; see `fedmtl --help`"),
         (["run", "--nam", "x"], "see `fedmtl run --help`"),
         (["evaluate"], "Missing argument 'RUN'; see `fedmtl evaluate --help`"),
-        (["export", "x", "--to", "pdf"], "'pdf' is not one of 'hf', 'onnx'; see `fedmtl export --help`"),
+        (
+            ["export", "x", "--to", "pdf"],
+            "'sentence-transformers', 'onnx'; see `fedmtl export --help`",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(cli, arguments, error):

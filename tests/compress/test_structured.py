@@ -128,7 +128,7 @@ def test_what_cannot_be_cut_is_told(saved, tmp_path):
     with pytest.raises(ModelError, match="--layers: found 2, but the encoder has 2"):
         cut(saved, 0.0, 2)
     personal = replace(saved, plan=SharingPlan((("heads.*", "client"), ("*", "all"))))
-    with pytest.raises(ModelError, match=r"`heads\.two\.weight` stays at the clients"):
+    with pytest.raises(ModelError, match=r"`heads\.two\.weight` stayed at the clients"):
         cut(personal, 0.5, 0)
     other = saved_of(write_encoder("modernbert", tmp_path / "modernbert"))
     with pytest.raises(

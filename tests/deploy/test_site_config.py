@@ -53,7 +53,7 @@ def code(meeting: Meeting, welcome: Welcome, **settings) -> str:
 
 
 def test_no_path_of_the_servers_config_is_left(meeting):
-    files = {"train": SECRET, "validation": SECRET}
+    files = {"train": SECRET, "validation": SECRET, "test": SECRET}
     source = {**files, "more_validation": {"other": SECRET}}
     welcome = changed(
         meeting,
@@ -67,7 +67,7 @@ def test_no_path_of_the_servers_config_is_left(meeting):
         config__training__distillation={"teacher": SECRET, "where": "server", "texts": [SECRET]},
     )  # fmt: skip
     known = {*_FILES, *_MODELS}
-    assert len(known) == 13, "a new key that is a path needs a word here and in site_config"
+    assert len(known) == 15, "a new key that is a path needs a word here and in site_config"
     assert SECRET not in taken(meeting, welcome).model_dump_json()
 
 

@@ -51,6 +51,7 @@ def config_of(files, output, *overrides, **tasks):
     source = {"train": str(files / "train.tsv"), "validation": str(files / "dev.tsv")}
     mood = {"kind": "classification", "text": ["text"], "label": "label", "source": source}
     config = {
+        "defaults": "plain",
         "model": {"server_model": "random-1x32", "pair": "dual", "pool": "mean", "max_length": 16},
         "tasks": {"mood": mood, **tasks},
         "training": {"num_rounds": 2, "batch_size": 8, "learning_rate": 1e-12},

@@ -17,7 +17,7 @@ from fedmtl.export.hf import MODELING, export_hf
 from fedmtl.model.encoder import load_encoder
 from fedmtl.model.multitask import build_model, open_model
 from fedmtl.model.saved import SavedModel
-from fedmtl.sharing.plan import SharingPlan, mode_plan
+from fedmtl.sharing.plan import Key, SharingPlan, mode_plan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.load import known_tasks
 from fedmtl.tasks.task import HiddenLayer
@@ -87,7 +87,20 @@ def largest_difference(ours, singles, pairs):
     return largest
 
 
+def bring_into_range(saved):
+    """Change the head of `score` so that its outputs lie between .3 and .7, and no answer is cut off."""
+    task = saved.tasks["score"]
+    outputs = saved.bind().use("score")("score", encode(saved.encoder.tokenizer, task, PAIRS))
+    middle = outputs.mean()
+    scale = 0.2 / (outputs - middle).abs().max()
+    for name, shift in (("weight", 0.0), ("bias", middle)):
+        key = Key("task:score", f"heads.score.{name}")
+        saved.weights[key] = (saved.weights[key] - shift) * scale + (0.5 if name == "bias" else 0.0)
+
+
 def check(saved, folder):
+    with torch.inference_mode():
+        bring_into_range(saved)
     bound = saved.bind()
     made = export_hf(saved, bound, folder)
     ours = our_answers(saved, bound)

@@ -149,7 +149,7 @@ def test_layers_that_are_not_there_or_not_apart_are_refused(folders):
 
 def test_without_peft_the_error_is_one_line(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"^model.lora: needs peft.*fedmtl\[lora\]`$"):
+    with pytest.raises(ConfigError, match=r"^model.lora: needs peft.*'\.\[lora\]'`"):
         extended(folders["bert"])
 
 
