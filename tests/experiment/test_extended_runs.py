@@ -62,6 +62,7 @@ def test_only_what_trains_travels_from_the_first_round_on(make_config, lora, par
         assert own < update["bytes_down"] < own + 2500
 
 
+@pytest.mark.slow
 def test_lora_with_pals_is_the_same_with_workers_and_when_killed_and_resumed(make_config, monkeypatch):
     config = [*CROSS, *LORA, *PALS, "training.num_rounds=2"]
     whole = start_run(make_config(*config), "whole")

@@ -36,7 +36,14 @@ def digest(run: RunFolder) -> str | None:
     return summarize(read_events(run)).weights_sha256
 
 
-@pytest.mark.parametrize("overrides", [MIXED, DRAWN, EVERYTHING], ids=["joint", "annealed", "everything"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(MIXED, id="joint"),
+        pytest.param(DRAWN, id="annealed"),
+        pytest.param(EVERYTHING, id="everything", marks=pytest.mark.slow),
+    ],
+)
 def test_the_weights_depend_neither_on_the_workers_nor_on_a_break(make_config, monkeypatch, overrides):
     whole = start_run(make_config(*overrides), "whole")
     assert digest(start_run(make_config(*overrides, "compute.workers=2"), "workers")) == digest(whole)

@@ -19,6 +19,7 @@ def study(command):
     return partial(command, "multitask")
 
 
+@pytest.mark.slow
 def test_a_table_is_made_of_run_folders_and_made_again_without_running(study, tmp_path):
     code, out, err = study(*SMALLEST, "--tables", "5,7", "--set", "model.server_model=random-2x48")
     assert code == 0, err
