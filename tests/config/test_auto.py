@@ -208,3 +208,12 @@ def test_comments_never_change_what_a_config_says():
 def test_choosing_is_the_same_for_an_unchecked_config_with_numbers_for_names():
     raw = {"tasks": {"sst2": {}}, "training": {"head_rate": 2}}
     assert all(choice.key != "training.head_rate" for choice in choose(config_from(raw), raw))
+
+
+def test_a_section_with_nothing_in_it_gives_nothing(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("tasks: {sentiment: }\n")
+    chosen = load_config(path)
+    path.write_text("tasks: {sentiment: }\ntraining:\nmodel:\n")
+    assert load_config(path) == chosen
+    assert chosen.training.learning_rate != 5e-5

@@ -66,16 +66,19 @@ class TestNames:
         (killed / ".lock").touch()
         young = unfinished(".demo.22222222.tmp")
         foreign = unfinished(".notes.tmp")
+        backup = unfinished(".mybackup.deadbeef.tmp")
+        (backup / "letters.txt").write_text("mine")
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / ".demo.44444444.tmp").symlink_to(tmp_path / "elsewhere")
         with locked(busy):
-            for path in (killed, busy, foreign):
+            for path in (killed, busy, foreign, backup):
                 os.utime(path, (0, 0))
             create_run(tmp_path, "demo", lambda run: {"config.yaml": b"x"})
         assert not killed.exists()
         assert busy.exists()
         assert young.exists()
         assert foreign.exists()
+        assert (backup / "letters.txt").read_text() == "mine"
         assert (tmp_path / "elsewhere").exists()
 
     def test_temporary_files_of_a_killed_writer_are_removed(self, tmp_path):

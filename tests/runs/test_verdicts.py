@@ -167,3 +167,14 @@ def test_examples_that_several_clients_scored_count_once():
 def test_a_run_without_rounds_says_nothing():
     assert verdicts([]) == []
     assert codes([0.5]) == []
+
+
+def test_as_good_as_a_constant_is_no_better_and_not_worse():
+    (found,) = verdicts(run_of([0.5, 0.5], [("constant", 0.5)]))
+    assert "is no better than the majority class (0.500)" in found.words
+
+
+def test_a_loss_of_nearly_nothing_that_rises_is_no_overfitting():
+    rises = {"trained": [0, 0.6, 0.4, 0.2]}
+    assert "overfitting" not in codes([0.5, 0.9, 0.9, 0.9], losses=[0.7, 0.0001, 0.0002, 0.0004], **rises)
+    assert "overfitting" in codes([0.5, 0.9, 0.9, 0.9], losses=[0.7, 0.1, 0.2, 0.4], **rises)

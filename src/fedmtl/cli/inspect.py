@@ -41,9 +41,9 @@ def tasks() -> None:
         table,
         [
             "",
-            "A task with embedded data needs no files: `data.source: embedded`, or the names sentiment, paraphrase",
-            "and similarity. Others come from the hub, or from DATA_ROOT/TASK/train.tsv with the text columns and",
-            "`label`.",
+            "A task with embedded data needs no files: `data.source: embedded`, or a name",
+            "that is also in the last column. Others come from the hub, or from",
+            "DATA_ROOT/TASK/train.tsv with the text columns and `label`.",
         ],
     )
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Also print what was averaged over whom, and the bytes of every round.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings, failures and the last table only.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Print what was chosen, warnings, failures and the last lines only.")
+]
 
 
 class Detail(Enum):

@@ -99,7 +99,9 @@ def round_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[st
             f" {stop.best_round}, which scored {number(stop.score)}; its last score is {now}"
         )
     best = summary.averages["overall"].best if summary.averages else None
-    if summary.stops or (best is not None and best.round != summary.rounds):
+    last = summary.averages["overall"].final if summary.averages else None
+    is_last = best is None or best.round == summary.rounds or number(best.value) == number(last)
+    if summary.stops or not is_last:
         where = f"best overall score {number(best.value)} after round {best.round}; " if best else ""
         if ends_with_best:
             notes.append(

@@ -186,7 +186,8 @@ def _is_given(given: Mapping[str, Any], key: str) -> bool:
     section: Any = given
     for part in key.split("."):
         if not isinstance(section, Mapping):
-            return True
+            # A section without anything in it gives nothing.
+            return section is not None
         found = next((name for name in section if str(name) == part), None)
         if found is None:
             return False

@@ -275,15 +275,22 @@ def _rename_to_new(folder: Path, target: Path) -> None:
 def _remove_unfinished(output: Path) -> None:
     """Remove the hidden folders of starts that were killed; one that a process works on stays.
 
-    A start needs milliseconds, so a folder of the last minute may be somebody's who has no lock yet.
+    A start needs milliseconds, so a folder of the last minute may be somebody's who has no lock yet. A folder of such
+    a name with anything in it that a start does not write is somebody else's.
     """
     for folder in output.glob(".*.tmp"):
         if not _UNFINISHED.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
             continue
         # Another process may give it its name, or remove it, at any time.
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > UNFINISHED_SECONDS and not is_busy(folder):
+            is_old = time.time() - folder.stat().st_mtime > UNFINISHED_SECONDS
+            if is_old and _is_of_a_start(folder) and not is_busy(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_of_a_start(folder: Path) -> bool:
+    names = [path.name for path in folder.iterdir()]
+    return all(name in (LOCK, "config.yaml") or _UNFINISHED.fullmatch(name) for name in names)
 
 
 def remove_temporary(run: RunFolder) -> None:
@@ -292,6 +299,10 @@ def remove_temporary(run: RunFolder) -> None:
         for path in folder.glob(".*.tmp"):
             if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 path.unlink(missing_ok=True)
+    # The encoder's folder is written under such a name, too.
+    for path in (run.path / "model").glob(".encoder.*.tmp"):
+        if _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def find_run(name_or_folder: str, output: Path = Path("runs")) -> RunFolder:

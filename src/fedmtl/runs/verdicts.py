@@ -175,7 +175,8 @@ def _lost_to(record: _Record, baselines: Sequence[BaselineEvent], metric: str) -
     names = [name for _, _, name in sorted(beaten_by)]
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     error = max(error for _, error, _ in beaten_by)
-    return f"{_shown(metric, value)} is worse than {listed}, standard error {error:.3f}"
+    words = "worse" if min(ahead for ahead, _, _ in beaten_by) < 0 else "no better"
+    return f"{_shown(metric, value)} is {words} than {listed}, standard error {error:.3f}"
 
 
 def _ahead(metric: str, value: float, other: float) -> float:
@@ -227,6 +228,9 @@ def _overfits_since(record: _Record) -> int | None:
     least = min(known, key=lambda at: (known[at], at))
     trained = record.losses.get(least), record.losses.get(final.round)
     if final.round < least + 2 or None in trained or final.loss <= known[least] * (1 + RISES):
+        return None
+    if f"{final.loss:.3f}" == f"{known[least]:.3f}":
+        # Of a loss of nearly nothing a rise by a share is nothing either.
         return None
     now, then = final.metrics.get(record.metric), record.scored[least].metrics.get(record.metric)
     is_better = then is not None and now is not None and now > then
