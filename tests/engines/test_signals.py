@@ -2,6 +2,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,24 @@ def test_a_signal_when_the_rounds_are_over_waits_for_the_end(make_config, monkey
     run = start_run(make_config("training.num_rounds=1"), "late")
     assert raw_events(run)[-1]["status"] == "done"
     assert run.report.exists()
+
+
+def test_the_farewell_comes_when_the_folder_is_whole_and_a_signal_cuts_it_short(make_config, monkeypatch):
+    config = make_config("training.num_rounds=1")
+    run = RunFolder(Path(config.output) / "parted")
+    steps = []
+
+    def farewell(state):
+        steps.append((state.round, raw_events(run)[-1]["event"], run.report.exists()))
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait(0)
+        steps.append("the rest of it")
+
+    monkeypatch.setattr(experiment_run, "drive", partial(experiment_run.drive, farewell=farewell))
+    start_run(config, "parted")
+    assert steps == [(1, "end", True)]
+    assert raw_events(run)[-1]["status"] == "done"
+    assert not run.spool.exists()
 
 
 def test_a_second_signal_does_not_cost_the_first_ones_end(make_config, monkeypatch):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -38,19 +40,22 @@ REMEDY = "start the site again with --save-model while the server runs, or use t
 def final_frames(
     prepared: Prepared, state: State, run: RunFolder, brought: Mapping[ClientId, tuple[str, ...]]
 ) -> Callable[[ClientId], tuple[str, Bytes]]:
-    """What makes the words and the frame of a site's finished model.
+    """What makes the words and the frame of a site's finished model; one that is too large is a WireError.
 
-    Where values stay at sites it is the model of the last round, of which every site has them.
+    Where values stay at sites it is the model of the last round, of which every site has them. A checkpoint is opened
+    only where a site wants the model.
     """
-    plan, weights = state.plan, state.weights
-    if not plan.has_personal:
-        try:
-            plan, weights = final_model(prepared, state, run)
-        except FedmtlError:
-            # The run ends with the last round too, and says why.
-            plan, weights = state.plan, state.weights
+
+    @cache
+    def chosen() -> tuple[SharingPlan, Weights]:
+        if not state.plan.has_personal:
+            # Else the run ends with the last round too, and says why.
+            with suppress(FedmtlError):
+                return final_model(prepared, state, run)
+        return state.plan, state.weights
 
     def frame_of(client: ClientId) -> tuple[str, Bytes]:
+        plan, weights = chosen()
         tasks = brought[client]
         views = plan.keys(prepared.server.names, tasks, client)
         keys = dict.fromkeys(key for view in views.values() for key in view.values() if not is_personal(key))

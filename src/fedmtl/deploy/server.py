@@ -175,9 +175,15 @@ def _serve(
 
     def farewell(last: State) -> None:
         for engine in opened:
-            final = final_frames(prepared, last, run, membership.brought)
-            engine.send_models(final, prepared.config.federation.round_timeout)
-            engine.say_goodbye(f"{run.name} is done")
+            unsent: Mapping[ClientId, str] = {}
+            try:
+                final = final_frames(prepared, last, run, membership.brought)
+                unsent = engine.send_models(final, prepared.config.federation.round_timeout)
+                for client, why in unsent.items():
+                    log(remark_event(last.round, client, f"the finished model was not sent to it: {why}"))
+            finally:
+                # Without it, sites would look for the server for ever.
+                engine.say_goodbye(f"{run.name} is done", unsent)
 
     return drive(prepared, state, run, log, make_engine, command="fedmtl server", farewell=farewell)
 

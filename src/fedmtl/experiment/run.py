@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,12 +245,13 @@ def drive(
     make_engine: Callable[[], Engine],
     *,
     command: str = "fedmtl run",
-    farewell: Callable[[State], None] = lambda state: None,
+    farewell: Callable[[State], None] | None = None,
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called with the last round's state. A signal
-    that comes when the rounds are over waits until the folder is whole; a further one does what it did before.
+    `command` is how a user goes on after an interruption; `farewell` is called with the last round's state when all
+    rounds are done and the folder is written, before the engine is closed. A signal that comes when the rounds are over
+    waits until the folder is whole, and cuts the farewell short; a further one does what it did before.
     """
     try:
         with raised(_Stop) as late, late.postponed():
@@ -269,56 +270,64 @@ def _drive(
     log: Log,
     make_engine: Callable[[], Engine],
     command: str,
-    farewell: Callable[[State], None],
+    farewell: Callable[[State], None] | None,
 ) -> None:
     status, reason = "done", None
     error: Exception | None = None
-    engine: Engine | None = None
-    try:
-        with raised(_Stop) as signals, profiling(run.spool) if prepared.profile else nullcontext() as spent:
-            log.meter.watch(prepared.compute.device)
-            engine = make_engine()
-            watched = _Watched(engine, log.observe, signals.check)
-            last = time.perf_counter()
-            evaluate = _evaluator(prepared, engine)
-            for round_ in rounds(state, prepared.server, watched, evaluate):
-                signals.check()
-                now = time.perf_counter()
-                # Between its checkpoint and here, a signal would cut the events of a round back that is whole.
-                with signals.postponed():
-                    _record(round_, now - last, run, log, prepared)
-                    if spent is not None:
-                        log(spent.take(round_.number))
-                    if log.meter.is_due:
-                        log(log.meter.take())
-                    state, last = round_.state, now
-            farewell(state)
-    except RoundFailed as failed:
-        status, reason, error = "failed", str(failed), failed
-        for failure in failed.failures:
-            log(failure_event(failure))
-    except _Stop as stop:
-        cut_back(run, state.round if state.progress else -1)
-        reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
-        status = "interrupted"
-        error = Interrupted(f"{reason}; go on with `{command} --resume {_shown(run)}`", stop.number)
-    except Exception as unexpected:
-        # Whoever watches the folder is to see that it is over.
-        status, error = "failed", unexpected
-        reason = str(unexpected) if isinstance(unexpected, FedmtlError) else f"unexpected {type(unexpected).__name__}"
-        with suppress(FedmtlError):
+    with ExitStack() as closing:
+        closing.callback(shutil.rmtree, run.spool, ignore_errors=True)
+        try:
+            with raised(_Stop) as signals, profiling(run.spool) if prepared.profile else nullcontext() as spent:
+                log.meter.watch(prepared.compute.device)
+                engine = make_engine()
+                closing.callback(engine.close)
+                watched = _Watched(engine, log.observe, signals.check)
+                last = time.perf_counter()
+                evaluate = _evaluator(prepared, engine)
+                for round_ in rounds(state, prepared.server, watched, evaluate):
+                    signals.check()
+                    now = time.perf_counter()
+                    # Between its checkpoint and here, a signal would cut the events of a round back that is whole.
+                    with signals.postponed():
+                        _record(round_, now - last, run, log, prepared)
+                        if spent is not None:
+                            log(spent.take(round_.number))
+                        if log.meter.is_due:
+                            log(log.meter.take())
+                        state, last = round_.state, now
+        except RoundFailed as failed:
+            status, reason, error = "failed", str(failed), failed
+            for failure in failed.failures:
+                log(failure_event(failure))
+        except _Stop as stop:
             cut_back(run, state.round if state.progress else -1)
-    finally:
-        log.meter.sample()
-        if engine is not None:
-            engine.close()
-        shutil.rmtree(run.spool, ignore_errors=True)
-    try:
-        _finish(prepared, state, run, log, status, reason)
-        log.close()
-    except FedmtlError as later:
-        # A full disk fails twice: what ended the run comes first.
-        raise (error or later) from later
+            reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
+            status = "interrupted"
+            error = Interrupted(f"{reason}; go on with `{command} --resume {_shown(run)}`", stop.number)
+        except Exception as unexpected:
+            # Whoever watches the folder is to see that it is over.
+            status, error = "failed", unexpected
+            is_known = isinstance(unexpected, FedmtlError)
+            reason = str(unexpected) if is_known else f"unexpected {type(unexpected).__name__}"
+            with suppress(FedmtlError):
+                cut_back(run, state.round if state.progress else -1)
+        finally:
+            log.meter.sample()
+        if farewell is None or error is not None:
+            closing.close()
+        try:
+            try:
+                _finish(prepared, state, run, log, status, reason)
+            finally:
+                # The rounds are done, whatever becomes of the folder: nobody has to wait for more of them.
+                if farewell is not None and error is None:
+                    with suppress(_Stop), raised(_Stop):
+                        farewell(state)
+                    closing.close()
+            log.close()
+        except FedmtlError as later:
+            # A full disk fails twice: what ended the run comes first.
+            raise (error or later) from later
     if error is not None:
         raise error
 

@@ -94,6 +94,7 @@ class Site:
     is_started: bool = True
     leaves_after: int | None = None
     policy: Policy = field(default_factory=Policy)
+    save_model: Path | None = None
     said: list[str] = field(default_factory=list)
     outcome: Any = None
 
@@ -105,7 +106,9 @@ class Site:
     def _serve(self) -> None:
         try:
             make_private_folder(self.folder)
-            self.outcome = serve_site(self.line(), self.pool(), self.said.append, Audit(self.folder), self.client)
+            wants = self.save_model is not None
+            audit = Audit(self.folder)
+            self.outcome = serve_site(self.line(), self.pool(), self.said.append, audit, self.client, wants_model=wants)
         except Left:
             self.outcome = "left"
         except BaseException as error:
@@ -116,7 +119,14 @@ class Site:
 
     def pool(self) -> WorkerPool:
         settings = SiteSettings(
-            self.client, self.tasks, self.folder, self.folder / "spool", self.files, device="cpu", policy=self.policy
+            self.client,
+            self.tasks,
+            self.folder,
+            self.folder / "spool",
+            self.files,
+            device="cpu",
+            policy=self.policy,
+            save_model=self.save_model,
         )
         return WorkerPool(partial(start_in_turn, leaves_after=self.leaves_after), settings, 0)
 

@@ -34,13 +34,23 @@ class Hall:
         self.roster = Roster(self.link, "{}", judge, enrolments)
         self.notes: list[Note] = []
 
-    def come(self, key: bytes, client: str, tasks: tuple[str, ...] = ("t",), examples: int = 10) -> int:
+    def come(
+        self,
+        key: bytes,
+        client: str,
+        tasks: tuple[str, ...] = ("t",),
+        examples: int = 10,
+        *,
+        wants_model: bool = False,
+    ) -> int:
         """A node joins and says hello."""
         node_id = self.link.join(key)
         self.wait(lambda: self.link.is_waiting_for(key))
         ((message,), _) = self.link.next_message(node_id)
         counts = TaskCounts(examples=examples, validation=1, tokens=1, truncated=0, labels=[], label_list="")
-        hello = Hello(client=client, terms=Terms(version="1"), tasks=dict.fromkeys(tasks, counts))
+        hello = Hello(
+            client=client, terms=Terms(version="1"), tasks=dict.fromkeys(tasks, counts), wants_model=wants_model
+        )
         answer = Message(fill_envelope("hello", hello.model_dump_json()), node_id, "query")
         tree = get_object_tree(answer)
         session, missing = self.link.announce(node_id, message.metadata.message_id, tree)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,6 +29,9 @@ GLANCE = 0.2
 # How long sites are given to hear that the run is over.
 FAREWELL = 10.0
 LEAVE = 1.0
+# A site that lives and fetches no part of the finished model for so many seconds does not get it.
+MODEL_STALLS = 60.0
+GONE = "it was not there when the run ended"
 # What an answer has beside its tensors: a table of them, counts and losses.
 MARGIN = 4 << 20
 
@@ -44,6 +48,15 @@ class _SentJob:
     most_bytes: int
     coming: tuple[int, int] = (0, 0)
     message_id: str = ""
+
+
+@dataclass(frozen=True)
+class _SentModel:
+    """The finished model on its way to a site."""
+
+    site: Present
+    message_id: str
+    since: float
 
 
 class FlowerEngine:
@@ -123,16 +136,20 @@ class FlowerEngine:
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
         return self._scorer.predict(state, batch_size)
 
-    def say_goodbye(self, words: str) -> None:
-        """Tell the sites that the run is over; those that are just away get a moment to come and hear it."""
+    def say_goodbye(self, words: str, unsent: Mapping[ClientId, str] = MappingProxyType({})) -> None:
+        """Tell the sites that the run is over; those that are just away get a moment to come and hear it.
+
+        `unsent` has the sites that wanted the finished model and do not get it, with the reason, which they hear too.
+        """
         sent: dict[ClientId, tuple[Present, str]] = {}
         end = time.monotonic() + FAREWELL
         while time.monotonic() < end:
             for client, site in self._roster.everybody().items():
                 is_new = client not in sent or sent[client][0] != site
                 if is_new and self._roster.may_take_part(client, site):
+                    more = f"; the model was not sent to this site: {unsent[client]}" if client in unsent else ""
                     with suppress(KeyError):
-                        sent[client] = (site, self.link.send(site.node_id, "end", words))
+                        sent[client] = (site, self.link.send(site.node_id, "end", words + more))
             if all(self.link.is_fetched(message_id) for _, message_id in sent.values()):
                 break
             time.sleep(GLANCE / 4)
@@ -141,25 +158,63 @@ class FlowerEngine:
         while time.monotonic() < end and not all(self.link.has_left(site.node_id) for site, _ in sent.values()):
             time.sleep(GLANCE / 20)
 
-    def send_models(self, frame_of: Callable[[ClientId], tuple[str, Bytes]], patience: float) -> None:
-        """Send the finished model to the sites that requested it, and wait until they have fetched it or are gone.
+    def send_models(self, frame_of: Callable[[ClientId], tuple[str, Bytes]], patience: float) -> Mapping[ClientId, str]:
+        """Send the finished model to the sites that requested it; return those that do not get it, with the reason.
 
-        `frame_of` gives the words and the frame for a site.
+        `frame_of` gives the words and the frame for a site. A site is waited for while it lives and fetches, and all of
+        them together for `patience` seconds at most.
         """
-        sent: dict[ClientId, tuple[Present, str]] = {}
+        sent: dict[ClientId, _SentModel] = {}
+        unsent: dict[ClientId, str] = {}
         for client, site in self._roster.everybody().items():
             if site.hello.wants_model and self._roster.may_take_part(client, site):
-                words, frame = frame_of(client)
-                path = self._spool / f"model-{client}"
-                write_message(path, frame)
-                with suppress(KeyError):
-                    sent[client] = (site, self.link.send(site.node_id, "model", words, path, about="the model"))
-                path.unlink(missing_ok=True)
+                try:
+                    sent[client] = self._sent_model(client, site, frame_of)
+                except Exception as error:
+                    # The run is done: what is wrong with one message costs that message alone. The site hears why, and
+                    # an error of another kind may name what is on this machine.
+                    unsent[client] = (
+                        str(error) if isinstance(error, WireError) else f"an error there ({type(error).__name__})"
+                    )
         end = time.monotonic() + patience
-        while time.monotonic() < end and not all(
-            self.link.is_fetched(message_id) or self.link.has_left(site.node_id) for site, message_id in sent.values()
-        ):
-            time.sleep(GLANCE / 4)
+        while sent:
+            for client, model in list(sent.items()):
+                why = self._why_not(client, model, end)
+                if why is not None:
+                    unsent[client] = why
+                    self.link.close_message(model.message_id)
+                if why is not None or self.link.is_fetched(model.message_id):
+                    del sent[client]
+            time.sleep(GLANCE / 4 if sent else 0)
+        return unsent
+
+    def _sent_model(
+        self, client: ClientId, site: Present, frame_of: Callable[[ClientId], tuple[str, Bytes]]
+    ) -> _SentModel:
+        words, frame = frame_of(client)
+        path = self._spool / f"model-{client}"
+        write_message(path, frame)
+        try:
+            message_id = self.link.send(site.node_id, "model", words, path, about="the model")
+        except KeyError:
+            raise WireError(GONE) from None
+        finally:
+            path.unlink(missing_ok=True)
+        return _SentModel(site, message_id, time.monotonic())
+
+    def _why_not(self, client: ClientId, model: _SentModel, end: float) -> str | None:
+        """Why a site does not get the model any more; None while it may, or when it has it."""
+        node_id, now = model.site.node_id, time.monotonic()
+        if self.link.activations[node_id] != model.site.coming:
+            # What was on its way to the one before is not for this one.
+            return "it connected again while the model was on its way"
+        if self.link.is_fetched(model.message_id):
+            return None
+        if client not in self._roster.present():
+            return GONE
+        if now >= min(end, max(model.since, self.link.fetched.get(node_id, 0.0)) + MODEL_STALLS):
+            return "it did not fetch it in time"
+        return None
 
     def close(self) -> None:
         try:

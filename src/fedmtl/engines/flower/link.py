@@ -50,7 +50,10 @@ class _Sent:
 
 
 class Link(InMemoryLinkState):
-    """Messages to nodes and what they answered; `activations` counts how often each node has come."""
+    """Messages to nodes and what they answered.
+
+    `activations` counts how often each node has come, `seen` and `fetched` say when it last lived and took an object.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._files = ObjectFiles(folder / "objects")
@@ -61,6 +64,7 @@ class Link(InMemoryLinkState):
         self._closed: OrderedDict[str, str] = OrderedDict()
         self.activations: Counter[int] = Counter()
         self.seen: dict[int, float] = {}
+        self.fetched: dict[int, float] = {}
         self.remarks: list[tuple[int, str]] = []
         self.news = threading.Event()
         self._run_id = self._start()
@@ -227,6 +231,7 @@ class Link(InMemoryLinkState):
         with self.lock:
             if not any(sent.node_id == node_id and object_id in sent.objects for sent in self._sent.values()):
                 return None
+        self.fetched[node_id] = time.monotonic()
         return self._files.get(object_id)
 
     def confirm(self, node_id: int, message_id: str) -> None:

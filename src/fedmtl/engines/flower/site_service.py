@@ -94,7 +94,7 @@ def serve_site(
     model and does not get it raises a ModelNotSaved when the run is over.
     """
     words = ""
-    lacks = "the server sent no model" if wants_model else None
+    lacks: str | None = "no model came"
     keeper = _Keeper(line, say, audit)
     with closing(line), line.alive():
         while True:
@@ -103,9 +103,12 @@ def serve_site(
             if envelope.kind == "end":
                 with suppress(LineLost):
                     line.leave()
-                if lacks is not None:
-                    raise ModelNotSaved(f"--save-model: nothing was saved: {lacks}")
-                return printable(envelope.words, MOST_LETTERS)
+                said = printable(envelope.words, MOST_LETTERS)
+                if wants_model and lacks is not None:
+                    raise ModelNotSaved(
+                        f"--save-model: the run is over, and nothing was saved: {lacks}; the server says: {said}"
+                    )
+                return said
             if envelope.kind == "refused":
                 raise SiteRefused(f"the server refused this site: {printable(envelope.words, MOST_LETTERS)}")
             if envelope.kind == "welcome":
@@ -119,7 +122,8 @@ def serve_site(
                         line.leave()
                     raise CannotJoin(answer.words)
             elif envelope.kind == "model" and envelope.frame is not None:
-                lacks = _saved(pool, ModelCall(words, envelope.frame, envelope.words), say) if wants_model else None
+                if wants_model:
+                    lacks = _saved(pool, ModelCall(words, envelope.frame, envelope.words), say)
                 envelope.frame.unlink(missing_ok=True)
             elif envelope.kind == "job" and envelope.frame is not None:
                 answer = _settled(_call(pool, SiteJob(words, envelope.frame)))
