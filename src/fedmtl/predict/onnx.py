@@ -231,7 +231,7 @@ def evaluate_test(model: OnnxModel, task: str | None = None, sink: Sink | None =
 def evaluate_validation(model: OnnxModel, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
     """Score on the validation examples of the run in whose folder the file lies; a task may be TASK:NAME."""
     wanted = list(known_tasks(model, None if task is None else owner_of_set(task)))
-    data = load_tasks(load_config(run_of(model.path).config))
+    data = load_tasks(load_config(run_of(model.path).config), model.tasks)
     return _score_sets(model, named_sets(model.path.name, data, wanted, task), sink)
 
 

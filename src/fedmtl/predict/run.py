@@ -113,7 +113,7 @@ def evaluate_validation(loaded: LoadedRun, task: str | None = None, sink: Sink |
 
     wanted = list(known_tasks(loaded, None if task is None else owner_of_set(task)))
     config = load_config(loaded.run.config)
-    sets = named_sets(loaded.run.name, load_tasks(config), wanted, task)
+    sets = named_sets(loaded.run.name, load_tasks(config, loaded.saved.tasks), wanted, task)
     at_clients = config.evaluation.where == "clients" or loaded.saved.plan.has_personal
     how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
     with _one_thread():

@@ -176,14 +176,26 @@ class Parts:
     repeated: int = 0
 
 
-def load_tasks(config: Config) -> dict[str, TaskData]:
+def load_tasks(config: Config, model: Mapping[str, Task] | None = None) -> dict[str, TaskData]:
     """Every task by name, in config order; the same config gives the same examples in the same order.
 
-    Mistakes in the config are reported before the first file is read. A `test` file or split is never read.
+    Mistakes in the config are reported before the first file is read. A `test` file or split is never read. With the
+    tasks of a trained `model`, labels are those of its heads, and a row with another one is a DataError.
     """
+    if model is not None:
+        config = _with_labels(config, model)
     holders = task_clients(config)
     tasks = {name: resolve_task(config, name) for name in config.tasks}
     return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
+
+
+def _with_labels(config: Config, model: Mapping[str, Task]) -> Config:
+    """The config with the labels of a model's heads: those in the files may have changed since it was trained."""
+    tasks = dict(config.tasks)
+    for name, task in model.items():
+        if name in tasks and task.kind_of.has_labels:
+            tasks[name] = tasks[name].model_copy(update={"labels": list(task.labels)})
+    return config.model_copy(update={"tasks": tasks})
 
 
 def known_tasks(config: Config) -> dict[str, Task]:
