@@ -1,5 +1,6 @@
 """Data that changed after a run began is refused or named; no score and no weight comes of it in silence."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,9 +8,13 @@ import pytest
 
 from fedmtl.config.file import load_config
 from fedmtl.errors import DataError
-from fedmtl.experiment.run import start_run
+from fedmtl.experiment.run import Log, resume_run, start_run
 from fedmtl.predict.run import evaluate_validation, load_run
+from fedmtl.runs.event_lines import first_of
+from fedmtl.runs.events import DataEvent
 from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import Trackers, read_events
+from raw_events import raw_events
 
 ROWS = [f"the {word} number {n},{label}" for n in range(10) for word, label in (("fine film", "good"), ("dull", "bad"))]
 PLAIN = ("model.server_model=random-1x32", "training.num_rounds=1", "compute.workers=0", "compute.device=cpu")
@@ -49,3 +54,58 @@ class TestEvaluate:
         evaluate_validation(load_run(run), sink=lambda name, task, examples, outputs: seen.extend(examples.labels))
         # Of the labels bad and good, `good` is the second.
         assert seen == [1]
+
+
+RENAMED = [row.replace(",good", ",awful") for row in ROWS]
+FEWER = ROWS[4:]
+REWRITTEN = [ROWS[0].replace("film", "book"), *ROWS[1:]]
+SWAPPED = [ROWS[0].replace(",good", ",bad"), ROWS[1].replace(",bad", ",good"), *ROWS[2:]]
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("rows", "change"),
+        [
+            (RENAMED, "labels bad, good before, awful, bad now"),
+            (FEWER, "18 training and 2 validation examples before, 14 and 2 now"),
+            (REWRITTEN, "other texts, or another order of them"),
+            (SWAPPED, "other labels, or another order of them"),
+            (ROWS[::-1], "other texts and labels, or another order of them"),
+        ],
+    )
+    def test_changed_data_is_refused_with_what_changed_and_what_helps(self, made, run, rows, change):
+        before = run.events.read_bytes()
+        write(made / "mood.csv", rows)
+        with pytest.raises(DataError) as refused:
+            resume_run(run)
+        assert str(refused.value) == (
+            f"mood: the data of task mood changed since the run began: {change}; put back the files as they were, or"
+            f" start a new run with `fedmtl run {run.config} --name NAME`"
+        )
+        assert run.events.read_bytes() == before
+
+    def test_the_same_data_goes_on(self, run):
+        resume_run(run)
+
+    def test_a_run_of_an_earlier_version_is_compared_by_numbers_and_labels(self, made, run):
+        lines = raw_events(run)
+        run.events.write_text(
+            "".join(json.dumps({k: v for k, v in line.items() if k != "fingerprint"}) + "\n" for line in lines)
+        )
+        for rows in (RENAMED, FEWER):
+            write(made / "mood.csv", rows)
+            with pytest.raises(DataError, match="the data of task mood changed"):
+                resume_run(run)
+        write(made / "mood.csv", REWRITTEN)
+        resume_run(run)
+
+
+def test_a_fingerprint_is_in_the_folder_and_goes_to_no_tracker(run, tmp_path, monkeypatch):
+    known = first_of(read_events(run), DataEvent)
+    assert known.fingerprint is not None and {len(digest) for digest in known.fingerprint.values()} == {64}
+    sent = []
+    monkeypatch.setattr(Trackers, "event", lambda self, event: sent.append(event))
+    log = Log(run, lambda event: None, load_config(run.config))
+    log(known)
+    log.close()
+    assert [event.fingerprint for event in sent] == [None]
