@@ -5,7 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedmtl.api import Run
+from fedmtl.cli.app import app
 from fedmtl.config.file import load_config
 from fedmtl.errors import DataError
 from fedmtl.experiment.run import Log, resume_run, start_run
@@ -51,9 +54,23 @@ class TestEvaluate:
     def test_labels_are_the_models_where_the_file_has_lost_one(self, made, run):
         write(made / "mood.csv", [row for row in ROWS if row.endswith("good")])
         seen = []
-        evaluate_validation(load_run(run), sink=lambda name, task, examples, outputs: seen.extend(examples.labels))
+        evaluate_validation(load_run(run), None, lambda name, task, found, outputs: seen.extend(found.labels), print)
         # Of the labels bad and good, `good` is the second.
         assert seen == [1]
+
+    def test_a_cut_of_changed_data_is_one_warning_and_the_same_data_none(self, made, run):
+        said = []
+        evaluate_validation(load_run(run), warn=said.append)
+        assert not said
+        write(made / "mood.csv", REWRITTEN)
+        with pytest.warns(
+            UserWarning, match="mood: the data of task mood changed since the run began, so its validation"
+        ):
+            Run(run.path).evaluate()
+        result = CliRunner().invoke(app, ["evaluate", str(run.path), "--json"])
+        assert json.loads(result.stdout)["tasks"]["mood"]["examples"] == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("warning: mood: the data of task mood changed")
 
 
 RENAMED = [row.replace(",good", ",awful") for row in ROWS]
@@ -102,7 +119,8 @@ class TestResume:
 
 def test_a_fingerprint_is_in_the_folder_and_goes_to_no_tracker(run, tmp_path, monkeypatch):
     known = first_of(read_events(run), DataEvent)
-    assert known.fingerprint is not None and {len(digest) for digest in known.fingerprint.values()} == {64}
+    assert known.fingerprint is not None
+    assert {len(digest) for digest in known.fingerprint.values()} == {64}
     sent = []
     monkeypatch.setattr(Trackers, "event", lambda self, event: sent.append(event))
     log = Log(run, lambda event: None, load_config(run.config))
