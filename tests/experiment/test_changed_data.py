@@ -127,3 +127,12 @@ def test_a_fingerprint_is_in_the_folder_and_goes_to_no_tracker(run, tmp_path, mo
     log(known)
     log.close()
     assert [event.fingerprint for event in sent] == [None]
+
+
+def test_a_file_with_semicolons_can_be_scored_and_answered(run, tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text("id;text;label\n7;fine, or so;good\n8;dull;bad\n")
+    scored = CliRunner().invoke(app, ["evaluate", str(run.path), "--task", "mood", "--file", str(path), "--json"])
+    assert json.loads(scored.stdout)["tasks"]["mood"]["examples"] == 2
+    answered = CliRunner().invoke(app, ["predict", str(run.path), "--file", str(path)])
+    assert [line.split("\t")[0] for line in answered.stdout.splitlines()] == ["fine, or so", "dull"]

@@ -162,7 +162,7 @@ def scored_records(
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
-    table = read_table(path)
+    table = read_table(path, columns=(*task.text, task.label))
     wanted = (*task.text, task.label, *([] if column is None else [column]))
     absent = [name for name in wanted if name not in table.columns]
     if absent:

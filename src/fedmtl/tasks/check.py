@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmtl.tasks.parts import MOST_WORDS, Part, Split, lacks_header, shown_columns
 from fedmtl.tasks.personal_data import may_have_personal_data, personal_data
-from fedmtl.tasks.sources import as_number
+from fedmtl.tasks.sources import as_number, separation_advice
 
 if TYPE_CHECKING:
     from fedmtl.tasks.load import TaskData
@@ -199,9 +199,8 @@ def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
     if lacks_header(table):
         yield Finding("no_header", where, 1, "the first line does not look like names of columns; is there a header?")
     if not part.text:
-        remedy = "name it with --text" + (
-            ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
-        )
+        otherwise = ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
+        remedy = separation_advice(list(table.columns)) or f"name it with --text{otherwise}"
         yield Finding("no_text", where, 1, f"no column of texts was found; {remedy}")
     if part.label is None:
         yield Finding("no_label", where, 1, "no column of labels was found; name it with --label")
