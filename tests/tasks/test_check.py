@@ -10,7 +10,7 @@ from fedmtl.config.file import demo_config, load_config
 from fedmtl.errors import DataError
 from fedmtl.tasks.check import check_parts, label_problems, one_label_warnings, run_warnings, similar_labels
 from fedmtl.tasks.load import load_tasks
-from fedmtl.tasks.parts import Part, file_parts
+from fedmtl.tasks.parts import Part, config_parts, file_parts
 from fedmtl.tasks.sources import Table
 from tasks.small_files import ROWS, write
 
@@ -230,3 +230,31 @@ def test_a_run_counts_the_texts_that_the_cut_of_validation_leaves_together(tmp_p
 
 def test_the_data_of_the_package_is_passed_over():
     assert run_warnings(load_tasks(demo_config([]))) == []
+
+
+def test_scores_and_labels_that_a_run_refuses_are_counted():
+    scores = part(["a", "b", "c", "d", "e"], ["7", "n/a", "2", "", "-1"], is_scored=True, score_range=(1.0, 5.0))
+    said = {warning.code: (warning.count, warning.words) for warning in check_parts([scores]).warnings}
+    assert said == {
+        "missing_label": (1, "1 example has no label; a run refuses it, mend the row"),
+        "score_invalid": (
+            1,
+            "1 example has a score that is no number, the first in row 2; a run refuses it, mend the row",
+        ),
+        "score_outside": (
+            2,
+            "2 examples have a score outside 1 to 5, the first in row 1; a run refuses them, mend the rows",
+        ),
+    }
+    labels = part(["a", "b", "c", "d"], ["x", "y", "x", "z"], known=("x", "y"))
+    assert codes(labels)["label_unknown"] == 1
+    assert "label_unknown" not in codes(part(["a", "b", "c", "d"], ["x", "y", "x", "y"], known=("x", "y")))
+
+
+def test_a_config_says_which_scores_and_labels_a_run_takes(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tlabel\none\t7\ntwo\tn/a\nthree\t2\n")
+    score = f"kind: regression, text: text, label: label, score_range: [1, 5], source: {{train: {tmp_path / 'a.tsv'}}}"
+    found = codes(*config_parts(load_config(None, [f"tasks.stars={{{score}}}"])))
+    assert (found["score_invalid"], found["score_outside"]) == (1, 1)
+    label = score.replace("regression", "classification").replace("score_range: [1, 5]", "labels: ['7', '2']")
+    assert codes(*config_parts(load_config(None, [f"tasks.stars={{{label}}}"])))["label_unknown"] == 1

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedmtl.config.file import load_config
 from fedmtl.errors import DataError
 from fedmtl.tasks import sources
+from fedmtl.tasks.examples import examples_from
+from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.sources import find_table, read_table, read_texts
 
 
@@ -258,3 +261,22 @@ def test_what_a_parquet_file_says_of_its_size_is_believed_before_it_is_read(tmp_
     monkeypatch.setattr(sources, "MOST_BYTES", 1000)
     with pytest.raises(DataError, match="holds more than"):
         read_table(path)
+
+
+class TestSemicolons:
+    def test_known_columns_say_what_separates_them(self, tmp_path):
+        path = write(tmp_path, "a.csv", "text;label\nfine, or not;good\n")
+        assert read_table(path, columns=("text", "label")).columns == {"text": ["fine, or not"], "label": ["good"]}
+        by_commas = write(tmp_path, "b.csv", 'text,label\n"fine; or not",good\n')
+        assert read_table(by_commas, columns=("text", "label")).columns["text"] == ["fine; or not"]
+
+    @pytest.mark.parametrize("rows", ["fine, or not;good\n", "fine;good\n"])
+    def test_without_them_the_message_says_what_to_write(self, tmp_path, rows):
+        path = write(tmp_path, "a.csv", "text;label\n" + rows)
+        keys = f"kind: classification, text: text, label: label, source: {{train: {path}}}"
+        task = resolve_task(load_config(None, [f"tasks.mood={{{keys}}}"]), "mood")
+        with pytest.raises(DataError) as refused:
+            examples_from(read_table(path), task)
+        advice = "it looks separated by `;`: write `source.delimiter: ;`, or for check `--delimiter ';'`"
+        assert str(refused.value).endswith(advice)
+        assert "quoting" not in str(refused.value)

@@ -11,7 +11,7 @@ import typer
 from fedmtl import api
 from fedmtl.cli.arguments import Client, Json, Model, Round, onnx_path
 from fedmtl.cli.tables import number, scores_table
-from fedmtl.cli.terminal import show, write
+from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.foreign import printable
 
@@ -91,6 +91,7 @@ class _Scoring:
         self.scores: dict[str, Scores] = {}
         self.main_metrics: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []
+        self._warned: list[str] = []
 
     def add(self, client: str, code: Any, model: Any) -> None:
         """Score a model, which is the client's where one is named; a client without the task is left out."""
@@ -111,12 +112,20 @@ class _Scoring:
         wanted = sink if self._wants_records else None
         if self._file is not None:
             scores = code.evaluate_file(model, self._task, self._file, self._by, wanted)
+        elif self._test:
+            scores = code.evaluate_test(model, self._task, wanted)
         else:
-            scores = (code.evaluate_test if self._test else code.evaluate_validation)(model, self._task, wanted)
+            scores = code.evaluate_validation(model, self._task, wanted, self._warn)
         for name, result in scores.items():
             shown = f"{name} at {client}" if client else name
             self.scores[shown] = result
             self.main_metrics[shown] = known[owner_of_set(name)].metric
+
+    def _warn(self, words: str) -> None:
+        if words not in self._warned:
+            # Every client's model is scored on the same examples.
+            self._warned.append(words)
+            make_terminal(stderr=True).print(f"warning: {words}", markup=False)
 
     def to_json(self) -> dict[str, Any]:
         record = {

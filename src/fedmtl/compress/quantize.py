@@ -47,7 +47,7 @@ def calibration_rows(model: OnnxModel, file: Path | None, most: int) -> dict[str
         run = run_of(model.path)
     except FedmtlError:
         return {}
-    data = load_tasks(load_config(run.config))
+    data = load_tasks(load_config(run.config), model.tasks)
     columns = {name: data[name].train.texts for name in model.tasks}
     return {name: _spread(list(zip(*texts, strict=True)), most) for name, texts in columns.items()}
 

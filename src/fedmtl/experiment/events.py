@@ -189,6 +189,7 @@ def _data_events(prepared: Prepared, census: Census) -> list[DataEvent]:
             repeated=part.repeated or None,
             labels=dict(census.labels(name)) if part.task.kind_of.has_labels else None,
             quantiles=[*census.quantiles[name]] if name in census.quantiles else None,
+            fingerprint=prepared.fingerprints.get(name),
         )
         for name, part in prepared.data.items()
     ]

@@ -47,7 +47,7 @@ from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan, mode_plan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.check import run_warnings
-from fedmtl.tasks.load import TaskData, load_tasks
+from fedmtl.tasks.load import TaskData, fingerprint, load_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.training.stacked.shape import clients_at_once
 
@@ -95,7 +95,8 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
 class Prepared:
     """A run that can start: its data (counts and labels; the texts are tokens now), model, settings and state.
 
-    `samples` are the texts that baselines are fitted to in the end.
+    `samples` are the texts that baselines are fitted to in the end. `fingerprints` are of each task's examples where
+    this process read them; those of sites are not here.
     """
 
     config: Config
@@ -110,6 +111,7 @@ class Prepared:
     evaluates_at_clients: bool
     profile: bool = False
     samples: Mapping[str, Sample] = field(default_factory=dict)
+    fingerprints: Mapping[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -119,7 +121,9 @@ class Prepared:
 def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
     """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
     device = start_device(config)
-    data = mode_data(config, load_tasks(config))
+    loaded = load_tasks(config)
+    fingerprints = {name: fingerprint(part) for name, part in loaded.items()}
+    data = mode_data(config, loaded)
     for words in run_warnings(data):
         observe(WarningEvent(words=words))
     teacher = open_teacher(config, "clients", {name: part.task for name, part in data.items()}, device, observe)
@@ -131,7 +135,7 @@ def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
         partial(mode_active_tasks, config),
         observe,
     )
-    return replace(prepared, samples=draw_samples(config, data))
+    return replace(prepared, samples=draw_samples(config, data), fingerprints=fingerprints)
 
 
 def start_device(config: Config) -> str:

@@ -15,13 +15,14 @@ import torch
 from fedmtl.config import Config
 from fedmtl.config.errors import dotted, shown
 from fedmtl.config.file import config_from
-from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.errors import ConfigError, DataError, FedmtlError
 from fedmtl.experiment.events import kernels_of, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client import saved_rounds
 from fedmtl.federation.messages import State
-from fedmtl.runs.event_lines import Event, Observer, first_of, last_of, round_of
+from fedmtl.foreign import excerpt
+from fedmtl.runs.event_lines import Event, Observer, events_of, first_of, last_of, round_of
 from fedmtl.runs.events import (
     ClientsEvent,
     ConfigEvent,
@@ -77,6 +78,7 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     record = config_event(prepared.config, _edits(run, prepared.config, events))
     _check_first(run, found, events)
     if keeps_clients:
+        _check_data(run, prepared, events)
         _check_clients(run, prepared, state)
     last = state.round if state.progress else -1
     missing = missing_rounds(events, last)
@@ -175,6 +177,37 @@ def _check_first(run: RunFolder, found: Checkpoint, events: Sequence[Event]) -> 
             f"{run.checkpoints}: has no checkpoint, but {run.events.name} tells of round {last}; put back the folder,"
             f" or start a new run with `fedmtl run {run.config}`"
         )
+
+
+def _check_data(run: RunFolder, prepared: Prepared, events: Sequence[Event]) -> None:
+    """Raise where a task's examples are not those that the run began with; of an earlier version's only in numbers."""
+    now = {event.task: event for event in opening_events(prepared) if isinstance(event, DataEvent)}
+    for before in events_of(events, DataEvent):
+        changes = _data_changes(before, now[before.task]) if before.task in now else []
+        if changes:
+            raise DataError(
+                f"{run.name}: the data of task {before.task} changed since the run began: {', '.join(changes)}; put"
+                f" back the files as they were, or start a new run with `fedmtl run {run.config} --name NAME`"
+            )
+
+
+def _data_changes(before: DataEvent, now: DataEvent) -> list[str]:
+    """What of a task's examples differs, in words; an event without a fingerprint says only numbers and labels."""
+    changes = []
+    if (before.train, before.validation) != (now.train, now.validation):
+        changes.append(
+            f"{before.train} training and {before.validation} validation examples before, {now.train} and"
+            f" {now.validation} now"
+        )
+    names, others = (", ".join(event.labels or ()) for event in (before, now))
+    if names != others:
+        changes.append(f"labels {excerpt(names)} before, {excerpt(others)} now")
+    if changes:
+        return changes
+    if before.fingerprint is None or now.fingerprint is None:
+        return ["other numbers of examples by label"] if before.labels != now.labels else []
+    differ = [part for part, digest in before.fingerprint.items() if now.fingerprint.get(part) != digest]
+    return [f"other {' and '.join(differ)}, or another order of them"] if differ else []
 
 
 def _check_clients(run: RunFolder, prepared: Prepared, state: State) -> None:

@@ -57,6 +57,7 @@ from fedmtl.runs.event_lines import Event, Observer, first_of, last_of
 from fedmtl.runs.events import (
     AnswerEvent,
     ClientsEvent,
+    DataEvent,
     DistillEvent,
     EndEvent,
     PlanEvent,
@@ -198,7 +199,8 @@ class Log:
 
     def __call__(self, event: Event) -> None:
         self._write(event)
-        self._trackers.event(event)
+        # A tracker may send events anywhere, and a fingerprint is for this folder alone.
+        self._trackers.event(replace(event, fingerprint=None) if isinstance(event, DataEvent) else event)
 
     def close(self) -> None:
         self.meter.close()

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmtl.errors import DataError, FedmtlError
+from fedmtl.runs.event_lines import events_of
+from fedmtl.runs.events import DataEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from fedmtl.tasks.examples import Examples, examples_from
 from fedmtl.tasks.sources import read_table
 from fedmtl.tasks.task import SET_MARK, Task
@@ -100,6 +104,28 @@ def named_sets(name: str, data: Mapping[str, TaskData], wanted: Sequence[str], t
     return {task: sets[task]}
 
 
+def changed_cuts(run: RunFolder, data: Mapping[str, TaskData], wanted: Sequence[str]) -> list[str]:
+    """A line for each of these tasks whose validation is cut from files that changed since the run began.
+
+    A run of an earlier version has no fingerprint of them, and only the number of validation examples to compare.
+    """
+    from fedmtl.tasks.load import fingerprint
+
+    lines = []
+    for before in events_of(read_events(run), DataEvent):
+        part = data.get(before.task) if before.task in wanted else None
+        if part is None or not part.validation_cut:
+            continue
+        is_same = before.fingerprint == fingerprint(part) if before.fingerprint else True
+        if not is_same or before.validation != len(part.validation):
+            lines.append(
+                f"{run.name}: the data of task {before.task} changed since the run began, so its validation part is cut"
+                " otherwise and may have examples that the model was trained on; put back the files as they were, or"
+                " give --task and --file with examples that it has not seen"
+            )
+    return lines
+
+
 def labelled_test_sets(name: str, config: Config, tasks: Mapping[str, Task]) -> dict[str, Examples]:
     """The examples of these tasks' test files; a FedmtlError where there is none; `name` is the model's."""
     from fedmtl.tasks.load import load_test
@@ -136,7 +162,7 @@ def scored_records(
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
-    table = read_table(path)
+    table = read_table(path, columns=(*task.text, task.label))
     wanted = (*task.text, task.label, *([] if column is None else [column]))
     absent = [name for name in wanted if name not in table.columns]
     if absent:

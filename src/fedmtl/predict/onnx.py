@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedmtl.foreign import excerpt, parse_record
 from fedmtl.predict.answers import (
     Prediction,
     Sink,
+    changed_cuts,
     check_texts,
     labelled_sets,
     labelled_test_sets,
@@ -228,10 +230,18 @@ def evaluate_test(model: OnnxModel, task: str | None = None, sink: Sink | None =
     return _score_sets(model, labelled_test_sets(model.path.name, config, known_tasks(model, task)), sink)
 
 
-def evaluate_validation(model: OnnxModel, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
-    """Score on the validation examples of the run in whose folder the file lies; a task may be TASK:NAME."""
+def evaluate_validation(
+    model: OnnxModel, task: str | None = None, sink: Sink | None = None, warn: Callable[[str], None] = warnings.warn
+) -> dict[str, Scores]:
+    """Score on the validation examples of the run in whose folder the file lies; a task may be TASK:NAME.
+
+    `warn` is called with a line for each task whose validation is no longer cut as in the run.
+    """
     wanted = list(known_tasks(model, None if task is None else owner_of_set(task)))
-    data = load_tasks(load_config(run_of(model.path).config))
+    run = run_of(model.path)
+    data = load_tasks(load_config(run.config), model.tasks)
+    for words in changed_cuts(run, data, wanted):
+        warn(words)
     return _score_sets(model, named_sets(model.path.name, data, wanted, task), sink)
 
 

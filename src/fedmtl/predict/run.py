@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from fedmtl.model.saved import SavedModel
 from fedmtl.predict.answers import (
     Prediction,
     Sink,
+    changed_cuts,
     check_texts,
     labelled_sets,
     labelled_test_sets,
@@ -103,17 +105,23 @@ def evaluate_test(loaded: LoadedRun, task: str | None = None, sink: Sink | None 
     return _score_sets(loaded, sets, Scoring(), sink)
 
 
-def evaluate_validation(loaded: LoadedRun, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
+def evaluate_validation(
+    loaded: LoadedRun, task: str | None = None, sink: Sink | None = None, warn: Callable[[str], None] = warnings.warn
+) -> dict[str, Scores]:
     """Score the run's validation examples again, as the run did on a CPU: to the last digit of results.csv.
 
-    A task may be a further validation set, TASK:NAME.
+    A task may be a further validation set, TASK:NAME. `warn` is called with a line for each task whose validation is
+    no longer cut as in the run.
     """
     # The engine's code is only needed for this number.
     from fedmtl.engines.local import CHUNK
 
     wanted = list(known_tasks(loaded, None if task is None else owner_of_set(task)))
     config = load_config(loaded.run.config)
-    sets = named_sets(loaded.run.name, load_tasks(config), wanted, task)
+    data = load_tasks(config, loaded.saved.tasks)
+    for words in changed_cuts(loaded.run, data, wanted):
+        warn(words)
+    sets = named_sets(loaded.run.name, data, wanted, task)
     at_clients = config.evaluation.where == "clients" or loaded.saved.plan.has_personal
     how = Scoring(config.evaluation.batch_size, None if at_clients else CHUNK)
     with _one_thread():

@@ -28,6 +28,7 @@ from fedmtl.tasks.sources import (
     SUFFIXES,
     as_text,
     looks_like_names,
+    separating,
 )
 from fedmtl.tasks.task import Task
 
@@ -101,7 +102,8 @@ def open_texts(path: Path | None, columns: Sequence[str], tasks: Mapping[str, Ta
         return _from_table(_open_parquet(path), columns, tasks)
     if suffix.startswith(".jsonl"):
         return _from_table(_open_jsonl(str(path), _read_lines(path)), columns, tasks)
-    table = _open_rows(path, suffix, header=header)
+    wanted = [tuple(columns)] if columns else [task.text for task in tasks.values()]
+    table = _open_rows(path, suffix, wanted, header=header)
     if suffix.startswith(".tsv") and not columns and len(table.header) <= 2 and not looks_like_names(table.header):
         # Two texts with a tab between are lines of texts, whatever the file is called.
         return _from_lines(_read_lines(path), str(path))
@@ -311,9 +313,9 @@ def _before(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
     yield from rows
 
 
-def _open_rows(path: Path, suffix: str, *, header: bool) -> _Table:
+def _open_rows(path: Path, suffix: str, wanted: Sequence[Row], *, header: bool) -> _Table:
     lines = _read_lines(path)
-    rows = _tab_rows(lines) if suffix.startswith(".tsv") else _csv_rows(path, lines)
+    rows = _tab_rows(lines) if suffix.startswith(".tsv") else _csv_rows(path, lines, wanted)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: is empty; it needs a header line and texts")
@@ -345,10 +347,11 @@ def _tab_rows(lines: Iterable[Any]) -> Iterator[Any]:
             yield number, line.rstrip("\r\n").split("\t")
 
 
-def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[Any]:
+def _csv_rows(path: Path, lines: Iterator[str], wanted: Sequence[Row]) -> Iterator[Any]:
     csv.field_size_limit(LONGEST_FIELD)
     first = next((line for line in lines), "")
-    between = "\t" if "\t" in first and "," not in first else ","
+    found = (separating(first.rstrip("\r\n"), columns) for columns in wanted)
+    between = next(filter(None, found), "\t" if "\t" in first and "," not in first else ",")
     reader = csv.reader(_before(first, lines), delimiter=between, strict=True)
     line = 1
     try:

@@ -227,6 +227,7 @@ class DataEvent(Event):
     repeated: Given[Count] = None
     labels: Counts | None = None
     quantiles: list[Number | None] | Numbers | None = None
+    fingerprint: dict[str, Text] | None = None
 
 
 @event_kind("clients")

@@ -11,12 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
 from fedmtl.tasks.parts import MOST_WORDS, Part, Split, lacks_header, shown_columns
 from fedmtl.tasks.personal_data import may_have_personal_data, personal_data
-from fedmtl.tasks.sources import as_number
+from fedmtl.tasks.sources import as_number, separation_advice
 
 if TYPE_CHECKING:
     from fedmtl.tasks.load import TaskData
@@ -199,9 +199,8 @@ def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
     if lacks_header(table):
         yield Finding("no_header", where, 1, "the first line does not look like names of columns; is there a header?")
     if not part.text:
-        remedy = "name it with --text" + (
-            ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
-        )
+        otherwise = ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
+        remedy = separation_advice(list(table.columns)) or f"name it with --text{otherwise}"
         yield Finding("no_text", where, 1, f"no column of texts was found; {remedy}")
     if part.label is None:
         yield Finding("no_label", where, 1, "no column of labels was found; name it with --label")
@@ -214,7 +213,9 @@ def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
         more = f"{_examples(facts.empty_texts)} an empty text, the first in {table.unit} {table.number(at)}"
         yield Finding("empty_text", where, facts.empty_texts, more)
     if facts.missing_labels:
-        yield Finding("missing_label", where, facts.missing_labels, f"{_examples(facts.missing_labels)} no label")
+        count = facts.missing_labels
+        yield Finding("missing_label", where, count, f"{_examples(count)} no label; {_refused(count)}")
+    yield from _refused_labels(part)
     commas = [row for row, value in enumerate(part.labels) if "," in value and DECIMAL_COMMA.fullmatch(value)]
     if commas:
         words = (
@@ -228,6 +229,30 @@ def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in facts.personal.items())
         words = f"{_examples(facts.personal_rows)} what looks like personal data ({kinds})"
         yield Finding("personal", where, facts.personal_rows, words)
+
+
+def _refused_labels(part: Part) -> Iterator[Finding]:
+    """Count labels and scores that a run of the config refuses; those with a decimal comma are counted elsewhere."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row, value in enumerate(part.labels):
+        if part.known and value and value not in part.known:
+            rows.setdefault(("label_unknown", f"a label that is not in tasks.{part.task}.labels"), []).append(row)
+        if part.score_range is None or not value or DECIMAL_COMMA.fullmatch(value):
+            continue
+        low, high = part.score_range
+        score = as_number(value)
+        if isnan(score):
+            rows.setdefault(("score_invalid", "a score that is no number"), []).append(row)
+        elif not low <= score <= high:
+            rows.setdefault(("score_outside", f"a score outside {low:g} to {high:g}"), []).append(row)
+    for (code, what), found in sorted(rows.items()):
+        first = f"the first in {part.table.unit} {part.table.number(found[0])}"
+        words = f"{_examples(len(found))} {what}, {first}; {_refused(len(found))}"
+        yield Finding(code, _where(part), len(found), words)
+
+
+def _refused(count: int) -> str:
+    return "a run refuses it, mend the row" if count == 1 else "a run refuses them, mend the rows"
 
 
 def _examples(count: int) -> str:

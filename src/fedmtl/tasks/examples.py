@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmtl.errors import DataError
-from fedmtl.tasks.sources import Table, as_number
+from fedmtl.tasks.sources import Table, as_number, separation_advice
 from fedmtl.tasks.task import Task
 
 
@@ -100,7 +100,8 @@ def _check_column(table: Table, name: str, key: str, task: Task) -> None:
     if name not in table.columns:
         instead = f"write one of {', '.join(table.columns)} under {key}"
         if len(table.columns) == 1:
-            instead = "the file has one; where columns are separated otherwise, write source.delimiter"
+            otherwise = "where columns are separated otherwise, write source.delimiter"
+            instead = f"the file has one; {separation_advice(list(table.columns)) or otherwise}"
         raise DataError(f"{table.origin}: has no column {name!r}; {instead}").coded("column_missing", task.name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -176,14 +177,47 @@ class Parts:
     repeated: int = 0
 
 
-def load_tasks(config: Config) -> dict[str, TaskData]:
+def load_tasks(config: Config, model: Mapping[str, Task] | None = None) -> dict[str, TaskData]:
     """Every task by name, in config order; the same config gives the same examples in the same order.
 
-    Mistakes in the config are reported before the first file is read. A `test` file or split is never read.
+    Mistakes in the config are reported before the first file is read. A `test` file or split is never read. With the
+    tasks of a trained `model`, labels are those of its heads, and a row with another one is a DataError.
     """
+    if model is not None:
+        config = _with_labels(config, model)
     holders = task_clients(config)
     tasks = {name: resolve_task(config, name) for name in config.tasks}
     return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
+
+
+def fingerprint(part: TaskData) -> dict[str, str]:
+    """SHA-256 of a task's examples as they are loaded and split: one of their `texts`, one of their `labels`.
+
+    It is for the folder of a run alone: whoever guesses the examples can check the guess by it.
+    """
+    sets = {"train": part.train, "validation": part.validation}
+    sets |= {f"train of {client}": examples for client, examples in part.client_train.items()}
+    sets |= {f"validation of {client}": examples for client, examples in part.client_validation.items()}
+    texts, labels = hashlib.sha256(), hashlib.sha256(json.dumps(part.task.labels).encode())
+    for name, examples in sets.items():
+        for digest in (texts, labels):
+            digest.update(json.dumps([name, len(examples)]).encode())
+        for column in (*examples.texts, examples.column or ()):
+            for text in column:
+                # Its length says where a text ends: no two lists of texts are the same bytes.
+                encoded = text.encode("utf-8", "surrogatepass")
+                texts.update(len(encoded).to_bytes(8, "little") + encoded)
+        labels.update(examples.labels.tobytes())
+    return {"texts": texts.hexdigest(), "labels": labels.hexdigest()}
+
+
+def _with_labels(config: Config, model: Mapping[str, Task]) -> Config:
+    """The config with the labels of a model's heads: those in the files may have changed since it was trained."""
+    tasks = dict(config.tasks)
+    for name, task in model.items():
+        if name in tasks and task.kind_of.has_labels:
+            tasks[name] = tasks[name].model_copy(update={"labels": list(task.labels)})
+    return config.model_copy(update={"tasks": tasks})
 
 
 def known_tasks(config: Config) -> dict[str, Task]:

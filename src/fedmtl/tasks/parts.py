@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,7 +33,7 @@ class Part:
 
     `is_named` says that a config, a policy or the user named the text columns, `is_label_named` that the label column
     has not been guessed from its values. `is_scored` says that labels are numbers on a
-    scale; None leaves it to how they look.
+    scale; None leaves it to how they look. `score_range` and `known` are the scores and the labels that a run takes.
     """
 
     table: Table
@@ -45,6 +45,8 @@ class Part:
     is_named: bool = True
     is_label_named: bool = True
     is_scored: bool | None = None
+    score_range: tuple[float, float] | None = None
+    known: tuple[str, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -164,8 +166,13 @@ def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
             for split, table in [*splits, ("test", test_table(config, task, client))]:
                 if table is not None:
                     _check_columns(table, (*task.text, task.label), name)
-                    is_scored = not task.kind_of.has_labels
-                    parts.append(Part(table, task.text, task.label, split, name, client, is_scored=is_scored))
+                    part = Part(table, task.text, task.label, split, name, client)
+                    if task.kind_of.has_labels:
+                        # A built-in task's label may be an index too.
+                        known = () if name in BUILTIN else task.labels
+                        parts.append(replace(part, is_scored=False, known=known))
+                    else:
+                        parts.append(replace(part, is_scored=True, score_range=task.score_range))
     return parts
 
 

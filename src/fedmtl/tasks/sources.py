@@ -81,11 +81,12 @@ class Table:
         return row + 1 if self.numbers is None else self.numbers[row]
 
 
-def read_table(path: Path, delimiter: str | None = None) -> Table:
+def read_table(path: Path, delimiter: str | None = None, columns: Sequence[str] = ()) -> Table:
     """The whole file, read by its suffix; blank lines are skipped. Anything else wrong is a DataError.
 
     `delimiter` is what stands between the columns of a csv or tsv file, one character or a word of `DELIMITERS`.
-    Without it a .csv whose header has tabs and no commas is read by tabs; its `note` says so.
+    Without it a .csv whose header has tabs and no commas is read by tabs; its `note` says so. Where the `columns` that
+    the file should have are known, it is what separates them in the header.
     """
     suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
     if suffix is None:
@@ -102,6 +103,9 @@ def read_table(path: Path, delimiter: str | None = None) -> Table:
     if suffix.startswith(".jsonl"):
         return _read_jsonl(path, text)
     between = None if delimiter is None else DELIMITERS.get(delimiter, delimiter)
+    if delimiter is None and columns:
+        header = next(line for line in _lines(text) if line.strip())
+        between = separating(header, columns, first="\t" if suffix.startswith(".tsv") else ",")
     if suffix.startswith(".tsv") and between in (None, "\t"):
         return _read_rows(path, _tsv_rows(text))
     if between is not None:
@@ -109,6 +113,26 @@ def read_table(path: Path, delimiter: str | None = None) -> Table:
     sniffed = _sniffed(path, text)
     table = _read_rows(path, _csv_rows(path, text, sniffed))
     return table if sniffed == "," else replace(table, note=f"{path.name} is separated by tabs, and is read so")
+
+
+def separating(header: str, columns: Sequence[str], first: str = ",") -> str | None:
+    """What separates the columns of a header that has all of these; None where none of the usual ones does."""
+    csv.field_size_limit(LONGEST_FIELD)
+    for between in dict.fromkeys((first, *DELIMITERS.values(), "|")):
+        try:
+            found = next(csv.reader([header], delimiter=between), [])
+        except csv.Error:
+            continue
+        if set(columns) <= set(found):
+            return between
+    return None
+
+
+def separation_advice(header: Sequence[str]) -> str:
+    """What to write where the header is one column with semicolons in it; empty for any other header."""
+    if len(header) != 1 or not looks_like_names(header[0].split(";")) or ";" not in header[0]:
+        return ""
+    return "it looks separated by `;`: write `source.delimiter: ;`, or for check `--delimiter ';'`"
 
 
 def _sniffed(path: Path, text: str) -> str:
@@ -278,7 +302,7 @@ def _read_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Table:
         if len(row) != len(header):
             raise DataError(
                 f"{path}, line {line}: has {len(row)} values, the header {len(header)}{_shown(header)}"
-                "; mend the line or its quoting"
+                f"; {separation_advice(header) or 'mend the line or its quoting'}"
             )
         lines.append(line)
         records.append(row)

@@ -60,7 +60,7 @@ def distill(
             f"tasks.{strange}: the teacher does not answer it; leave it out, its tasks are"
             f" {', '.join(teaching.saved.tasks)}"
         )
-    data = load_tasks(config)
+    data = load_tasks(config, teaching.saved.tasks)
     absent = [task for task in teaching.saved.tasks if task not in data]
     if absent:
         raise ConfigError(f"tasks.{absent[0]}: the teacher has it and the config has not; leave it in")

@@ -254,7 +254,7 @@ def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:
 
 
 def _score(run: RunFolder, tasks: dict[str, Task], score: Callable[[Task, Any], Scores]) -> Scored:
-    data = load_tasks(load_config(run.config))
+    data = load_tasks(load_config(run.config), tasks)
     return Scored(
         {name: score(task, data[name].validation) for name, task in tasks.items()},
         {name: task.metric for name, task in tasks.items()},
