@@ -247,6 +247,42 @@ def test_one_request_that_cannot_be_computed_costs_no_other(client, model, caplo
     assert "secret" not in caplog.text + "".join(capfd.readouterr())
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+def test_a_panic_of_the_model_costs_its_request_alone():
+    def answer(rows, tasks):
+        if rows == [("poison",)]:
+            raise Panic(f"at {rows}")
+        return Echo()(rows, tasks)
+
+    with Client(serve.Service(serve.Served("toy", "onnx", TASKS, answer), SMALL, None)) as client:
+        panic = client.post("/predict", json={"texts": ["poison"]})
+        assert (panic.status_code, panic.json()) == (500, {"error": "the model could not answer (Panic)"})
+        assert client.post("/predict", json={"texts": ["good"]}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+    def cannot(rows, tasks):
+        raise Panic
+
+    broken = serve.Batcher(serve.Served("toy", "onnx", TASKS, cannot), SMALL, serve.Metrics())
+    with pytest.raises(FedmtlError, match=r"^toy: the model cannot answer \(Panic\); write it anew$"):
+        broken.warm_up()
+    broken.close()
+
+
+def test_nobody_waits_for_batches_that_are_no_longer_computed(client, model, monkeypatch):
+    def fail():
+        raise Panic
+
+    monkeypatch.setattr(client.service.batcher, "_take", fail)
+    for _ in range(2):
+        found = client.post("/predict", json={"texts": ["a"]})
+        assert (found.status_code, found.json()) == (503, {"error": serve.ENDED})
+    assert client.get("/health").status_code == 503
+
+
 def test_an_answer_that_is_no_number_is_an_error():
     broken = serve.Served("toy", "onnx", TASKS, lambda rows, tasks: [[Prediction("score", None, float("nan"), {})]])
     with Client(serve.Service(broken, SMALL, None)) as client:

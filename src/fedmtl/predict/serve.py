@@ -49,6 +49,7 @@ Row = tuple[str, ...]
 Answer = Callable[[Sequence[Row], Sequence[str]], list[list[Prediction]]]
 
 ACCEPTED = 'send {"texts": ["..."]} or {"pairs": [["...", "..."]]}, and a "task" if only one is wanted'
+ENDED = "requests are no longer computed; start the server again"
 PATHS = ("/", "/predict", "/model", "/health", "/metrics", "/openapi.json")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -136,6 +137,14 @@ class Refused(Exception):
         self.status, self.reason = status, reason
 
 
+class Uncomputed(Exception):
+    """What a model raised for a batch, by its kind alone: a message may have parts of a text."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
 class Histogram:
     """Counts by upper bound, as Prometheus has them."""
 
@@ -196,15 +205,22 @@ class Batcher:
         self.served, self.limits, self.metrics = served, limits, metrics
         self.queue: deque[Waiting] = deque()
         self.num_rows = 0
+        self.has_ended = False
+        self._computing: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "answers", served.start)
 
     def warm_up(self) -> None:
         """Answer once, in the thread that will compute, so that the first request does not wait for it."""
-        self._pool.submit(self.served.warm_up).result()
+        try:
+            self._pool.submit(_compute, self.served.warm_up).result()
+        except Uncomputed as error:
+            raise FedmtlError(f"{self.served.name}: the model cannot answer ({error.kind}); write it anew") from None
 
     async def answer(self, rows: list[Row], tasks: tuple[str, ...]) -> list[list[Prediction]]:
         """Wait for the rows' answers; a full queue refuses them at once."""
+        if self.has_ended:
+            raise Refused(503, ENDED)
         if self.num_rows + len(rows) > self.limits.queue:
             raise Refused(503, f"the queue is full ({self.limits.queue} texts wait); try again in a second")
         loop = asyncio.get_running_loop()
@@ -215,15 +231,21 @@ class Batcher:
         return await waiting.answer
 
     async def run(self) -> None:
-        """Compute batches until cancelled."""
+        """Compute batches until cancelled; however it ends, nobody waits for an answer that does not come."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._gather(loop)
-            batch = self._take()
-            started = loop.time()
-            await self._compute(loop, batch)
-            self.metrics.compute.add(loop.time() - started)
-            self.metrics.batches.add(sum(len(waiting.rows) for waiting in batch))
+        try:
+            while True:
+                await self._gather(loop)
+                batch = self._computing = self._take()
+                started = loop.time()
+                await self._compute(loop, batch)
+                self.metrics.compute.add(loop.time() - started)
+                self.metrics.batches.add(sum(len(waiting.rows) for waiting in batch))
+        finally:
+            self.has_ended = True
+            for waiting in (*self._computing, *self.queue):
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(Refused(503, ENDED))
 
     async def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
         """Return when a batch is full, or when its first request has waited long enough for others."""
@@ -259,7 +281,7 @@ class Batcher:
     async def _compute(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
         rows = [row for waiting in batch for row in waiting.rows]
         try:
-            answers = await loop.run_in_executor(self._pool, self.served.answer, rows, batch[0].tasks)
+            answers = await loop.run_in_executor(self._pool, _compute, self.served.answer, rows, batch[0].tasks)
         except Exception as error:
             if len(batch) > 1:
                 # One request that cannot be answered costs no other its answer.
@@ -279,6 +301,19 @@ class Batcher:
         for waiting in self.queue:
             waiting.answer.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute(function: Callable[..., Any], *given: Any) -> Any:
+    """Call it in the thread that computes; whatever it raises is a FedmtlError or an Uncomputed.
+
+    A panic of a library in Rust is no Exception, and would end the loop that waits for the answer.
+    """
+    try:
+        return function(*given)
+    except FedmtlError:
+        raise
+    except BaseException as error:
+        raise Uncomputed(type(error).__name__) from None
 
 
 class Guard:
@@ -329,8 +364,8 @@ def _refusal(error: Exception) -> Response:
     if isinstance(error, Refused):
         headers = {"Retry-After": "1"} if error.status == 503 else {}
         return JSONResponse({"error": error.reason}, error.status, headers)
-    # A library's message may have parts of a text, so its kind alone is said.
-    return JSONResponse({"error": f"the model could not answer ({type(error).__name__})"}, 500)
+    kind = error.kind if isinstance(error, Uncomputed) else type(error).__name__
+    return JSONResponse({"error": f"the model could not answer ({kind})"}, 500)
 
 
 class Service:
@@ -457,7 +492,9 @@ class Service:
         return JSONResponse({**known, "fedmtl": __version__})
 
     async def health(self, request: Request) -> Response:
-        """Say that requests are answered."""
+        """Say that requests are answered, or that they no longer are."""
+        if self.batcher.has_ended:
+            raise Refused(503, ENDED)
         known = {"model": self.served.name, "backend": self.served.backend, "queue": self.batcher.num_rows}
         return JSONResponse({"status": "ok", **known})
 
