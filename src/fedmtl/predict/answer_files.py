@@ -32,6 +32,15 @@ def answer_ending(path: Path) -> str:
     return ending
 
 
+def check_apart(out: Path, read: Path | None) -> None:
+    """Raise a DataError where the file to write is the one that is read, by whichever name or link."""
+    if read is None:
+        return
+    with suppress(OSError):
+        if out.resolve() == read.resolve() or out.samefile(read):
+            raise DataError(f"--out {out}: is the file that is read; name another")
+
+
 def answer_columns(answers: Sequence[Prediction]) -> dict[str, Any]:
     """The answers to one text as columns: `TASK` is the label or the score, `TASK.LABEL` a label's probability."""
     columns: dict[str, Any] = {}
