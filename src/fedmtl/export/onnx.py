@@ -19,6 +19,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 
 from fedmtl import __version__
 from fedmtl.errors import ModelError
+from fedmtl.export.encoder import new_folder
 from fedmtl.foreign import printable
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
@@ -46,6 +49,7 @@ OPSET = 20
 MOST_BYTES = 2**31 - 1
 # Of the labels in the README's table; model.json has all.
 MOST_CELL = 400
+BESIDE = ("tokenizer.json", "model.json", "predict.py", "README.md")
 USAGE = """## The ONNX bundle
 
 | task | texts | answers |
@@ -87,11 +91,26 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
 Card = Callable[[str], str]
 
 
-def export_bundle(saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None) -> Path:
-    """Write a folder that answers without fedmtl, and return it; `card` makes its README from how to use it."""
-    export_onnx(saved, bound, folder / GRAPH)
-    write_beside(saved, list(bound.views), folder, card)
+def export_bundle(
+    saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None, *, is_ours: bool = False
+) -> Path:
+    """Write a folder that answers without fedmtl, and return it; `card` makes its README from how to use it.
+
+    It appears whole, in the stead of an older bundle; graphs that `quantize` wrote into that one stay. `is_ours` says
+    that the folder is the run's, where a bundle may be of a version that did not name its files.
+    """
+    own = {GRAPH, *BESIDE} if is_ours else set()
+    with new_folder(folder, lambda name: name in own or _is_further(name), needs_mark=not is_ours) as hidden:
+        export_onnx(saved, bound, hidden / GRAPH)
+        write_beside(saved, list(bound.views), hidden, card)
+        for graph in filter(lambda path: _is_further(path.name) and path.is_file(), folder.glob("*.onnx")):
+            shutil.copyfile(graph, hidden / graph.name, follow_symlinks=False)
     return folder
+
+
+def _is_further(name: str) -> bool:
+    """Whether it is what `quantize` calls the graphs that it writes into a bundle."""
+    return re.fullmatch(r"model\.[\w-]+\.onnx", name) is not None
 
 
 def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: Card | None = None) -> None:
