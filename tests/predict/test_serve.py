@@ -19,6 +19,7 @@ from model.tiny import PAIRS, SINGLES, make_task
 
 serve = pytest.importorskip("fedmtl.predict.serve", reason="needs the extra `serve`")
 httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
 
 TASKS = {
     "mood": make_task("mood"),
@@ -337,6 +338,65 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_script_is_the_one_allowed
     assert "default-src 'none'" in policy
     assert policy.count("'sha256-") == 2
     assert "unsafe" not in policy
+
+
+def test_a_head_is_bounded_in_size_and_time(model, monkeypatch):
+    monkeypatch.setattr(serve, "HEAD_SECONDS", 0.1)
+    config = serve.configure(serve.Service(model.served(), SMALL, serve.hosts_of("127.0.0.1")).app())
+    config.load()
+
+    async def ask(port, *parts):
+        """What is answered until the connection is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.03)
+            return await asyncio.wait_for(reader.read(), 2)
+        except ConnectionError:
+            return b"reset"
+        finally:
+            writer.close()
+
+    async def ask_all():
+        state = uvicorn.server.ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: serve.Connection(config, state, {}), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        health = b"GET /health HTTP/1.1\r\nHost: LocalHost.:8\r\n"
+        post = b"POST /no HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        found = await asyncio.gather(
+            ask(port),
+            ask(port, *[b"G"] * 8),
+            ask(port, health + b"A: " + b"a" * 500_000, *[b"a" * 500_000] * 3),
+            ask(port, health, b"Connection: close\r\n\r\n"),
+            ask(port, health + b"Host: evil\r\nConnection: close\r\n\r\n"),
+            # What follows a body is bounded too, and a body is not.
+            ask(port, post + b"0\r\nA: " + b"a" * 500_000, b"a" * 500_000),
+            ask(port, post + b"1f400\r\n" + b"a" * 64_000, b"a" * 64_000 + b"\r\n0\r\n\r\n"),
+            # A request after another has as long as the first, and no longer.
+            ask(port, health + b"\r\n", b"GET /hea"),
+        )
+        server.close()
+        return found
+
+    silent, slow, large, good, twice, tail, body, second = asyncio.run(ask_all())
+    assert (silent, slow in (b"", b"reset")) == (b"", True)
+    assert large in (b"", b"reset")
+    assert good.startswith(b"HTTP/1.1 200 ")
+    assert twice.startswith(b"HTTP/1.1 400 ")
+    assert (tail[:13], body[:13]) in [(start, b"HTTP/1.1 404 ") for start in (b"", b"reset", b"HTTP/1.1 404 ")]
+    assert second.count(b"HTTP/1.1") == 1
+
+
+def test_host_names_are_compared_whatever_their_case_and_only_one_is_taken(client):
+    for host in ("LOCALHOST", "localhost.", "LocalHost.:8000"):
+        assert client.get("/health", headers={"Host": host}).status_code == 200
+    two = client.get("/health", headers=[("Host", "localhost"), ("Host", "localhost")])
+    assert (two.status_code, two.json()) == (400, {"error": "found 2 Host headers; send one"})
+    assert serve.is_loopback("LocalHost.")
+    assert "localhost" in serve.hosts_of("LOCALHOST")
 
 
 def test_only_this_machine_unless_a_host_is_named():

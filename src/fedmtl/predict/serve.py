@@ -37,6 +37,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedmtl import __version__
 from fedmtl.errors import FedmtlError
@@ -53,6 +54,9 @@ ENDED = "requests are no longer computed; start the server again"
 PATHS = ("/", "/predict", "/model", "/health", "/metrics", "/openapi.json")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+# The head of a request, and how long it may take to arrive; a connection that says nothing is closed after it too.
+HEAD_BYTES = 1 << 16
+HEAD_SECONDS = 10.0
 # A body that takes longer to arrive than this is given up.
 BODY_SECONDS = 10.0
 # Requests in flight get this long when the server is stopped.
@@ -351,8 +355,10 @@ class Guard:
     def _check_host(self, scope: Scope) -> None:
         if self.hosts is None:
             return
-        given = Request(scope).headers.get("host", "")
-        if re.sub(r":\d+$", "", given).lower() not in self.hosts:
+        given = Request(scope).headers.getlist("host")
+        if len(given) > 1:
+            raise Refused(400, f"found {len(given)} Host headers; send one")
+        if not given or _plain(re.sub(r":\d+$", "", given[0])) not in self.hosts:
             raise Refused(403, f"this host name is not served here; use {', '.join(sorted(self.hosts))}, or --host")
 
 
@@ -567,17 +573,22 @@ def _response(words: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": words, "content": {"application/json": {"schema": schema}}}
 
 
+def _plain(host: str) -> str:
+    """A host's name as it is compared: case says nothing, nor does the dot of a full name."""
+    return host.lower().removesuffix(".")
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return _plain(host) == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def hosts_of(host: str) -> frozenset[str] | None:
     """The names by which requests may call a server on this address; None is any."""
-    return frozenset({"localhost", "127.0.0.1", "[::1]", host}) if is_loopback(host) else None
+    return frozenset({"localhost", "127.0.0.1", "[::1]", _plain(host)}) if is_loopback(host) else None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -590,6 +601,55 @@ def listen(host: str, port: int) -> socket.socket:
         raise FedmtlError(
             f"serve: cannot listen on {host}:{port} ({reason}); give another --port, or a --host of this machine"
         ) from error
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that is closed where the head of a request is larger than HEAD_BYTES or takes HEAD_SECONDS.
+
+    httptools bounds neither. What is counted is all that is no body, so also what may follow one.
+    """
+
+    _until: asyncio.TimerHandle | None = None
+    _num_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._num_bytes > HEAD_BYTES:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        self._stop()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = max(0, self._num_bytes - len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_bytes = 0
+        super().on_message_complete()
+
+    def _watch(self) -> None:
+        if self._until is None:
+            self._until = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._until is not None:
+            self._until.cancel()
+            self._until = None
 
 
 class _Server(uvicorn.Server):
@@ -621,8 +681,14 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     service = Service(served, limits, hosts_of(host))
     service.batcher.warm_up()
-    config = uvicorn.Config(
-        service.app(),
+    _Server(configure(service.app()), ready).run(sockets=[listening])
+
+
+def configure(app: ASGIApp) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
         log_config=None,
         access_log=False,
         ws="none",
@@ -632,4 +698,3 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    _Server(config, ready).run(sockets=[listening])
