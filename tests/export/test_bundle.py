@@ -17,7 +17,7 @@ import torch
 from compress.onnx_models import make_saved
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
-from fedmtl.export.onnx import export_bundle, write_beside
+from fedmtl.export.onnx import _readme, export_bundle, write_beside
 from fedmtl.predict.answers import to_prediction
 from fedmtl.predict.onnx import open_onnx, predict_texts
 from fedmtl.sharing.plan import SharingPlan, mode_plan
@@ -124,6 +124,13 @@ def test_the_command_reads_texts_files_and_stdin(script, bundle, tmp_path, capsy
     monkeypatch.setattr("sys.stdin", io.StringIO("what\tsame\n"))
     assert script.main(["--task", "dual"]) == 0
     assert json.loads(capsys.readouterr().out)["texts"] == ["what", "same"]
+
+
+def test_labels_are_no_markdown_in_the_readme():
+    facts = {"encoder": "e", "tasks": {"t": {"texts": ["a"], "labels": ["![x](http://evil/p.png)", "a|b`c"]}}}
+    text = _readme(facts, None)
+    assert "| `t` | `a` | `![x](http://evil/p.png)`, `a\\|b'c` |" in text
+    assert "\n## " not in text
 
 
 def test_a_bundle_replaces_a_bundle_alone_and_leaves_quantized_graphs(bundle, tmp_path, monkeypatch):

@@ -259,7 +259,7 @@ def _records(opened: Texts, chunk: Chunk, answers: list[list[Prediction]], with_
     for stood, known, row, given in zip(chunk.numbers, chunk.ids, chunk.rows, answers, strict=True):
         record: dict[str, Any] = {opened.unit: stood} | ({"id": known} if opened.has_ids else {})
         record |= dict(zip(opened.names, row, strict=True)) if with_text else {}
-        records.append(record | answer_columns(given))
+        records.append(record | answer_columns(given, record))
     return records
 
 

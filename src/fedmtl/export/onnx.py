@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from fedmtl import __version__
 from fedmtl.errors import ModelError
+from fedmtl.export.card import code, label_list, table
 from fedmtl.export.encoder import new_folder
-from fedmtl.foreign import printable
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
@@ -47,14 +47,8 @@ from fedmtl.sharing.plan import HEADS
 OPSET = 20
 # The limit of a protocol buffer.
 MOST_BYTES = 2**31 - 1
-# Of the labels in the README's table; model.json has all.
-MOST_CELL = 400
 BESIDE = ("tokenizer.json", "model.json", "predict.py", "README.md")
-USAGE = """## The ONNX bundle
-
-| task | texts | answers |
-|---|---|---|
-ROWS
+USAGE = """TABLE
 
 It needs `pip install numpy tokenizers onnxruntime`, and nothing else:
 
@@ -153,23 +147,15 @@ def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def _readme(facts: Mapping[str, Any], card: Card | None) -> str:
-    rows = "\n".join(
-        f"| {_cell(name)} | {_cell(', '.join(task['texts']))} | {_cell(_range(task))} |"
-        for name, task in facts["tasks"].items()
-    )
-    usage = USAGE.replace("ROWS", rows)
-    return card(usage) if card else f"# {_cell(facts['encoder'])} with {len(facts['tasks'])} tasks\n\n{usage}"
+    rows = [(code(name), ", ".join(map(code, task["texts"])), _range(task)) for name, task in facts["tasks"].items()]
+    usage = USAGE.replace("TABLE", table(("task", "texts", "answers"), rows))
+    return card(usage) if card else f"# {code(facts['encoder'])} with {len(facts['tasks'])} tasks\n\n{usage}"
 
 
 def _range(task: Mapping[str, Any]) -> str:
     if "labels" in task:
-        return ", ".join(task["labels"])
+        return label_list(task["labels"])
     return " to ".join(f"{end:g}" for end in task["score_range"]) if "score_range" in task else task["kind"]
-
-
-def _cell(text: str) -> str:
-    """Text that stays inside a cell of a Markdown table, whatever it is."""
-    return printable(text, MOST_CELL).replace("|", "\\|").replace("<", "&lt;")
 
 
 class EveryHead(nn.Module):
