@@ -319,7 +319,7 @@ class Run:
             return export_onnx(model.saved, model.bound, target)
         from fedmtl.export.card import Hub
 
-        return export_bundle(model.saved, model.bound, target, self._card(round, Hub("onnx")))
+        return export_bundle(model.saved, model.bound, target, self._card(round, Hub("onnx")), is_ours=out is None)
 
 
 def _round_name(round: Round | None) -> str:

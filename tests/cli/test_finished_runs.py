@@ -71,6 +71,18 @@ def test_evaluate_scores_test_files_and_writes_every_answer(cli, files_run, tmp_
     assert cli("evaluate", "demo", "--test", "--task", "x", "--file", "y").error.startswith("--test: scores the files")
 
 
+def test_answers_are_not_written_over_the_file_that_is_read(cli, runs, tmp_path):
+    words = "sentence\tlabel\na good film\tpositive\n"
+    (tmp_path / "new.tsv").write_text(words)
+    (tmp_path / "soft.tsv").symlink_to("new.tsv")
+    (tmp_path / "hard.tsv").hardlink_to(tmp_path / "new.tsv")
+    for command in ("evaluate", "predict"):
+        for out in ("new.tsv", "./new.tsv", "soft.tsv", "hard.tsv"):
+            done = cli(command, "demo", "--task", "sentiment", "--file", "new.tsv", "--out", out)
+            assert done.error == f"--out {out.removeprefix('./')}: is the file that is read; name another"
+    assert (tmp_path / "new.tsv").read_text() == words
+
+
 def test_evaluate_scores_one_further_validation_set(cli, files_run):
     record = json.loads(cli("evaluate", "demo", "--task", "sentiment:other", "--json").out)
     assert {name: facts["examples"] for name, facts in record["tasks"].items()} == {"sentiment:other": 2}

@@ -16,7 +16,8 @@ import torch
 
 from compress.onnx_models import make_saved
 from fedmtl.config.file import load_config
-from fedmtl.export.onnx import export_bundle, write_beside
+from fedmtl.errors import FedmtlError
+from fedmtl.export.onnx import _readme, export_bundle, write_beside
 from fedmtl.predict.answers import to_prediction
 from fedmtl.predict.onnx import open_onnx, predict_texts
 from fedmtl.sharing.plan import SharingPlan, mode_plan
@@ -123,6 +124,39 @@ def test_the_command_reads_texts_files_and_stdin(script, bundle, tmp_path, capsy
     monkeypatch.setattr("sys.stdin", io.StringIO("what\tsame\n"))
     assert script.main(["--task", "dual"]) == 0
     assert json.loads(capsys.readouterr().out)["texts"] == ["what", "same"]
+
+
+def test_labels_are_no_markdown_in_the_readme():
+    facts = {"encoder": "e", "tasks": {"t": {"texts": ["a"], "labels": ["![x](http://evil/p.png)", "a|b`c"]}}}
+    text = _readme(facts, None)
+    assert "| `t` | `a` | `![x](http://evil/p.png)`, `a\\|b'c` |" in text
+    assert "\n## " not in text
+
+
+def test_a_bundle_replaces_a_bundle_alone_and_leaves_quantized_graphs(bundle, tmp_path, monkeypatch):
+    saved, _ = bundle
+    monkeypatch.setattr("fedmtl.export.onnx.export_onnx", lambda saved, bound, file: file.write_text("graph"))
+
+    def write(folder, **how):
+        return export_bundle(saved, saved.bind(), folder, **how)
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "README.md").write_text("mine")
+    for how in ({}, {"is_ours": True}):
+        (foreign / "thesis.txt").touch()
+        with pytest.raises(FedmtlError, match=f"^{foreign}: "):
+            write(foreign, **how)
+    assert (foreign / "README.md").read_text() == "mine"
+    made = write(tmp_path / "made")
+    (made / "model.int8.onnx").write_text("small")
+    write(made)
+    assert (made / "model.int8.onnx").read_text() == "small"
+    # One of a version that did not name its files, where it wrote them.
+    (made / ".fedmtl-export").unlink()
+    with pytest.raises(FedmtlError, match="is no earlier export"):
+        write(made)
+    assert (write(made, is_ours=True) / ".fedmtl-export").is_file()
 
 
 @pytest.mark.parametrize(

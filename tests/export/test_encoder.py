@@ -85,6 +85,34 @@ def test_an_encoder_replaces_an_older_one_whole_and_nothing_else(tmp_path):
         pass
 
 
+def test_a_file_that_no_export_wrote_is_never_lost(tmp_path):
+    def write(folder):
+        with new_folder(folder) as hidden:
+            (hidden / "inner").mkdir()
+            (hidden / "inner" / "a.txt").write_text("words")
+
+    folder = tmp_path / "ex"
+    write(folder)
+    (folder / "inner" / "__pycache__").mkdir()
+    (folder / "inner" / "__pycache__" / "a.pyc").write_text("")
+    write(folder)
+    for name in ("mynotes.txt", "inner/mynotes.txt"):
+        (folder / name).write_text("mine")
+        with pytest.raises(FedmtlError) as no:
+            write(folder)
+        assert str(no.value) == (f"{folder}: holds {name}, which no export wrote; move it away, or name another folder")
+        assert (folder / name).read_text() == "mine"
+        (folder / name).unlink()
+    (folder / "link").symlink_to(tmp_path)
+    with pytest.raises(FedmtlError, match="holds link, which no export wrote"):
+        write(folder)
+    (folder / "link").unlink()
+    with pytest.raises(FedmtlError, match=r"holds late\.txt"), new_folder(folder):
+        (folder / "late.txt").write_text("mine")
+    assert (folder / "late.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["ex"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "mpnet", "modernbert"])
 def test_sentence_transformers_gives_our_vectors_and_outputs(tmp_path, kind):

@@ -19,6 +19,7 @@ from model.tiny import PAIRS, SINGLES, make_task
 
 serve = pytest.importorskip("fedmtl.predict.serve", reason="needs the extra `serve`")
 httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
 
 TASKS = {
     "mood": make_task("mood"),
@@ -247,6 +248,42 @@ def test_one_request_that_cannot_be_computed_costs_no_other(client, model, caplo
     assert "secret" not in caplog.text + "".join(capfd.readouterr())
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it: no Exception."""
+
+
+def test_a_panic_of_the_model_costs_its_request_alone():
+    def answer(rows, tasks):
+        if rows == [("poison",)]:
+            raise Panic(f"at {rows}")
+        return Echo()(rows, tasks)
+
+    with Client(serve.Service(serve.Served("toy", "onnx", TASKS, answer), SMALL, None)) as client:
+        panic = client.post("/predict", json={"texts": ["poison"]})
+        assert (panic.status_code, panic.json()) == (500, {"error": "the model could not answer (Panic)"})
+        assert client.post("/predict", json={"texts": ["good"]}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+    def cannot(rows, tasks):
+        raise Panic
+
+    broken = serve.Batcher(serve.Served("toy", "onnx", TASKS, cannot), SMALL, serve.Metrics())
+    with pytest.raises(FedmtlError, match=r"^toy: the model cannot answer \(Panic\); write it anew$"):
+        broken.warm_up()
+    broken.close()
+
+
+def test_nobody_waits_for_batches_that_are_no_longer_computed(client, model, monkeypatch):
+    def fail():
+        raise Panic
+
+    monkeypatch.setattr(client.service.batcher, "_take", fail)
+    for _ in range(2):
+        found = client.post("/predict", json={"texts": ["a"]})
+        assert (found.status_code, found.json()) == (503, {"error": serve.ENDED})
+    assert client.get("/health").status_code == 503
+
+
 def test_an_answer_that_is_no_number_is_an_error():
     broken = serve.Served("toy", "onnx", TASKS, lambda rows, tasks: [[Prediction("score", None, float("nan"), {})]])
     with Client(serve.Service(broken, SMALL, None)) as client:
@@ -301,6 +338,65 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_script_is_the_one_allowed
     assert "default-src 'none'" in policy
     assert policy.count("'sha256-") == 2
     assert "unsafe" not in policy
+
+
+def test_a_head_is_bounded_in_size_and_time(model, monkeypatch):
+    monkeypatch.setattr(serve, "HEAD_SECONDS", 0.1)
+    config = serve.configure(serve.Service(model.served(), SMALL, serve.hosts_of("127.0.0.1")).app())
+    config.load()
+
+    async def ask(port, *parts):
+        """What is answered until the connection is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.03)
+            return await asyncio.wait_for(reader.read(), 2)
+        except ConnectionError:
+            return b"reset"
+        finally:
+            writer.close()
+
+    async def ask_all():
+        state = uvicorn.server.ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: serve.Connection(config, state, {}), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        health = b"GET /health HTTP/1.1\r\nHost: LocalHost.:8\r\n"
+        post = b"POST /no HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        found = await asyncio.gather(
+            ask(port),
+            ask(port, *[b"G"] * 8),
+            ask(port, health + b"A: " + b"a" * 500_000, *[b"a" * 500_000] * 3),
+            ask(port, health, b"Connection: close\r\n\r\n"),
+            ask(port, health + b"Host: evil\r\nConnection: close\r\n\r\n"),
+            # What follows a body is bounded too, and a body is not.
+            ask(port, post + b"0\r\nA: " + b"a" * 500_000, b"a" * 500_000),
+            ask(port, post + b"1f400\r\n" + b"a" * 64_000, b"a" * 64_000 + b"\r\n0\r\n\r\n"),
+            # A request after another has as long as the first, and no longer.
+            ask(port, health + b"\r\n", b"GET /hea"),
+        )
+        server.close()
+        return found
+
+    silent, slow, large, good, twice, tail, body, second = asyncio.run(ask_all())
+    assert (silent, slow in (b"", b"reset")) == (b"", True)
+    assert large in (b"", b"reset")
+    assert good.startswith(b"HTTP/1.1 200 ")
+    assert twice.startswith(b"HTTP/1.1 400 ")
+    assert (tail[:13], body[:13]) in [(start, b"HTTP/1.1 404 ") for start in (b"", b"reset", b"HTTP/1.1 404 ")]
+    assert second.count(b"HTTP/1.1") == 1
+
+
+def test_host_names_are_compared_whatever_their_case_and_only_one_is_taken(client):
+    for host in ("LOCALHOST", "localhost.", "LocalHost.:8000"):
+        assert client.get("/health", headers={"Host": host}).status_code == 200
+    two = client.get("/health", headers=[("Host", "localhost"), ("Host", "localhost")])
+    assert (two.status_code, two.json()) == (400, {"error": "found 2 Host headers; send one"})
+    assert serve.is_loopback("LocalHost.")
+    assert "localhost" in serve.hosts_of("LOCALHOST")
 
 
 def test_only_this_machine_unless_a_host_is_named():

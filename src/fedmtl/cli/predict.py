@@ -62,9 +62,10 @@ def evaluate(
     if with_text and out is None:
         raise FedmtlError("--with-text: is for --out")
     if out is not None:
-        from fedmtl.predict.answer_files import answer_ending
+        from fedmtl.predict.answer_files import answer_ending, check_apart
 
         answer_ending(out)
+        check_apart(out, file)
     scored = _Scoring(task, file, by, test, out is not None, with_text)
     rounds = None if round is None or onnx_path(run) else _rounds(run, round)
     for name, (code, model) in _open_models(run, client, round).items():
@@ -203,7 +204,7 @@ def predict(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
     """Answer with every head in one pass: one text, a table, or lines of a pipe as they come."""
-    from fedmtl.predict.answer_files import write_answers
+    from fedmtl.predict.answer_files import check_apart, write_answers
     from fedmtl.predict.text_files import STDIN, given_texts, open_texts
 
     if file is not None and texts:
@@ -216,8 +217,8 @@ def predict(
     if no_header and not all(column.isdigit() for column in columns or ["a"]):
         raise FedmtlError("--no-header: columns have numbers then; write --text-columns 1, or 1,2 for a pair")
     path = None if file is None or str(file) == STDIN else file
-    if out is not None and path is not None and out.resolve() == path.resolve():
-        raise DataError(f"--out {out}: is the file that is read; name another")
+    if out is not None:
+        check_apart(out, path)
     rows = _given(texts or []) if is_given else []
     code, model = _open_model(run, client, round)
     if is_given:
@@ -267,7 +268,7 @@ def _records(opened: Texts, chunk: Chunk, answers: list[list[Prediction]], with_
     for stood, known, row, given in zip(chunk.numbers, chunk.ids, chunk.rows, answers, strict=True):
         record: dict[str, Any] = {opened.unit: stood} | ({"id": known} if opened.has_ids else {})
         record |= dict(zip(opened.names, row, strict=True)) if with_text else {}
-        records.append(record | answer_columns(given))
+        records.append(record | answer_columns(given, record))
     return records
 
 

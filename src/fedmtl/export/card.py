@@ -142,12 +142,10 @@ def _opening(start: StartEvent, end: EndEvent | None) -> str:
 def _tasks_table(start: StartEvent, rounds: Mapping[str, int]) -> str:
     rows = []
     for name, facts in start.tasks.items():
-        labels = [_code(label) for label in (facts.labels or [])[:MOST_LABELS_SHOWN]]
-        more = f" and {len(facts.labels or []) - MOST_LABELS_SHOWN} more" if len(labels) == MOST_LABELS_SHOWN else ""
-        says = ", ".join(labels) + more if labels else f"a score from {_span(facts.score_range)}"
+        says = label_list(facts.labels) if facts.labels else f"a score from {_span(facts.score_range)}"
         texts = "one text" if facts.pair is None else f"two texts, `pair: {facts.pair}`"
-        rows.append((_code(name), facts.kind, texts, says, facts.pool or "", str(rounds.get(name, ""))))
-    return _table(("task", "kind", "reads", "answers", "pool", "round"), rows)
+        rows.append((code(name), facts.kind, texts, says, facts.pool or "", str(rounds.get(name, ""))))
+    return table(("task", "kind", "reads", "answers", "pool", "round"), rows)
 
 
 def _span(scale: Sequence[float] | None) -> str:
@@ -171,12 +169,12 @@ def _scores(
                 continue
             what = "validation, cut from the training data" if cut.get(name) and each == name else "validation"
             numbers = ", ".join(f"{key} {value:.4f}" for key, value in event.metrics.items() if value is not None)
-            rows.append((_code(each), what, str(event.examples or ""), str(event.round), numbers or "undefined"))
+            rows.append((code(each), what, str(event.examples or ""), str(event.round), numbers or "undefined"))
     if not rows:
         return "The run's record has no score of the rounds that this model is of."
     note = "These examples also chose the round. " if chose else ""
-    table = _table(("set", "examples of", "number", "round", "metrics"), rows)
-    return f"{table}\n\n{note}The run's record has no scores on a test set."
+    shown = table(("set", "examples of", "number", "round", "metrics"), rows)
+    return f"{shown}\n\n{note}The run's record has no scores on a test set."
 
 
 def _data(start: StartEvent, events: Sequence[Event]) -> str:
@@ -184,9 +182,9 @@ def _data(start: StartEvent, events: Sequence[Event]) -> str:
     rows = []
     for event in events_of(events, DataEvent):
         num = sum(event.task in facts.tasks for facts in clients.clients.values()) if clients else 0
-        counts = [f"{_code(label)} {count}" for label, count in (event.labels or {}).items()][:MOST_LABELS_SHOWN]
+        counts = [f"{code(label)} {count}" for label, count in (event.labels or {}).items()][:MOST_LABELS_SHOWN]
         rows.append(
-            (_code(event.task), _number(event.train), str(num or "–"), _number(event.validation), ", ".join(counts))
+            (code(event.task), _number(event.train), str(num or "–"), _number(event.validation), ", ".join(counts))
         )
     if not rows:
         return "The run's record has no counts of examples."
@@ -194,7 +192,7 @@ def _data(start: StartEvent, events: Sequence[Event]) -> str:
     if first_of(events, SiteEvent):
         note = "\n\nCounts are those that the sites' policies let out; a site may round them up or leave labels out."
     return (
-        _table(("task", "training examples", "clients", "validation examples", "labels of the training examples"), rows)
+        table(("task", "training examples", "clients", "validation examples", "labels of the training examples"), rows)
         + note
     )
 
@@ -205,13 +203,13 @@ def _sharing(plan: PlanEvent | None) -> str:
     lines = [f"* `{_words(pattern)}`: {_words(level)}" for pattern, level in plan.rules]
     # A personal scope has its client's name; all of them are one line.
     scopes = [scope for scope in plan.scopes if not scope.scope.startswith("client:")]
-    sizes = [(_code(scope.scope), scope.level, f"{scope.parameters:,}") for scope in scopes]
+    sizes = [(code(scope.scope), scope.level, f"{scope.parameters:,}") for scope in scopes]
     if plan.at_clients:
         sizes.append(("at the clients", "client", f"{plan.at_clients:,}"))
     return (
         "The first rule that matches a parameter's name says who shares its value:\n\n"
         + "\n".join(lines)
-        + ("\n\n" + _table(("scope", "level", "parameters"), sizes) if sizes else "")
+        + ("\n\n" + table(("scope", "level", "parameters"), sizes) if sizes else "")
     )
 
 
@@ -268,12 +266,20 @@ def _number(count: int | None) -> str:
     return "–" if count is None else f"{count:,}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, whose cells may have any letter."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)])
 
 
-def _code(text: str) -> str:
+def label_list(labels: Sequence[str]) -> str:
+    """The first labels of a task in Markdown, and how many more there are."""
+    more = len(labels) - MOST_LABELS_SHOWN
+    return ", ".join(map(code, labels[:MOST_LABELS_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def code(text: str) -> str:
+    """A name or label, which may be anybody's, between backticks."""
     return f"`{_words(text)}`"
 
 

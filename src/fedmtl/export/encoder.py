@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import Tensor
 from fedmtl.config import Config
 from fedmtl.errors import FedmtlError
 from fedmtl.export.card import model_card
+from fedmtl.foreign import excerpt, printable
 from fedmtl.model.bert.layout import NUM_HEADS_KEY, attention_width, has_fewer_heads
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.families import family_of
@@ -40,6 +41,8 @@ from fedmtl.tasks.task import Task
 
 # An empty file that says whose folder it is: what has none is never written over.
 MARK = ".fedmtl-export"
+# Letters that are read of it; an export has some dozens of files.
+MOST_MARK = 1 << 20
 INDEX = "model.safetensors.index.json"
 # sentence-transformers has both; `pooler` is not among its ways.
 POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
@@ -127,25 +130,53 @@ def save_tokenizer(encoder: Encoder, max_length: int, folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False))
 
 
-def _is_export(folder: Path) -> bool:
-    return folder.is_dir() and ((folder / MARK).is_file() or not any(folder.iterdir()))
+def _files_in(folder: Path) -> set[str]:
+    """Every file and link below a folder, by its path in it, without what Python writes beside code that it ran."""
+    found = set()
+    for parent, folders, files in os.walk(folder):
+        inner = Path(parent).relative_to(folder)
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        found |= {(inner / name).as_posix() for name in (*files, *links)}
+        folders[:] = [name for name in folders if name != "__pycache__"]
+    return found
+
+
+def _check_target(target: Path, may_hold: Callable[[str], bool], *, needs_mark: bool) -> None:
+    """Raise a FedmtlError unless nothing but an earlier export would be replaced."""
+    if not target.is_symlink() and not target.exists():
+        return
+    found = _files_in(target) if target.is_dir() and not target.is_symlink() else None
+    if found is None or (needs_mark and found and MARK not in found):
+        raise FedmtlError(f"{target}: is there already and is no earlier export; name another folder, or remove it")
+    known = {MARK}
+    if MARK in found and not (target / MARK).is_symlink():
+        with (target / MARK).open(encoding="utf-8", errors="replace") as file:
+            known |= set(file.read(MOST_MARK).splitlines())
+    strange = min((name for name in found - known if not may_hold(name)), default=None)
+    if strange is not None:
+        name = excerpt(printable(strange))
+        raise FedmtlError(f"{target}: holds {name}, which no export wrote; move it away, or name another folder")
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(
+    target: Path, may_hold: Callable[[str], bool] = lambda name: False, *, needs_mark: bool = True
+) -> Iterator[Path]:
     """A folder to write into that takes the target's name when all of it is written, in the stead of an older export.
 
-    A folder that anything else is in is never replaced.
+    An export has a file that names all others of it. A folder that holds any file more is never replaced, unless
+    `may_hold` says yes to its path in the folder; without `needs_mark` that also goes for a folder without such a file.
     """
-    if target.is_symlink() or (target.exists() and not _is_export(target)):
-        raise FedmtlError(f"{target}: is there already and is no earlier export; name another folder, or remove it")
+    _check_target(target, may_hold, needs_mark=needs_mark)
     hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     old = hidden.with_suffix(".old")
     try:
         try:
             hidden.mkdir(mode=0o700, parents=True)
             yield hidden
-            (hidden / MARK).touch()
+            (hidden / MARK).write_text("".join(f"{name}\n" for name in sorted(_files_in(hidden))), encoding="utf-8")
+            # A file may have come while this one was written.
+            _check_target(target, may_hold, needs_mark=needs_mark)
             if target.exists():
                 target.rename(old)
             hidden.rename(target)

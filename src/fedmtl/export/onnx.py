@@ -19,6 +19,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +34,8 @@ from torch import Tensor, nn
 
 from fedmtl import __version__
 from fedmtl.errors import ModelError
-from fedmtl.foreign import printable
+from fedmtl.export.card import code, label_list, table
+from fedmtl.export.encoder import new_folder
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
@@ -44,13 +47,8 @@ from fedmtl.sharing.plan import HEADS
 OPSET = 20
 # The limit of a protocol buffer.
 MOST_BYTES = 2**31 - 1
-# Of the labels in the README's table; model.json has all.
-MOST_CELL = 400
-USAGE = """## The ONNX bundle
-
-| task | texts | answers |
-|---|---|---|
-ROWS
+BESIDE = ("tokenizer.json", "model.json", "predict.py", "README.md")
+USAGE = """TABLE
 
 It needs `pip install numpy tokenizers onnxruntime`, and nothing else:
 
@@ -87,11 +85,26 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
 Card = Callable[[str], str]
 
 
-def export_bundle(saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None) -> Path:
-    """Write a folder that answers without fedmtl, and return it; `card` makes its README from how to use it."""
-    export_onnx(saved, bound, folder / GRAPH)
-    write_beside(saved, list(bound.views), folder, card)
+def export_bundle(
+    saved: SavedModel, bound: BoundModel, folder: Path, card: Card | None = None, *, is_ours: bool = False
+) -> Path:
+    """Write a folder that answers without fedmtl, and return it; `card` makes its README from how to use it.
+
+    It appears whole, in the stead of an older bundle; graphs that `quantize` wrote into that one stay. `is_ours` says
+    that the folder is the run's, where a bundle may be of a version that did not name its files.
+    """
+    own = {GRAPH, *BESIDE} if is_ours else set()
+    with new_folder(folder, lambda name: name in own or _is_further(name), needs_mark=not is_ours) as hidden:
+        export_onnx(saved, bound, hidden / GRAPH)
+        write_beside(saved, list(bound.views), hidden, card)
+        for graph in filter(lambda path: _is_further(path.name) and path.is_file(), folder.glob("*.onnx")):
+            shutil.copyfile(graph, hidden / graph.name, follow_symlinks=False)
     return folder
+
+
+def _is_further(name: str) -> bool:
+    """Whether it is what `quantize` calls the graphs that it writes into a bundle."""
+    return re.fullmatch(r"model\.[\w-]+\.onnx", name) is not None
 
 
 def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: Card | None = None) -> None:
@@ -134,23 +147,15 @@ def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def _readme(facts: Mapping[str, Any], card: Card | None) -> str:
-    rows = "\n".join(
-        f"| {_cell(name)} | {_cell(', '.join(task['texts']))} | {_cell(_range(task))} |"
-        for name, task in facts["tasks"].items()
-    )
-    usage = USAGE.replace("ROWS", rows)
-    return card(usage) if card else f"# {_cell(facts['encoder'])} with {len(facts['tasks'])} tasks\n\n{usage}"
+    rows = [(code(name), ", ".join(map(code, task["texts"])), _range(task)) for name, task in facts["tasks"].items()]
+    usage = USAGE.replace("TABLE", table(("task", "texts", "answers"), rows))
+    return card(usage) if card else f"# {code(facts['encoder'])} with {len(facts['tasks'])} tasks\n\n{usage}"
 
 
 def _range(task: Mapping[str, Any]) -> str:
     if "labels" in task:
-        return ", ".join(task["labels"])
+        return label_list(task["labels"])
     return " to ".join(f"{end:g}" for end in task["score_range"]) if "score_range" in task else task["kind"]
-
-
-def _cell(text: str) -> str:
-    """Text that stays inside a cell of a Markdown table, whatever it is."""
-    return printable(text, MOST_CELL).replace("|", "\\|").replace("<", "&lt;")
 
 
 class EveryHead(nn.Module):

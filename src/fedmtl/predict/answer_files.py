@@ -12,7 +12,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,32 @@ def answer_ending(path: Path) -> str:
     return ending
 
 
-def answer_columns(answers: Sequence[Prediction]) -> dict[str, Any]:
-    """The answers to one text as columns: `TASK` is the label or the score, `TASK.LABEL` a label's probability."""
+def check_apart(out: Path, read: Path | None) -> None:
+    """Raise a DataError where the file to write is the one that is read, by whichever name or link."""
+    if read is None:
+        return
+    with suppress(OSError):
+        if out.resolve() == read.resolve() or out.samefile(read):
+            raise DataError(f"--out {out}: is the file that is read; name another")
+
+
+def answer_columns(answers: Sequence[Prediction], others: Iterable[str] = ()) -> dict[str, Any]:
+    """The answers to one text as columns: `TASK` is the label or the score, `TASK.LABEL` a label's probability.
+
+    A column that is called as one of the others, such as `line`, gets `_answer` behind its name.
+    """
+    taken = set(others)
     columns: dict[str, Any] = {}
     for answer in answers:
         columns[answer.task] = answer.score if answer.label is None else answer.label
         columns |= {f"{answer.task}.{label}": share for label, share in answer.probabilities.items()}
-    return columns
+    return {_free(name, taken): value for name, value in columns.items()}
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    while name in taken:
+        name += "_answer"
+    return name
 
 
 def write_answers(path: Path, chunks: Iterable[Sequence[Mapping[str, Any]]]) -> int:

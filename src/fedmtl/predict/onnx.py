@@ -113,10 +113,24 @@ def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
     if not set(inputs) <= set(INPUTS) or not {output_name(task) for task in tasks} <= outputs:
         raise ModelError(f"{path}: its graph is not that of its tasks; {remedy}")
     try:
-        tokenizer = Tokenizer.from_str(metadata.get(TOKENIZER_KEY, ""))
-    except Exception as error:  # its kinds are not public
-        raise ModelError(f"{path}: its tokenizer cannot be read ({excerpt(error)}); {remedy}") from error
+        tokenizer = _bounded(Tokenizer.from_str(metadata.get(TOKENIZER_KEY, "")), record.max_length)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # its kinds are not public, and a panic in Rust is no Exception
+        raise ModelError(f"{path}: its tokenizer cannot be used ({excerpt(error)}); {remedy}") from error
     return OnnxModel(path, tasks, record.max_length, inputs, tokenizer, session, record.parameters)
+
+
+def _bounded(tokenizer: Any, max_length: int) -> Any:
+    """The tokenizer, which cuts at the model's length and pads to a batch's longest row, whatever its file says."""
+    cut, pad = tokenizer.truncation or {}, tokenizer.padding
+    if pad is None:
+        raise ValueError("it does not pad")
+    tokenizer.enable_truncation(max_length, direction=cut.get("direction", "right"))
+    tokenizer.enable_padding(**{name: pad[name] for name in ("direction", "pad_id", "pad_type_id", "pad_token")})
+    # What does not fit a length, such as more added tokens than it has, shows at a first text.
+    tokenizer.encode_batch(["a b c d", ("a b c d", "e f g h")])
+    return tokenizer
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
@@ -146,7 +160,12 @@ def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.nda
     columns = [mend_surrogates(list(column)) for column in zip(*rows, strict=True)]
     # One list of texts, or of pairs.
     texts: list[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    encoded = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
+    try:
+        encoded = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust, whose message may have parts of a text
+        raise ModelError(f"{model.path}: its tokenizer cannot encode a text ({type(error).__name__})") from None
     offered = {
         "input_ids": [row.ids for row in encoded],
         "attention_mask": [row.attention_mask for row in encoded],

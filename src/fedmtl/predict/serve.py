@@ -37,6 +37,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedmtl import __version__
 from fedmtl.errors import FedmtlError
@@ -49,9 +50,13 @@ Row = tuple[str, ...]
 Answer = Callable[[Sequence[Row], Sequence[str]], list[list[Prediction]]]
 
 ACCEPTED = 'send {"texts": ["..."]} or {"pairs": [["...", "..."]]}, and a "task" if only one is wanted'
+ENDED = "requests are no longer computed; start the server again"
 PATHS = ("/", "/predict", "/model", "/health", "/metrics", "/openapi.json")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+# The head of a request, and how long it may take to arrive; a connection that says nothing is closed after it too.
+HEAD_BYTES = 1 << 16
+HEAD_SECONDS = 10.0
 # A body that takes longer to arrive than this is given up.
 BODY_SECONDS = 10.0
 # Requests in flight get this long when the server is stopped.
@@ -136,6 +141,14 @@ class Refused(Exception):
         self.status, self.reason = status, reason
 
 
+class Uncomputed(Exception):
+    """What a model raised for a batch, by its kind alone: a message may have parts of a text."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
 class Histogram:
     """Counts by upper bound, as Prometheus has them."""
 
@@ -196,15 +209,22 @@ class Batcher:
         self.served, self.limits, self.metrics = served, limits, metrics
         self.queue: deque[Waiting] = deque()
         self.num_rows = 0
+        self.has_ended = False
+        self._computing: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._pool = ThreadPoolExecutor(1, "answers", served.start)
 
     def warm_up(self) -> None:
         """Answer once, in the thread that will compute, so that the first request does not wait for it."""
-        self._pool.submit(self.served.warm_up).result()
+        try:
+            self._pool.submit(_compute, self.served.warm_up).result()
+        except Uncomputed as error:
+            raise FedmtlError(f"{self.served.name}: the model cannot answer ({error.kind}); write it anew") from None
 
     async def answer(self, rows: list[Row], tasks: tuple[str, ...]) -> list[list[Prediction]]:
         """Wait for the rows' answers; a full queue refuses them at once."""
+        if self.has_ended:
+            raise Refused(503, ENDED)
         if self.num_rows + len(rows) > self.limits.queue:
             raise Refused(503, f"the queue is full ({self.limits.queue} texts wait); try again in a second")
         loop = asyncio.get_running_loop()
@@ -215,15 +235,21 @@ class Batcher:
         return await waiting.answer
 
     async def run(self) -> None:
-        """Compute batches until cancelled."""
+        """Compute batches until cancelled; however it ends, nobody waits for an answer that does not come."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._gather(loop)
-            batch = self._take()
-            started = loop.time()
-            await self._compute(loop, batch)
-            self.metrics.compute.add(loop.time() - started)
-            self.metrics.batches.add(sum(len(waiting.rows) for waiting in batch))
+        try:
+            while True:
+                await self._gather(loop)
+                batch = self._computing = self._take()
+                started = loop.time()
+                await self._compute(loop, batch)
+                self.metrics.compute.add(loop.time() - started)
+                self.metrics.batches.add(sum(len(waiting.rows) for waiting in batch))
+        finally:
+            self.has_ended = True
+            for waiting in (*self._computing, *self.queue):
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(Refused(503, ENDED))
 
     async def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
         """Return when a batch is full, or when its first request has waited long enough for others."""
@@ -259,7 +285,7 @@ class Batcher:
     async def _compute(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
         rows = [row for waiting in batch for row in waiting.rows]
         try:
-            answers = await loop.run_in_executor(self._pool, self.served.answer, rows, batch[0].tasks)
+            answers = await loop.run_in_executor(self._pool, _compute, self.served.answer, rows, batch[0].tasks)
         except Exception as error:
             if len(batch) > 1:
                 # One request that cannot be answered costs no other its answer.
@@ -279,6 +305,19 @@ class Batcher:
         for waiting in self.queue:
             waiting.answer.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute(function: Callable[..., Any], *given: Any) -> Any:
+    """Call it in the thread that computes; whatever it raises is a FedmtlError or an Uncomputed.
+
+    A panic of a library in Rust is no Exception, and would end the loop that waits for the answer.
+    """
+    try:
+        return function(*given)
+    except FedmtlError:
+        raise
+    except BaseException as error:
+        raise Uncomputed(type(error).__name__) from None
 
 
 class Guard:
@@ -316,8 +355,10 @@ class Guard:
     def _check_host(self, scope: Scope) -> None:
         if self.hosts is None:
             return
-        given = Request(scope).headers.get("host", "")
-        if re.sub(r":\d+$", "", given).lower() not in self.hosts:
+        given = Request(scope).headers.getlist("host")
+        if len(given) > 1:
+            raise Refused(400, f"found {len(given)} Host headers; send one")
+        if not given or _plain(re.sub(r":\d+$", "", given[0])) not in self.hosts:
             raise Refused(403, f"this host name is not served here; use {', '.join(sorted(self.hosts))}, or --host")
 
 
@@ -329,8 +370,8 @@ def _refusal(error: Exception) -> Response:
     if isinstance(error, Refused):
         headers = {"Retry-After": "1"} if error.status == 503 else {}
         return JSONResponse({"error": error.reason}, error.status, headers)
-    # A library's message may have parts of a text, so its kind alone is said.
-    return JSONResponse({"error": f"the model could not answer ({type(error).__name__})"}, 500)
+    kind = error.kind if isinstance(error, Uncomputed) else type(error).__name__
+    return JSONResponse({"error": f"the model could not answer ({kind})"}, 500)
 
 
 class Service:
@@ -457,7 +498,9 @@ class Service:
         return JSONResponse({**known, "fedmtl": __version__})
 
     async def health(self, request: Request) -> Response:
-        """Say that requests are answered."""
+        """Say that requests are answered, or that they no longer are."""
+        if self.batcher.has_ended:
+            raise Refused(503, ENDED)
         known = {"model": self.served.name, "backend": self.served.backend, "queue": self.batcher.num_rows}
         return JSONResponse({"status": "ok", **known})
 
@@ -530,17 +573,22 @@ def _response(words: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": words, "content": {"application/json": {"schema": schema}}}
 
 
+def _plain(host: str) -> str:
+    """A host's name as it is compared: case says nothing, nor does the dot of a full name."""
+    return host.lower().removesuffix(".")
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return _plain(host) == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def hosts_of(host: str) -> frozenset[str] | None:
     """The names by which requests may call a server on this address; None is any."""
-    return frozenset({"localhost", "127.0.0.1", "[::1]", host}) if is_loopback(host) else None
+    return frozenset({"localhost", "127.0.0.1", "[::1]", _plain(host)}) if is_loopback(host) else None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -553,6 +601,55 @@ def listen(host: str, port: int) -> socket.socket:
         raise FedmtlError(
             f"serve: cannot listen on {host}:{port} ({reason}); give another --port, or a --host of this machine"
         ) from error
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that is closed where the head of a request is larger than HEAD_BYTES or takes HEAD_SECONDS.
+
+    httptools bounds neither. What is counted is all that is no body, so also what may follow one.
+    """
+
+    _until: asyncio.TimerHandle | None = None
+    _num_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._num_bytes > HEAD_BYTES:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        self._stop()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = max(0, self._num_bytes - len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_bytes = 0
+        super().on_message_complete()
+
+    def _watch(self) -> None:
+        if self._until is None:
+            self._until = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._until is not None:
+            self._until.cancel()
+            self._until = None
 
 
 class _Server(uvicorn.Server):
@@ -584,8 +681,14 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     service = Service(served, limits, hosts_of(host))
     service.batcher.warm_up()
-    config = uvicorn.Config(
-        service.app(),
+    _Server(configure(service.app()), ready).run(sockets=[listening])
+
+
+def configure(app: ASGIApp) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
         log_config=None,
         access_log=False,
         ws="none",
@@ -595,4 +698,3 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    _Server(config, ready).run(sockets=[listening])
