@@ -100,8 +100,8 @@ def test_the_facts_are_those_of_the_graph(bundle, script):
         (values,) = model.session.run([task["output"]], four)
         assert list(values.shape) == [{"batch": 4, "batch / 2": 2}[task["shape"][0]], task["shape"][1]]
     readme = (folder / "README.md").read_text()
-    assert "| cross | a, b | x, y, z |" in readme
-    assert "| score | a, b | 1 to 5 |" in readme
+    assert "| `cross` | `a`, `b` | `x`, `y`, `z` |" in readme
+    assert "| `score` | `a`, `b` | 1 to 5 |" in readme
 
 
 def test_a_score_lies_in_its_range_in_both(bundle, script):
