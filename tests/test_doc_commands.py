@@ -206,6 +206,7 @@ def test_the_checks_of_data_run_as_the_page_writes_them(readme, monkeypatch, cap
         (readme / name).write_text(rows)
     for name in ("north.tsv", "south.tsv"):
         (readme / name).write_text(rows.replace("sentence\tlabel", "message\ttopic"))
+    (readme / "train.csv").write_text(rows.replace("\t", ";"))
     (readme / "config.yaml").write_text((readme / "own.yaml").read_text())
     lines = list(lines_of((ROOT / "docs/responsible-use.md").read_text()))
     assert len(lines) >= 4

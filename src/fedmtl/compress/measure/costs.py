@@ -100,7 +100,7 @@ def _product(args: Mapping[str, Any]) -> int:
 
 
 def disk_bytes(path: Path) -> int:
-    """The size of a file, or of all files in a folder."""
+    """The size of a file, or of all files in a folder; in a run's model the encoder for other programs is a copy."""
     return sum(file.stat().st_size for file in _files(path))
 
 
@@ -117,7 +117,9 @@ def compressed_bytes(path: Path) -> int:
 
 def _files(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        yield from sorted(file for file in path.rglob("*") if file.is_file())
+        found = (file for file in path.rglob("*") if file.is_file())
+        is_model = (path / "tasks.json").is_file()
+        yield from sorted(file for file in found if not (is_model and file.relative_to(path).parts[0] == "encoder"))
     else:
         yield path
 
