@@ -32,6 +32,7 @@ from fedmtl.config.methods import (
     SmartConfig,
     TaskWeightingConfig,
 )
+from fedmtl.config.privacy import PrivacyConfig
 from fedmtl.config.sharing import SharingConfig, group_members
 from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, TaskConfig
 
@@ -355,6 +356,7 @@ class Config(Section):
     sharing: SharingConfig = Field(default_factory=SharingConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     federation: FederationConfig = Field(default_factory=FederationConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     wire: WireConfig = Field(default_factory=WireConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
