@@ -27,7 +27,7 @@ def test_its_moments_are_those_of_the_deviation():
     KeyedNoise(b"k" * 32).add_to(values, 3.0)
     noise = (values - 5.0) / 3.0
 
-    # Standard errors of the mean, the variance and the fourth moment of n normal numbers: 1, sqrt(2), sqrt(96) / sqrt(n).
+    # Standard errors of the mean, the variance and the fourth moment: 1, sqrt(2) and sqrt(96) over sqrt(n).
     n = len(noise) ** 0.5
     assert abs(float(noise.mean())) < 4 / n
     assert abs(float(noise.pow(2).mean()) - 1) < 4 * 2**0.5 / n
