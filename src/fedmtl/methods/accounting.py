@@ -1,8 +1,8 @@
 """What noise comes to: (epsilon, delta) of what was done, and the noise that keeps to an epsilon.
 
 The accountant is Google's `dp-accounting`: privacy loss distributions (Koskela et al. 2020), which are nearly exact,
-with Renyi orders (Mironov 2017) as a check. Two data sets are neighbours if one has one unit more than the other: an example
-or a whole client, as the caller says. Releases are Gaussian sums of contributions of norm 1 at most, of units that were
+with Renyi orders (Mironov 2017) as a check. Two data sets are neighbours if one has one unit more than the other: an
+example or a whole client, as the caller says. Releases are Gaussian sums of contributions of norm 1 at most, of units that were
 drawn by themselves with some chance (Poisson); a chance of 1 is everybody, and nothing is gained by it.
 """
 
