@@ -3,13 +3,19 @@
 import csv
 import io
 import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 
 from cli.small_runs import small
 from fedmtl.compress.measure.process import _load
+from fedmtl.compress.measure.variants import variants_of
 from fedmtl.errors import FedmtlError
+from fedmtl.predict.rounds import run_at
+from fedmtl.runs.folder import RunFolder
 
 
 def test_evaluate_gives_the_numbers_the_run_ended_with(cli, runs, one_thread):
@@ -282,7 +288,24 @@ def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(c
             "personal: `heads.sentiment.weight` stayed at the clients, so there is no whole model to prune; prune a run"
             " that shares it"
         )
-    with pytest.raises(FedmtlError, match="`fedmtl export personal --to onnx --client NAME --out "):
+
+
+def test_measure_names_commands_that_help_where_values_stay_at_clients(cli, runs):
+    pytest.importorskip("onnxruntime")
+    run = RunFolder(Path("runs/personal"))
+    at = {"": None} | {f" --round {number}": run_at(run, number).model for number in ("last", 1)}
+    for given, model in at.items():
+        with pytest.raises(FedmtlError, match="stay at the clients; write a client's model with") as met:
+            _load(run.path, model)
+        written, measured = re.findall("`([^`]*)`", str(met.value))
+        file = measured.removeprefix("fedmtl measure ")
+        assert written.endswith(f" --client paraphrase_client_1{given} --out {file}")
+    assert cli(*written.split()[1:]).code == 0
+    # It lies where its data is known, so it can be scored.
+    assert list(json.loads(cli("evaluate", file, "--json").out)["metrics"]) == ["paraphrase"]
+    assert variants_of(file)[0].name == "personal/paraphrase_client_1"
+    shutil.rmtree(run.clients)
+    with pytest.raises(FedmtlError, match="stay at the clients, and none is in this folder"):
         _load(runs / "personal", None)
 
 

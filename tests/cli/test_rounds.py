@@ -16,6 +16,7 @@ from fedmtl.runs.summary import best_overall
 from fedmtl.sharing.plan import weights_sha256
 from small_config import SMALL
 
+TASKS = ("sentiment", "paraphrase", "similarity")
 UNSTEADY = ("training.num_rounds=5", "training.learning_rate=3e-2")
 
 
@@ -59,6 +60,15 @@ def test_evaluate_prints_the_scores_of_the_round(cli, run, best):
     assert by_number == by_name.replace("(--round best)", f"(--round {best})")
     last, plain = (cli("evaluate", "up", *given).out for given in (["--round", "last"], []))
     assert last.startswith(plain)
+
+
+def test_evaluate_says_which_round_the_model_of_a_run_that_keeps_the_best_is_of(cli, tmp_path):
+    folder = tmp_path / "runs"
+    kept = start_run(load_config(None, [*SMALL, *UNSTEADY, "training.keep=best", f"output={folder}"]), "kept")
+    number = best_overall(read_events(kept)).round
+    assert cli("evaluate", "kept").out.endswith(f"the model after round {number} (training.keep: best)\n")
+    assert json.loads(cli("evaluate", "kept", "--json").out)["rounds"] == dict.fromkeys(TASKS, number)
+    assert cli("evaluate", "kept", "--round", "last").out.endswith("the model after round 5 (--round last)\n")
 
 
 def test_predict_answers_with_the_round(cli, run, best):

@@ -95,6 +95,12 @@ def test_the_last_lines_say_which_round_the_model_is_of():
     )
 
 
+def test_a_best_round_before_training_is_not_recommended():
+    records = [{"event": "start", "tasks": TASKS}, *scored(0, 0.9, 0.7), *scored(1, 0.5, 0.3), *scored(2, 0.8, 0.6)]
+    summary = summarize([from_json(event) for event in records], "demo")
+    assert round_notes(summary) == ["best overall score 0.800 in round 0, which is before training"]
+
+
 def test_sizes_have_their_share_of_the_first():
     sizes = {"bert": 400_000_000, "tiny": 50_000_000}
     measured = [

@@ -250,5 +250,9 @@ def test_round_0_of_what_stays_at_clients_is_refused_and_the_run_ends_with_its_l
     run = start_run(make_config("training.num_rounds=1", "training.keep=best", PERSONAL), "personal_start")
     with pytest.raises(FedmtlError, match="that is round 0, in which no client had values of its own yet"):
         load_run(run, "sentiment_client_1", "best")
+    # Not the last round's model under the name of the best.
+    with pytest.raises(FedmtlError, match="that is round 0, in which no client had values of its own yet"):
+        load_round(run, "best")
+    assert weights_sha256(load_round(run, "last").weights) == weights_sha256(load_model(run.model).weights)
     assert weights_sha256(load_model(run.model).weights) == weights_sha256(load_checkpoint(run.checkpoints, 1).weights)
     assert load_run(run, "sentiment_client_1").tasks == ("sentiment",)

@@ -67,16 +67,16 @@ def evaluate(
         answer_ending(out)
         check_apart(out, file)
     scored = _Scoring(task, file, by, test, out is not None, with_text)
-    rounds = None if round is None or onnx_path(run) else _rounds(run, round)
+    source, rounds = (None, {}) if onnx_path(run) else _rounds(run, round)
     for name, (code, model) in _open_models(run, client, round).items():
         scored.add(name, code, model)
-    notes = [] if rounds is None else [_round_words(round or "", rounds)]
+    notes = [_round_words(source, rounds)] if source else []
     if out is not None:
         from fedmtl.predict.answer_files import write_answers
 
         notes.append(f"{out}: {write_answers(out, iter([scored.records])):,} answers")
     if json_:
-        write(json.dumps(scored.to_json() | ({} if rounds is None else {"rounds": rounds})))
+        write(json.dumps(scored.to_json() | ({"rounds": rounds} if source else {})))
     else:
         show(scores_table(scored.scores, scored.main_metrics), notes)
 
@@ -153,20 +153,25 @@ def _open_models(run: str, client: str | None, round: str | None) -> dict[str, t
     return {name: _open_model(run, name, round) for name in clients}
 
 
-def _rounds(run: str, round: str) -> dict[str, int]:
-    """The round that each task's model is of."""
+def _rounds(run: str, round: str | None) -> tuple[str | None, dict[str, int]]:
+    """What chose the round, and the round that each task's model is of; nothing where it is the last as always."""
+    from fedmtl.predict.rounds import kept_round
     from fedmtl.runs.log import read_events
-    from fedmtl.runs.summary import task_rounds
+    from fedmtl.runs.summary import BEST, task_rounds
 
     found = api.Run.open(run)
-    return task_rounds(read_events(found.folder), round, found.name)
+    if round is not None:
+        return f"--round {round}", task_rounds(read_events(found.folder), round, found.name)
+    if kept_round(found.folder) == BEST:
+        return "training.keep: best", task_rounds(read_events(found.folder), BEST, found.name)
+    return None, {}
 
 
-def _round_words(round: str, rounds: dict[str, int]) -> str:
+def _round_words(source: str, rounds: dict[str, int]) -> str:
     if len(set(rounds.values())) == 1:
-        return f"the model after round {next(iter(rounds.values()))} (--round {round})"
+        return f"the model after round {next(iter(rounds.values()))} ({source})"
     each = ", ".join(f"{task} after round {at}" for task, at in rounds.items())
-    return f"the model of {each} (--round {round})"
+    return f"the model of {each} ({source})"
 
 
 def predict(

@@ -108,6 +108,9 @@ def round_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[st
                 f"{where}the run's model is that one (training.keep: best), and the table ends with the last round"
             )
             return notes
+        if best and best.round == 0 and not summary.stops:
+            notes.append(f"best overall score {number(best.value)} in round 0, which is before training")
+            return notes
         notes.append(f"{where}`fedmtl evaluate {summary.name} --round best` opens the best round, as other commands do")
     return notes
 

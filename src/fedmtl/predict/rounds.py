@@ -20,6 +20,8 @@ from fedmtl.federation.client import load_values
 from fedmtl.federation.messages import State
 from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.saved import SavedModel, load_model, save_model
+from fedmtl.runs.event_lines import last_of
+from fedmtl.runs.events import EndEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import BEST, LAST, Round, parse_round, task_rounds
@@ -37,7 +39,7 @@ def load_round(
     saved = load_model(run.model, values_only=values_only)
     if given is None and client is None:
         return saved
-    ended_with = load_config(run.config).training.keep
+    ended_with = kept_round(run)
     wanted = ended_with if given is None else parse_round(given)
     if wanted == ended_with and client is None:
         return saved
@@ -60,6 +62,15 @@ def load_round(
     }
     plan, weights = combine_rounds(parts, {task: rounds[task] for task in saved.tasks}, list(saved.model.canonical()))
     return replace(saved, plan=plan, weights=weights)
+
+
+def kept_round(run: RunFolder) -> Round:
+    """Which round the model that a run ended with is of, `best` or `last`.
+
+    It is `training.keep` of the config, but `last` where the best round could not be opened at the end.
+    """
+    end = last_of(read_events(run), EndEvent)
+    return (end and end.keep) or load_config(run.config).training.keep
 
 
 def _with_last_values(saved: SavedModel, run: RunFolder, client: str) -> SavedModel:

@@ -228,10 +228,20 @@ def _load(path: Path, model: Path | None) -> LoadedRun:
     try:
         return load_run(run)
     except ValuesAtClients:
-        raise FedmtlError(
-            f"{run.name}: values of every task stay at the clients; write a client's model with"
-            f" `fedmtl export {run.name} --to onnx --client NAME --out NAME.onnx` and measure that file"
-        ) from None
+        raise FedmtlError(f"{run.name}: values of every task stay at the clients{_remedy(run)}") from None
+
+
+def _remedy(run: RunFolder) -> str:
+    """The commands that measure one client's model, of the round that was named; the run's folder names its data."""
+    from fedmtl.predict.rounds import saved_clients
+
+    clients = saved_clients(run)
+    if not clients:
+        return ", and none is in this folder, so there is no whole model to measure"
+    given = f" --round {run.model_folder.name.removeprefix('round-')}" if run.model_folder else ""
+    file = run.path / "export" / f"{clients[0]}.onnx"
+    written = f"fedmtl export {run.path} --to onnx --client {clients[0]}{given} --out {file}"
+    return f"; write a client's model with `{written}` and measure that file with `fedmtl measure {file}`"
 
 
 def _open_file(variant: Variant, load: Load, threads: int | None) -> Opened:
