@@ -2,12 +2,12 @@
 
     python benchmarks/export_equality.py RUN... --data FOLDER --three PYTHON --sentence PYTHON [--texts 400]
 
-FOLDER has <task>/dev.tsv.gz. PYTHON after `--three` is that of an environment with numpy, tokenizers and onnxruntime, the
-one after `--sentence` has torch, transformers and sentence-transformers; both fail here if they can import fedmtl. Every
-run is exported three times into a folder that is removed again. Prints, for every run and task, the largest difference
-of a probability or a score of its dev texts: through a plain class of transformers where one can hold the task, through
-the modelling file of `every-task`, and through `predict.py` of the ONNX bundle; and, where texts are pooled by the mean,
-of a coordinate of the vectors that sentence-transformers computes, and of the probabilities of its Dense modules.
+FOLDER has <task>/dev.tsv.gz. PYTHON after `--three` is that of an environment with numpy, tokenizers and onnxruntime,
+the one after `--sentence` has torch, transformers and sentence-transformers; an environment that has fedmtl is refused.
+Every run is exported three times into a folder that is removed again. Prints, for every run and task, the largest
+difference of a probability or a score of its dev texts: through a plain class of transformers where one can hold the
+task, through the modelling file of `every-task`, and through `predict.py` of the ONNX bundle; and, for tasks that
+sentence-transformers can pool, of a coordinate of its vectors and of the probabilities of its Dense modules.
 """
 
 from __future__ import annotations
