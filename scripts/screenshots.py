@@ -10,7 +10,7 @@ server on this machine. `--script` is JavaScript to run on the page first, such 
 photographed. Without `--height` a picture shows the whole page. The browser finds what is cut: whatever reaches beyond
 the window and lies in no box that scrolls.
 Chromium is the only need (`apt-get install chromium`, or `--browser PATH`). It is driven over two pipes, so nothing has
-to be installed for Python; it has no network.
+to be installed for Python; it reaches nothing but 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ CUT = """(() => {
   for (const e of document.querySelectorAll('figure .scroll'))
     if (e.scrollWidth > e.clientWidth + 1 && wide > 1000)
       found.push(`table in a figure by ${e.scrollWidth - e.clientWidth} px: ${e.getAttribute('aria-label')}`);
+  for (const e of document.querySelectorAll('th > *, td > *')) {
+    const beyond = e.getBoundingClientRect().right - e.parentElement.getBoundingClientRect().right;
+    if (beyond > 1 && !hidden(e))
+      found.push(`over the next cell by ${Math.round(beyond)} px: ${(e.textContent || '').trim().slice(0, 40)}`);
+  }
   return found.slice(0, 12);
 })()"""
 
@@ -61,7 +66,7 @@ class Browser:
         command = [
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run",
-            "--host-resolver-rules=MAP * ~NOTFOUND", "--force-color-profile=srgb", "about:blank",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--force-color-profile=srgb", "about:blank",
         ]  # fmt: skip
         # Chromium reads commands from descriptor 3 and answers on 4.
         shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
@@ -117,7 +122,9 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.send("Page.navigate", url=address)
+        failed = self.send("Page.navigate", url=address).get("errorText")
+        if failed:
+            raise SystemExit(f"{address}: {failed}")
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:
@@ -179,6 +186,7 @@ def main() -> int:
             for width in map(int, given.width.split(",")):
                 browser.open(page, width, given.height or 900, given.dark)
                 if given.script:
+                    time.sleep(0.5)  # a page may still ask its server what to show
                     browser.evaluate(given.script)
                     time.sleep(0.5)
                 cut = browser.evaluate(CUT)

@@ -138,6 +138,5 @@ def _hash(run: Run) -> Html:
     shown = tag("code", digest, class_="hash", title=digest, tabindex="0")
     if start.device != "cpu" or not start.kernels:
         return shown
-    return join(
-        (shown, f" the same on a machine like this one with torch {known(start.torch)}, {start.kernels} kernels")
-    )
+    words = f"the same with torch {known(start.torch)} and {start.kernels} kernels on a CPU like this"
+    return join((shown, tag("small", words)))
