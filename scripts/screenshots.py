@@ -3,12 +3,14 @@
     python scripts/screenshots.py runs/first              # first-1280.png and first-375.png, whole pages
     python scripts/screenshots.py runs/first --width 1280 --height 860 --out docs/images
     python scripts/screenshots.py runs/* --check          # no pictures; fails if anything is cut
+    python scripts/screenshots.py http://127.0.0.1:8000/  # the page of a running `fedmtl serve`: 127.0.0.1-1280.png
 
-Each argument is a folder with a report.html, study.html, measure.html or wire.html, or a page itself. Without
-`--height` a picture shows the whole page. The browser finds what is cut: whatever reaches beyond the window and lies in
-no box that scrolls.
+Each argument is a folder with a report.html, study.html, measure.html or wire.html, a page itself, or the address of a
+server on this machine. `--script` is JavaScript to run on the page first, such as a click; half a second later it is
+photographed. Without `--height` a picture shows the whole page. The browser finds what is cut: whatever reaches beyond
+the window and lies in no box that scrolls.
 Chromium is the only need (`apt-get install chromium`, or `--browser PATH`). It is driven over two pipes, so nothing has
-to be installed for Python; it has no network.
+to be installed for Python; it reaches nothing but 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 PAGES = ("report.html", "study.html", "measure.html", "wire.html")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -44,6 +48,11 @@ CUT = """(() => {
   for (const e of document.querySelectorAll('figure .scroll'))
     if (e.scrollWidth > e.clientWidth + 1 && wide > 1000)
       found.push(`table in a figure by ${e.scrollWidth - e.clientWidth} px: ${e.getAttribute('aria-label')}`);
+  for (const e of document.querySelectorAll('th > *, td > *')) {
+    const beyond = e.getBoundingClientRect().right - e.parentElement.getBoundingClientRect().right;
+    if (beyond > 1 && !hidden(e))
+      found.push(`over the next cell by ${Math.round(beyond)} px: ${(e.textContent || '').trim().slice(0, 40)}`);
+  }
   return found.slice(0, 12);
 })()"""
 
@@ -57,7 +66,7 @@ class Browser:
         command = [
             program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
             "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run",
-            "--host-resolver-rules=MAP * ~NOTFOUND", "--force-color-profile=srgb", "about:blank",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--force-color-profile=srgb", "about:blank",
         ]  # fmt: skip
         # Chromium reads commands from descriptor 3 and answers on 4.
         shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
@@ -102,7 +111,7 @@ class Browser:
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, page: Path, width: int, height: int, dark: bool) -> None:
+    def open(self, address: str, width: int, height: int, dark: bool) -> None:
         """Open a page in a window of this size."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
@@ -113,7 +122,9 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        failed = self.send("Page.navigate", url=address).get("errorText")
+        if failed:
+            raise SystemExit(f"{address}: {failed}")
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:
@@ -140,25 +151,28 @@ def started(program: str) -> Iterator[Browser]:
             browser.process.wait(timeout=20)
 
 
-def find_page(name: str) -> Path:
-    """Return the page that an argument means: itself, or the one in its folder."""
+def find_page(name: str) -> tuple[str, str]:
+    """Return the address of the page that an argument means, itself or the one in its folder, and what to call it."""
+    if name.startswith("http://"):
+        return name, urlsplit(name).hostname or "page"
     path = Path(name)
     if path.is_file():
-        return path
+        return path.resolve().as_uri(), path.parent.resolve().name if path.name in PAGES else path.stem
     for page in PAGES:
         if (path / page).is_file():
-            return path / page
+            return (path / page).resolve().as_uri(), path.resolve().name
     raise SystemExit(f"{path}: no page there; name a page, or a folder with {', '.join(PAGES)}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="+", help="run folders, studies or pages")
+    parser.add_argument("pages", nargs="+", help="run folders, studies, pages or addresses")
     parser.add_argument("--width", default="1280,375", help="widths of the window, with commas between")
     parser.add_argument("--height", type=int, help="so many pixels; the whole page without it")
     parser.add_argument("--top", type=int, default=0, help="begin so many pixels below the top")
     parser.add_argument("--dark", action="store_true", help="in dark colours")
     parser.add_argument("--out", type=Path, default=Path(), help="the folder to write into")
+    parser.add_argument("--script", help="JavaScript to run on every page first")
     parser.add_argument("--check", action="store_true", help="no pictures: say what is cut, and fail if anything is")
     parser.add_argument("--browser", help="the program; found by its name otherwise")
     given = parser.parse_args()
@@ -168,10 +182,13 @@ def main() -> int:
     is_cut = False
     with started(program) as browser:
         for name in given.pages:
-            page = find_page(name)
-            stem = page.parent.resolve().name if page.name in PAGES else page.stem
+            page, stem = find_page(name)
             for width in map(int, given.width.split(",")):
                 browser.open(page, width, given.height or 900, given.dark)
+                if given.script:
+                    time.sleep(0.5)  # a page may still ask its server what to show
+                    browser.evaluate(given.script)
+                    time.sleep(0.5)
                 cut = browser.evaluate(CUT)
                 is_cut = is_cut or bool(cut)
                 for line in cut:

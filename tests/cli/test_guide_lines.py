@@ -23,10 +23,10 @@ Aggregating updates from 3 clients across 3 tasks
   Task 'sst2': 1 clients
   Task 'qqp': 1 clients
   Task 'stsb': 1 clients
-Aggregated 39 shared parameters from ALL 3 clients
-Aggregated 2 parameters for task 'sst2' head from 1 clients
-Aggregated 2 parameters for task 'qqp' head from 1 clients
-Aggregated 2 parameters for task 'stsb' head from 1 clients
+Aggregated 39 shared parameters from ALL 3 clients, counted as tensors
+Aggregated 2 parameters for task 'sst2' head from 1 clients, counted as tensors
+Aggregated 2 parameters for task 'qqp' head from 1 clients, counted as tensors
+Aggregated 2 parameters for task 'stsb' head from 1 clients, counted as tensors
 """
 
 

@@ -113,6 +113,21 @@ def test_a_comparison_changes_no_weight_and_a_resume_does_not_compute_it_again(f
     assert len([e for e in read_events(loser) if isinstance(e, BaselineEvent)]) == len(before)
 
 
+def test_as_many_labels_as_examples_are_no_warning_of_a_library(files, tmp_path, recwarn):
+    pytest.importorskip("sklearn")
+    rows = [f"text number {number}\tlabel-{number}" for number in range(40)]
+    (tmp_path / "many.tsv").write_text("\n".join(["text\tlabel", *rows, ""]))
+    many = {
+        "kind": "classification",
+        "text": ["text"],
+        "label": "label",
+        "source": {"train": str(tmp_path / "many.tsv"), "validation": str(tmp_path / "many.tsv")},
+    }
+    run = start_run(config_of(files, tmp_path, "training.num_rounds=1", many=many), "many")
+    assert {event.task for event in read_events(run) if isinstance(event, BaselineEvent)} == {"mood", "many"}
+    assert not [found for found in recwarn if "unique classes" in str(found.message)]
+
+
 def test_without_scikit_learn_one_line_says_what_is_not_compared(files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     run = start_run(config_of(files, tmp_path, "training.num_rounds=1"), "bare")

@@ -51,6 +51,13 @@ RUNS = {
 }
 
 
+def test_the_hash_of_the_weights_stands_with_what_it_depends_on():
+    with_kernels = Reader(page_of(build_events(kernels="compiled", device="cpu"))).text
+    assert f"{DIGEST}|the same with torch 2.11.0 and compiled kernels on a CPU like this|" in with_kernels
+    # On a GPU bits may differ from run to run.
+    assert "on a CPU like this" not in Reader(page_of(build_events(kernels="triton", device="cuda"))).text
+
+
 @pytest.mark.parametrize("events", RUNS.values(), ids=RUNS)
 def test_page_is_well_formed_whatever_the_run_left(events):
     page = page_of(events)

@@ -87,6 +87,10 @@ def test_empty_texts_and_missing_labels_are_counted():
         ({"acceptable": 900, "unacceptable": 2}, []),
         ({"cats": 50, "bats": 40}, []),
         ({"yes": 90, "yep": 1}, []),
+        ({"yes": 90, "yess": 3, "no": 80, "noo": 2}, [("noo", "no"), ("yess", "yes")]),
+        ({"yes": 90, "yse": 3}, [("yse", "yes")]),
+        ({"no": 90, "on": 3}, []),
+        ({"II": 90, "III": 3, "AA": 90, "AAA": 3, "XI": 90, "XII": 3}, []),
     ],
 )
 def test_labels_that_look_like_typing_mistakes(labels, pairs):

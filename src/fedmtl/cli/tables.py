@@ -283,8 +283,12 @@ def _sort_key(entry: Aggregated, order: list[str]) -> tuple[int, int]:
 
 
 def _aggregated_line(entry: Aggregated) -> str:
+    # The guide calls a weight or a bias a parameter; in the summary above these lines a parameter is one number.
+    counted = ", counted as tensors"
     if entry.head is not None:
-        return f"Aggregated {entry.tensors} parameters for task '{entry.head}' head from {entry.clients} clients"
+        return (
+            f"Aggregated {entry.tensors} parameters for task '{entry.head}' head from {entry.clients} clients{counted}"
+        )
     if entry.scope == "all":
-        return f"Aggregated {entry.tensors} shared parameters from ALL {entry.clients} clients"
+        return f"Aggregated {entry.tensors} shared parameters from ALL {entry.clients} clients{counted}"
     return f"Aggregated {entry.tensors} tensors of {entry.scope.replace(':', ' ')} from {entry.clients} clients"

@@ -165,6 +165,8 @@ def _fit_linear(task: Task, train: Any, labels: Array, validation: Any, *, spars
     with warnings.catch_warnings():
         # After so many steps the answers hardly change any more.
         warnings.simplefilter("ignore", ConvergenceWarning)
+        # That there are about as many labels as examples was said when the data was looked over.
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         logistic = LogisticRegression(C=3.0 if sparse else 0.01, max_iter=200)
         found: Array = logistic.fit(train, labels).predict(validation)
     return found

@@ -91,7 +91,7 @@ def _facts(run: Run) -> Html:
         ("Computed on", _machine(run)),
         *([("A training step", _passes(run))] if _passes(run) else []),
         ("Versions", _versions(run)),
-        ("Weights, SHA-256", _hash(run.end.weights_sha256)),
+        ("Weights, SHA-256", _hash(run)),
     ]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts")
 
@@ -127,8 +127,16 @@ def _versions(run: Run) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version) or MISSING
 
 
-def _hash(digest: str | None) -> Html:
-    """The whole hash: only the style sheet cuts it short, so that one click selects, and copies, all of it."""
+def _hash(run: Run) -> Html:
+    """The whole hash: only the style sheet cuts it short, so that one click selects, and copies, all of it.
+
+    Behind it stands where the same config and seed give the same one.
+    """
+    digest, start = run.end.weights_sha256, run.start
     if not digest:
         return join((MISSING,))
-    return tag("code", digest, class_="hash", title=digest, tabindex="0")
+    shown = tag("code", digest, class_="hash", title=digest, tabindex="0")
+    if start.device != "cpu" or not start.kernels:
+        return shown
+    words = f"the same with torch {known(start.torch)} and {start.kernels} kernels on a CPU like this"
+    return join((shown, tag("small", words)))

@@ -88,6 +88,7 @@ a { color: var(--accent); text-decoration: none } a:hover { text-decoration: und
 dt { color: var(--quiet); font-size: .8rem } dd { margin: 0; overflow-wrap: anywhere }
 .hash { display: block; max-width: 14ch; overflow: hidden; text-overflow: ellipsis; white-space: nowrap;
   user-select: all; cursor: copy }
+.facts small { display: block; margin: 0; white-space: normal }
 .hash:focus { max-width: none; overflow-wrap: anywhere; white-space: normal }
 .legend { display: flex; flex-wrap: wrap; gap: .15rem .9rem; margin: .2rem 0 0; padding: 0; list-style: none;
   font-size: .82rem; color: var(--quiet) }
@@ -194,6 +195,7 @@ _MEDIA = """
   body { font-size: 16px } main { padding: 1.6rem 1rem 3rem } h1 { font-size: 1.75rem }
   th, td { padding-right: .8rem }
   .scroll tbody th { position: sticky; left: 0; background: var(--paper); max-width: 9rem }
+  .slab { min-width: 0; padding: .22rem .5rem } .scroll .stack tbody th { max-width: 11rem }
   .data td:last-child { min-width: 17rem } .data td:nth-child(6) { min-width: 7rem }
   .facts { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .8rem 1.2rem }
   section { margin-top: 2rem }

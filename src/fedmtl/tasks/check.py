@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_LETTERS, MOST_LABELS = 32, 50
 # Of two labels that differ by a letter, one that is this much rarer is likely a mistake.
 RARER = 10
+# With fewer letters, most labels are near another one.
+SHORT_LABEL = 4
 # What spoils a run's numbers, and is said before it starts.
 SPOILS = ("train_validation", "one_class", "label_once", "label_typo", "many_labels", "decimal_comma")
 # A share of the most frequent label above which accuracy says little.
@@ -347,7 +349,7 @@ def similar_labels(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     shapes: dict[str, list[str]] = {}
     # Two words that differ by a letter, or by two that changed their order, are equal without one letter of each.
     for form in forms if len(forms) <= 1000 else ():
-        if len(form) >= 4:
+        if len(form) >= 2:
             for shape in {form, *(form[:at] + form[at + 1 :] for at in range(len(form)))}:
                 shapes.setdefault(shape, []).append(form)
     near = {(a, b) for alike in shapes.values() for a in alike for b in alike if a != b}
@@ -362,6 +364,8 @@ def _is_slip(a: str, b: str) -> bool:
     """Whether one letter more, less, other or exchanged with its neighbour makes b of a; digits tell labels apart."""
     if re.sub(r"[^0-9]", "", a) != re.sub(r"[^0-9]", "", b):
         return False
+    if min(len(a), len(b)) < SHORT_LABEL and not _is_short_slip(a, b):
+        return False
     start = 0
     while start < min(len(a), len(b)) and a[start] == b[start]:
         start += 1
@@ -370,6 +374,12 @@ def _is_slip(a: str, b: str) -> bool:
         return len(longer) == len(shorter) + 1 and longer[start + 1 :] == shorter[start:]
     is_other = a[start + 1 :] == b[start + 1 :]
     return is_other or (a[start : start + 2] == b[start : start + 2][::-1] and a[start + 2 :] == b[start + 2 :])
+
+
+def _is_short_slip(a: str, b: str) -> bool:
+    """Whether short labels may be one: a letter typed twice or two exchanged, since another letter is another label."""
+    is_numeral = all(re.fullmatch("[ivxlcdm]+", label) for label in (a, b))
+    return set(a) == set(b) and len(set(a)) > 1 and not is_numeral and len(a) + len(b) > 4
 
 
 # Several parts
