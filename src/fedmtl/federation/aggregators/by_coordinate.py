@@ -22,7 +22,7 @@ from fedmtl.sharing.plan import NO_EXTRA, Extra, Weights
 from fedmtl.timing import timed
 
 # Columns that are sorted at once: the copies that sorting makes stay small beside the value itself.
-COLUMNS = 1 << 14
+COLUMNS = 1 << 13
 
 # Makes one row of (clients, columns), of which there are three clients at least.
 Center = Callable[[Tensor], Tensor]
@@ -84,19 +84,25 @@ def combine_by_coordinate(waiting: WaitingUpdates, center: Center) -> Weights:
     """The delta of every value: `center` of each task's clients, averaged over tasks by what their clients count."""
     updates = waiting.updates
     clipping = dict(zip((update.client for update in updates), factors_to_median(updates), strict=True))
-    combined: Weights = {}
-    for key in waiting.keys():  # noqa: SIM118
-        found = waiting.returned(key)
-        tasks = clients_by_task(found.updates, found.weights.tolist(), key.scope)
-        total = sum(clients.weight for clients in tasks)
-        if total <= 0:
-            continue
-        factors = torch.tensor([clipping[update.client][key.scope] for update in found.updates])
-        row_factors = None if found.has_row is None else _row_factors(found)
-        combined[key] = torch.zeros_like(found.deltas[0])
-        for clients in tasks:
-            _add_task(combined[key], found, clients, center, factors, row_factors, total)
-    return combined
+    # Value by value, each in a call: what all clients returned of one is let go before the next is looked at.
+    combined = {key: _combine_value(waiting.returned(key), key.scope, clipping, center) for key in waiting.keys()}  # noqa: SIM118
+    return {key: value for key, value in combined.items() if value is not None}
+
+
+def _combine_value(
+    found: Returned, scope: str, clipping: Mapping[str, Mapping[str, float]], center: Center
+) -> Tensor | None:
+    """The delta of one value; None where those who returned it count nothing."""
+    tasks = clients_by_task(found.updates, found.weights.tolist(), scope)
+    sum_of_weights = sum(clients.weight for clients in tasks)
+    if sum_of_weights <= 0:
+        return None
+    factors = torch.tensor([clipping[update.client][scope] for update in found.updates])
+    row_factors = None if found.has_row is None else _row_factors(found)
+    total = torch.zeros_like(found.deltas[0])
+    for clients in tasks:
+        _add_task(total, found, clients, center, factors, row_factors, sum_of_weights)
+    return total
 
 
 def _add_task(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedmtl.federation.aggregators.by_coordinate import num_hostile
+from fedmtl.federation.aggregators.by_coordinate import COLUMNS, num_hostile
 from fedmtl.federation.aggregators.mean import Mean
 from fedmtl.federation.aggregators.protocol import WaitingUpdates
 from fedmtl.federation.aggregators.within_tasks import clients_by_task, factors_to_median
@@ -43,7 +43,7 @@ class MultiKrum:
         clipping = factors_to_median(updates)
         counted: list[dict[str, float]] = [dict.fromkeys(of_update, 0.0) for of_update in clipping]
         moving: list[dict[str, float]] = [dict.fromkeys(of_update, 0.0) for of_update in clipping]
-        for scope, distances in self._distances(updates).items():
+        for scope, distances in self._distances().items():
             numbers = [number for number, of_update in enumerate(clipping) if scope in of_update]
             there = [updates[number] for number in numbers]
             for clients in clients_by_task(there, [self._weights[one.client][scope] for one in there], scope):
@@ -68,17 +68,11 @@ class MultiKrum:
         """Nothing: every round begins anew."""
         return NO_EXTRA
 
-    def _distances(self, updates: Sequence[Update]) -> dict[str, Tensor]:
+    def _distances(self) -> dict[str, Tensor]:
         """By scope, the squared distances between the clients that returned it, summed value by value."""
         found: dict[str, Tensor] = {}
         for key in self._waiting.keys():  # noqa: SIM118
-            deltas, _ = self._waiting.deltas(key)
-            flat = deltas.flatten(1)
-            of_value = torch.zeros(len(flat), len(flat), dtype=torch.float64)
-            for one in range(len(flat)):
-                for other in range(one):
-                    distance = float(torch.linalg.vector_norm(flat[one] - flat[other])) ** 2
-                    of_value[one, other] = of_value[other, one] = distance
+            of_value = _squared_distances(self._waiting.deltas(key)[0].flatten(1))
             found[key.scope] = found[key.scope] + of_value if key.scope in found else of_value
         return found
 
@@ -92,3 +86,13 @@ class MultiKrum:
         scores = among.sort(dim=1).values[:, :nearest].sum(dim=1).tolist()
         order = sorted(range(len(members)), key=lambda one: (scores[one], one))
         return {members[one] for one in order[: len(members) - hostile]}
+
+
+def _squared_distances(deltas: Tensor) -> Tensor:
+    """Between all rows of (clients, columns), in double precision."""
+    squares = torch.zeros(len(deltas), len(deltas), dtype=torch.float64)
+    for first in range(0, deltas.shape[1], COLUMNS):
+        some = deltas[:, first : first + COLUMNS]
+        # Not by products, whose difference is rounding where updates are nearly equal.
+        squares.add_(torch.cdist(some, some, compute_mode="donot_use_mm_for_euclid_dist").double().square())
+    return squares
