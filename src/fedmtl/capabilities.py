@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedmtl.config import Config
+from fedmtl.config import AggregationConfig, Config, RuleConfig
 from fedmtl.config.errors import did_you_mean, shown
+from fedmtl.config.schema import HOSTILE, HOSTILE_RULES
 from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ BUILT_IN = {
 AGGREGATORS = {
     "mean": ("fedmtl.federation.aggregators.mean", "Mean"),
     "clipped_mean": ("fedmtl.federation.aggregators.clipped_mean", "ClippedMean"),
+    "centered_clipping": ("fedmtl.federation.aggregators.centered_clipping", "CenteredClipping"),
+    "coordinate_median": ("fedmtl.federation.aggregators.by_coordinate", "CoordinateMedian"),
+    "trimmed_mean": ("fedmtl.federation.aggregators.by_coordinate", "TrimmedMean"),
+    "multi_krum": ("fedmtl.federation.aggregators.multi_krum", "MultiKrum"),
 }
 
 # The wire format needs them: the codecs of a job name them.
@@ -210,18 +215,32 @@ def server_methods(setup: ServerSetup) -> list[ServerMethod]:
     return [method for method in made if method is not None]
 
 
-def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Extra], Aggregator]:
-    """The aggregation rule of a config, or that of a name; a ConfigError with the known ones where there is none."""
-    name = config.federation.aggregation if name is None else name
+def aggregator(config: Config, aggregation: AggregationConfig | None = None) -> Callable[[Weights, Extra], Aggregator]:
+    """The aggregation rule of a config, or another one for it; a ConfigError with the known ones where there is none.
+
+    Where scopes have rules of their own, it is one that has them all.
+    """
+    aggregation = config.federation.aggregation if aggregation is None else aggregation
+    made = [_rule(config, rule, key) for key, rule in aggregation.rules().items()]
+    if len(made) == 1:
+        return made[0]
+    from fedmtl.federation.aggregators.by_scope import ByScope
+
+    return ByScope(list(zip([*aggregation.scopes, "*"], [*made[1:], made[0]], strict=True)))
+
+
+def _rule(config: Config, settings: RuleConfig, key: str) -> Callable[[Weights, Extra], Aggregator]:
+    """The rule that a key of a config names, with its options."""
+    name = settings.rule
     if name in AGGREGATORS:
         module, leaf = AGGREGATORS[name]
-        built_in: Callable[[Weights, Extra], Aggregator] = getattr(import_module(module), leaf)
-        return built_in
+        built_in: Callable[..., Aggregator] = getattr(import_module(module), leaf)
+        return partial(built_in, hostile=settings.hostile or HOSTILE) if name in HOSTILE_RULES else built_in
     rule = find(name).aggregator if name not in BUILT_IN and is_known(name) else None
     if rule is None:
         others = [other for other in names() if other not in BUILT_IN and find(other).aggregator is not None]
         known = did_you_mean(name, [*AGGREGATORS, *others])
-        raise ConfigError(f"federation.aggregation: found {shown(name)}, no rule is called so; {known}")
+        raise ConfigError(f"{key}: found {shown(name)}, no rule is called so; {known}")
     return partial(rule, options=options_of(config, name)) if find(name).options is not None else rule
 
 

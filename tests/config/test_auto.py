@@ -47,7 +47,7 @@ def test_a_given_value_wins_and_says_so(tmp_path):
     lines = explained.commented().splitlines()
     assert "  pair: cross  # given" in lines
     assert "  pool: mean  # card of tiny" in lines
-    assert "  average: uniform  # given" in lines
+    assert "    average: uniform  # given" in lines
     assert "  schedule: linear  # rule falling-rate" in lines
     # What nobody chose has its default, and no comment.
     assert "  weight_decay: 0.01" in lines

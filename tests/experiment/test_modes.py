@@ -212,5 +212,5 @@ def test_a_client_that_trains_alone_is_clipped_to_nobody(make_config):
     given = ("federation.aggregation=clipped_mean", "federation.max_share=0.5")
     for mode, expected in (("federated", "clipped_mean"), ("federated_single_task", "clipped_mean"), ("local", "mean")):
         federation = prepare(make_config(*given, f"mode={mode}")).server.federation
-        assert (federation.aggregation, federation.max_share) == (expected, None if expected == "mean" else 0.5)
-    assert prepare(make_config(*given, "mode=centralized")).server.federation.aggregation == "mean"
+        assert (federation.aggregation.rule, federation.max_share) == (expected, None if expected == "mean" else 0.5)
+    assert prepare(make_config(*given, "mode=centralized")).server.federation.aggregation.rule == "mean"

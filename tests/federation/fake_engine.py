@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from fedmtl.config import EvaluationConfig, FederationConfig, TrainingConfig
-from fedmtl.federation.aggregators.clipped_mean import ClippedMean
-from fedmtl.federation.aggregators.mean import Mean
+from fedmtl.capabilities import aggregator
+from fedmtl.config import Config, EvaluationConfig, FederationConfig, TaskConfig, TrainingConfig
 from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import ClientInfo, Evaluation, Failure, Job, State, Update
 from fedmtl.federation.server_method import ServerMethod
@@ -63,7 +62,7 @@ def make_server(
             EarlyStopping(tasks, dict.fromkeys(tasks, 1)),
             *methods,
         ],
-        aggregator={"mean": Mean, "clipped_mean": ClippedMean}[config.aggregation],
+        aggregator=aggregator(Config(tasks={"sst2": TaskConfig()}, federation=config)),
     )
 
 

@@ -66,8 +66,7 @@ def config(
 
     explained = load_explained(file, set or [], "config")
     loaded = explained.config
-    plain = type(loaded.federation)()
-    if loaded.methods or loaded.federation.aggregation != plain.aggregation:
+    if loaded.methods or loaded.federation.aggregation.looks_at_updates():
         # Only then: capabilities load torch.
         check_methods(loaded)
     notes = check_tasks(loaded)

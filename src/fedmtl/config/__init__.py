@@ -10,6 +10,7 @@ from fedmtl.config.methods import (
     TaskWeightingConfig,
 )
 from fedmtl.config.schema import (
+    AggregationConfig,
     Average,
     CheckpointConfig,
     ComputeConfig,
@@ -19,6 +20,7 @@ from fedmtl.config.schema import (
     Level,
     Mode,
     ModelConfig,
+    RuleConfig,
     ServerOptimizerConfig,
     TrainingConfig,
     WireConfig,
@@ -38,6 +40,7 @@ from fedmtl.config.tasks import (
 __all__ = [
     "AdaptersConfig",
     "AdaptiveSharingConfig",
+    "AggregationConfig",
     "Average",
     "CheckpointConfig",
     "ClientConfig",
@@ -56,6 +59,7 @@ __all__ = [
     "PartitionConfig",
     "Pool",
     "PruningConfig",
+    "RuleConfig",
     "Section",
     "ServerOptimizerConfig",
     "SharingConfig",

@@ -12,7 +12,7 @@ config is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -118,9 +118,13 @@ def with_choices(raw: Mapping[str, Any], choices: tuple[Choice, ...]) -> dict[st
     """A copy of an unchecked config with the chosen values in it."""
     filled: dict[str, Any] = dict(raw)
     for choice in choices:
-        section, key = choice.key.split(".")
-        filled[section] = {**(filled.get(section) or {}), key: choice.value}
+        filled = _filled(filled, choice.key.split("."), choice.value)
     return filled
+
+
+def _filled(section: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    key, *rest = path
+    return {**section, key: _filled(section.get(key) or {}, rest, value) if rest else value}
 
 
 def chosen_line(choices: tuple[Choice, ...]) -> str | None:
@@ -145,7 +149,7 @@ _SHOWN = {
     "training.head_rate": "",
     "model.encoder_dropout": "",
     "training.schedule": "",
-    "federation.average": "average ",
+    "federation.aggregation.average": "average ",
 }
 
 
@@ -257,7 +261,7 @@ def _course(config: Config) -> Iterator[Choice]:
     if config.training.local_steps is None:
         yield Choice("training.min_steps", MIN_STEPS, "rule enough-steps")
     if len(config.tasks) > 1:
-        yield Choice("federation.average", "tasks", "rule tasks-alike")
+        yield Choice("federation.aggregation.average", "tasks", "rule tasks-alike")
 
 
 def _sharing(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:

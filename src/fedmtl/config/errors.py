@@ -159,7 +159,7 @@ def _missing(path: tuple[Any, ...], section: type[BaseModel]) -> str:
 
 def _near_key(path: tuple[Any, ...], section: type[BaseModel]) -> str:
     around = _annotation(path[:-1], section)
-    known = list(around.model_fields) if _is_section(around) else []
+    known = [*around.model_fields, *getattr(around, "also_read", ())] if _is_section(around) else []
     if not difflib.get_close_matches(str(path[-1]), known, n=1):
         elsewhere = [f"{name}.{path[-1]}" for name in _sections_with(path[-1], section)]
         if elsewhere:

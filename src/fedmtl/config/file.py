@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from fedmtl.config import Config
 from fedmtl.config.auto import Choice, choose, commented, origins, with_choices
 from fedmtl.config.errors import dotted, shown, to_config_error
+from fedmtl.config.schema import MOVED, with_moved_keys
 from fedmtl.config.yaml_text import DEEPEST, LARGEST_TEXT, parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 
@@ -37,6 +38,7 @@ _FILES = [
     ("training", "distillation", "texts", "*"),
 ]
 _MODELS = [("model", "server_model"), ("model", "client_model")]
+AGGREGATION = ["federation", "aggregation"]
 # No key lies deeper, and whoever walks a deeper mapping runs out of stack.
 MOST_PARTS = 32
 
@@ -113,6 +115,8 @@ def explained_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Exp
     """Load a config as `load_config` does, and say where its values come from."""
     given = with_overrides(_unchecked(source), overrides)
     config = config_from(given)
+    if isinstance(given.get("federation"), Mapping):
+        given["federation"] = with_moved_keys(given["federation"])
     choices = choose(config, given)
     return Explained(config_from(with_choices(given, choices)) if choices else config, given, choices)
 
@@ -206,7 +210,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _set(raw: dict[str, Any], override: str) -> None:
     """Put one `path.to.key=value` into the mapping; sections on the way are made where missing."""
     name, equals, text = override.partition("=")
-    parts = name.strip().split(".")
+    parts = [*MOVED.get(tuple(name.strip().split(".")), name.strip().split("."))]
     if not equals or not all(parts) or len(parts) > MOST_PARTS:
         raise ConfigError(f"--set {override}: write `--set path.to.key=value`, such as training.num_rounds=3")
     value = parse_yaml(text, where=f"--set {override}")
@@ -218,12 +222,18 @@ def _set(raw: dict[str, Any], override: str) -> None:
         key = _key_in(section, part)
         if section.get(key) is None:
             section[key] = {}
+        if parts[:depth] == AGGREGATION and isinstance(section[key], str):
+            section[key] = {"rule": section[key]}
         section, value = section[key], value[part]
         if not isinstance(section, dict):
             raise ConfigError(
                 f"--set {override}: {dotted(parts[:depth])} is {shown(section)}, without keys; set all of it"
             )
-    section[_key_in(section, parts[-1])] = value[parts[-1]]
+    key = _key_in(section, parts[-1])
+    if parts == AGGREGATION and isinstance(value[parts[-1]], str) and isinstance(section.get(key), dict):
+        # A name by itself is the rule, and leaves the other settings as they are.
+        section, key, value = section[key], "rule", {parts[-1]: value[parts[-1]]}
+    section[key] = value[parts[-1]]
 
 
 def _key_in(section: dict[Any, Any], part: str) -> Any:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from fedmtl.config.errors import dotted
 from fedmtl.config.file import with_overrides
-from fedmtl.config.schema import Config
+from fedmtl.config.schema import MOVED, Config
 from fedmtl.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -60,7 +60,7 @@ class Honours:
         """
         for override in overrides:
             for path, value in _leaves(with_overrides({}, [override])):
-                keys = _schema_keys(path)
+                keys = _schema_keys(MOVED.get(path, path))
                 if value == {} and any(self.remedy(key) is None for key in keys):
                     # An empty section sets none of the keys below it that are refused.
                     continue

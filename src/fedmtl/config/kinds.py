@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -54,6 +54,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), AsNumber]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), AsNumber]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), AsNumber]
 Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False), AsNumber]
+Minority = Annotated[float, Field(gt=0, lt=0.5, allow_inf_nan=False), AsNumber]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), AsNumber]
 Whole = Annotated[int, Field(ge=0), AsWhole]
 Count = Annotated[int, Field(ge=1), AsWhole]
@@ -63,9 +64,13 @@ OneOrSeveral = BeforeValidator(_several)
 
 
 class Section(BaseModel):
-    """A part of the config: unknown keys are errors, values never change after loading."""
+    """A part of the config: unknown keys are errors, values never change after loading.
+
+    `also_read` are keys of an earlier version that a validator of the section still takes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    also_read: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

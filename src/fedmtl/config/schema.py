@@ -6,9 +6,11 @@ however it is made. `file` reads and writes YAML; a task's defaults come from th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedmtl.config.errors import HERE, WrongKey, did_you_mean, shown
 from fedmtl.config.kinds import (
@@ -16,6 +18,7 @@ from fedmtl.config.kinds import (
     Decay,
     Empty,
     Fraction,
+    Minority,
     Name,
     NonNegative,
     Positive,
@@ -216,23 +219,136 @@ Baseline = Literal["constant", "tfidf", "frozen", "alone", "single"]
 Average = Literal["weighted", "uniform", "tasks"]
 
 
-class FederationConfig(Section):
-    clients_per_task: Count = Field(1, description="Clients made for each task where `clients` names none.")
+# Rules in the package that have the option `hostile`, and its value where it is empty: one client of three.
+HOSTILE_RULES = ("trimmed_mean", "multi_krum")
+HOSTILE = 0.34
+
+
+class RuleConfig(Section):
+    """How updates become one; a name by itself is its `rule`."""
+
+    rule: Name = Field(
+        "mean",
+        description="Their mean; the mean of updates clipped to the median norm of the last round (clipped_mean) or"
+        " around the last round's step (centered_clipping); within each task the coordinate median"
+        " (coordinate_median), the mean without the extremes (trimmed_mean) or of the clients nearest to each other"
+        " (multi_krum); or a rule that another package adds.",
+    )
+    hostile: Minority | None = Field(
+        None,
+        description="With `trimmed_mean` and `multi_krum`: the share of a task's clients that may be hostile, which the"
+        f" rule leaves out; empty is {HOSTILE}, one of three.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_a_name(cls, value: Any) -> Any:
+        return {"rule": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_options_of_its_rule(self) -> Self:
+        if self.hostile is not None and self.rule not in HOSTILE_RULES:
+            raise WrongKey(
+                "hostile",
+                f"found {self.hostile:g}, but {HERE}rule is {self.rule}, which has no such option;"
+                f" {' and '.join(HOSTILE_RULES)} have it",
+            )
+        return self
+
+
+# Keys that stand under `aggregation` and stood beside it once; both are read.
+MOVED: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("federation", key): ("federation", "aggregation", key) for key in ("average", "max_share")
+}
+
+
+def _text_too(schema: dict[str, Any]) -> None:
+    """A rule may be its name in a file, and what stood beside it once may still stand there."""
+    properties = schema["properties"]
+    if "scopes" in properties:
+        values = properties["scopes"]
+        values["additionalProperties"] = {"anyOf": [{"type": "string"}, values["additionalProperties"]]}
+    if "aggregation" in properties:
+        inner = properties["aggregation"]
+        inner["anyOf"] = [{"type": "string"}, {"$ref": inner.pop("$ref")}]
+        words = "Stands under `aggregation` now; it is read here too."
+        properties |= {key: {"description": words, "deprecated": True} for *_, key in MOVED}
+
+
+class AggregationConfig(RuleConfig):
+    model_config = ConfigDict(json_schema_extra=_text_too)
+
     average: Average = Field(
         "weighted",
         description="Clients count by their examples (weighted), all the same (uniform), or by their examples within a"
         " task, tasks alike (tasks).",
     )
-    aggregation: Name = Field(
-        "mean",
-        description="How updates of a scope become one: their mean, the mean of updates whose norm is clipped to the"
-        " median of the last round (clipped_mean), which bounds what one hostile client can do, or a rule that another"
-        " package adds.",
-    )
     max_share: Share | None = Field(
         None,
         description="The largest share of any scope's mean that one client may have, by the examples it declared when"
         " it joined; empty is no limit. Where clients are too few for that share, all of them count alike.",
+    )
+    scopes: Annotated[dict[str, RuleConfig], Empty] = Field(
+        default_factory=dict,
+        description="Other rules for some scopes, by pattern over `all`, `group:NAME` and `task:NAME`, such as"
+        " `task:*: coordinate_median`; the first that matches counts.",
+    )
+
+    def rules(self) -> dict[str, RuleConfig]:
+        """Every rule that is named, by its key in a config."""
+        inner = {f"federation.aggregation.scopes.{pattern}": rule for pattern, rule in self.scopes.items()}
+        return {"federation.aggregation": self, **inner}
+
+    @property
+    def name(self) -> str:
+        """What the rules of all scopes together are called, in messages and in a state."""
+        return "by_scope" if self.scopes else self.rule
+
+    def rule_of(self, scope: str) -> str:
+        """The name of the rule that a scope is combined by."""
+        matching = (rule.rule for pattern, rule in self.scopes.items() if fnmatchcase(scope, pattern))
+        return next(matching, self.rule)
+
+    def looks_at_updates(self) -> dict[str, str]:
+        """The rules that look at the updates of single clients, by their key: all but the mean.
+
+        Whatever makes single updates unreadable, or acts on the mean by itself, refuses these by name.
+        """
+        return {key: rule.rule for key, rule in self.rules().items() if rule.rule != "mean"}
+
+
+def with_moved_keys(federation: Mapping[str, Any]) -> dict[str, Any]:
+    """The unchecked section `federation` with `average` and `max_share` under `aggregation`, where they belong."""
+    given = dict(federation)
+    aggregation = given.get("aggregation")
+    if isinstance(aggregation, str):
+        aggregation = {"rule": aggregation}
+    moved = {key: given.pop(key) for *_, key in MOVED if key in given}
+    if not moved:
+        return {**given, "aggregation": aggregation} if aggregation is not None else given
+    if aggregation is not None and not isinstance(aggregation, Mapping):
+        # What is wrong with it is for its section to say.
+        return given
+    inner = dict(aggregation or {})
+    for key, value in moved.items():
+        if key in inner and inner[key] != value:
+            raise WrongKey(
+                key,
+                f"found {shown(value)}, but {HERE}aggregation.{key} is {shown(inner[key])}; keep the latter alone",
+            )
+        inner[key] = value
+    return {**given, "aggregation": inner}
+
+
+class FederationConfig(Section):
+    model_config = ConfigDict(json_schema_extra=_text_too)
+    also_read: ClassVar[tuple[str, ...]] = tuple(key for *_, key in MOVED)
+
+    clients_per_task: Count = Field(1, description="Clients made for each task where `clients` names none.")
+    aggregation: AggregationConfig = Field(
+        default_factory=AggregationConfig,
+        description="How updates become one, scope by scope, and how much each client counts in it; a name by itself is"
+        " its `rule`. `average` and `max_share` may also stand here, as they once did.",
     )
     server_optimizer: ServerOptimizerConfig = Field(default_factory=ServerOptimizerConfig)
     clients_per_round: Count | None = Field(None, description="Clients sampled for a round; empty is all of them.")
@@ -248,6 +364,19 @@ class FederationConfig(Section):
     )
     vocabulary_slices: bool = Field(True, description="Send only the token rows a client's texts use; exact.")
     task_weighting: TaskWeightingConfig = Field(default_factory=TaskWeightingConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_moved_keys(cls, value: Any) -> Any:
+        return with_moved_keys(value) if isinstance(value, Mapping) else value
+
+    @property
+    def average(self) -> Average:
+        return self.aggregation.average
+
+    @property
+    def max_share(self) -> float | None:
+        return self.aggregation.max_share
 
     @model_validator(mode="after")
     def _samples_enough_clients(self) -> Self:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmtl.capabilities import client_methods
-from fedmtl.config import Config, FederationConfig
+from fedmtl.config import AggregationConfig, Config, FederationConfig
 from fedmtl.federation.messages import ClientInfo, Codecs
 from fedmtl.methods.distillation import Teacher
 from fedmtl.sharing.plan import Rows, SharingPlan, used_rows
@@ -190,7 +190,8 @@ def mode_federation(config: Config) -> FederationConfig:
     """How updates are combined; a baseline takes the plain mean, without a bound on a client's share."""
     if config.mode.startswith("federated"):
         return config.federation
-    return config.federation.model_copy(update={"aggregation": "mean", "max_share": None})
+    plain = AggregationConfig(average=config.federation.average)
+    return config.federation.model_copy(update={"aggregation": plain})
 
 
 def client_settings(

@@ -31,6 +31,7 @@ from fedmtl.experiment.population import (
     mode_data,
     mode_federation,
 )
+from fedmtl.federation.aggregators.by_scope import check_patterns, combined_scopes
 from fedmtl.federation.client import fixed_digest
 from fedmtl.federation.dispatch import ServerSettings
 from fedmtl.federation.messages import ClientId, ClientInfo, State
@@ -169,6 +170,8 @@ def assemble(
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
+    adaptive = config.sharing.adaptive is not None
+    check_patterns(federation.aggregation, combined_scopes(plan, list(model.canonical()), list(tasks), adaptive))
     setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
     server = ServerSettings(
         tasks=tasks,

@@ -7,7 +7,7 @@ missing are not passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedmtl.config.file import config_from
 from fedmtl.errors import ConfigError, DataError, FedmtlError
 from fedmtl.experiment.events import kernels_of, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared
+from fedmtl.federation.aggregators.by_scope import check_of
 from fedmtl.federation.checkpoint import Checkpoint, check_state, last_whole_checkpoint
 from fedmtl.federation.client import saved_rounds
 from fedmtl.federation.messages import State
@@ -70,9 +71,8 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
     if found.state is not None:
         parameters = {name: getattr(module, leaf) for name, (module, leaf) in prepared.model.canonical().items()}
         server = prepared.server
-        checks = {method.name: method.check for method in server.methods}
-        rule = server.federation.aggregation
-        checks[rule] = getattr(server.aggregator, "check", _no_state)
+        checks: dict[str, Callable[[Extra], None]] = {method.name: method.check for method in server.methods}
+        checks[server.federation.aggregation.name] = check_of(server.aggregator)
         check_state(state, parameters, list(prepared.tasks), run.checkpoints, checks)
     events = read_events(run)
     record = config_event(prepared.config, _edits(run, prepared.config, events))
@@ -158,11 +158,6 @@ def opened_events(run: RunFolder, prepared: Prepared) -> list[Event]:
     if sorted(kinds) != sorted(["start", *["data"] * len(prepared.tasks), "clients", "plan"]):
         write_lines(run, [*opening_events(prepared), *(line for line in known if not _is_opening(line.event))])
     return read_events(run)
-
-
-def _no_state(extra: Extra) -> None:
-    if extra:
-        raise ValueError("this rule remembers nothing")
 
 
 def _is_opening(event: Event) -> bool:

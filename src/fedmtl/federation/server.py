@@ -13,6 +13,7 @@ import torch
 
 from fedmtl.capabilities import update_filters
 from fedmtl.errors import CannotContinue, FedmtlError
+from fedmtl.federation.aggregators.by_scope import aggregation_event
 from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example, shares_of
 from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.dispatch import Dispatch, ServerSettings, sample_clients
@@ -57,7 +58,9 @@ def rounds(state: State, server: ServerSettings, engine: Engine, evaluate: Evalu
     dispatch = Dispatch(server)
     if state.round == 0 and not state.progress:
         started = _through(server, state, lambda method, at: method.start(at))
-        done = _evaluated(Round(0, started.state, (), (), None, events=started.events), server, evaluate)
+        rules = aggregation_event(server.federation.aggregation, started.state.plan, server.names, engine.clients())
+        said = (*(() if rules is None else (rules,)), *started.events)
+        done = _evaluated(Round(0, started.state, (), (), None, events=said), server, evaluate)
         state = done.state
         yield done
     while state.round < server.settings.num_rounds and not all_stopped(state, server):
@@ -114,12 +117,14 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     weights, settings = _weights(server, given.values())
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, server, sampled, infos, weights)
-    aggregator = server.aggregator(state.weights, state.extra.get(server.federation.aggregation, NO_EXTRA))
+    rule = server.federation.aggregation.name
+    with _blamed(rule, number):
+        aggregator = server.aggregator(state.weights, state.extra.get(rule, NO_EXTRA))
     counted: dict[ClientId, Mapping[str, float]] = {}
 
     def add(update: Update) -> None:
         counted[update.client] = counting.of(update)
-        with _blamed(server.federation.aggregation, number):
+        with _blamed(rule, number):
             aggregator.add(update, counted[update.client])
         for method in server.methods:
             with _blamed(method.name, number):
@@ -203,9 +208,10 @@ def _moved(
     state: State, server: ServerSettings, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    with _blamed(server.federation.aggregation, number, failures):
+    rule = server.federation.aggregation.name
+    with _blamed(rule, number, failures):
         delta = aggregator.result()
-        after = state.with_extra(server.federation.aggregation, aggregator.remember())
+        after = state.with_extra(rule, aggregator.remember())
     for method in server.methods:
         with _blamed(method.name, number, failures):
             stepped = method.step(state, delta)
@@ -251,7 +257,7 @@ def _check_finite(values: Weights, number: int, failures: tuple[Failure, ...]) -
         if not (math.isfinite(low) and math.isfinite(high)):
             raise RoundFailed(
                 f"round {number}: {key.name} of scope {key.scope} would no longer be finite, so that the state of round"
-                f" {number - 1} stays; set federation.max_update_norm or federation.aggregation=clipped_mean",
+                f" {number - 1} stays; set federation.max_update_norm or federation.aggregation=multi_krum",
                 number,
                 failures,
             )

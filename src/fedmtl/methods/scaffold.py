@@ -224,7 +224,7 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
 def _open(setup: ServerSetup) -> Scaffold:
     federation, training = setup.config.federation, setup.config.training
     bounded = {
-        "federation.aggregation": federation.aggregation != "mean",
+        **dict.fromkeys(federation.aggregation.looks_at_updates(), True),
         "federation.max_share": federation.max_share is not None,
         "federation.max_update_norm": federation.max_update_norm is not None,
         "federation.task_weighting": federation.task_weighting.kind != "fixed",

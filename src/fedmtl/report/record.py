@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, last_of
 from fedmtl.runs.events import (
+    AggregationEvent,
     BaselineEvent,
     ClientFacts,
     ClientsEvent,
@@ -57,6 +58,7 @@ class Run:
     data: dict[str, DataEvent]
     clients: dict[str, ClientFacts]
     plans: tuple[PlanEvent, ...]
+    aggregation: AggregationEvent | None
     updates: tuple[UpdateEvent, ...]
     failures: tuple[FailureEvent, ...]
     evaluations: dict[str, dict[int, EvaluationEvent]]
@@ -112,6 +114,7 @@ def gather(events: Sequence[Event], name: str) -> Run:
         data={event.task: event for event in of(DataEvent)},
         clients={client: facts for event in of(ClientsEvent) for client, facts in event.clients.items()},
         plans=tuple(of(PlanEvent)),
+        aggregation=last_of(events, AggregationEvent),
         updates=tuple(of(UpdateEvent)),
         failures=tuple(of(FailureEvent)),
         evaluations={task: dict(sorted(by_round.items())) for task, by_round in evaluations.items()},

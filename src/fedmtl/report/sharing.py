@@ -12,7 +12,7 @@ from fedmtl.report.formats import count, percent, score
 from fedmtl.report.markup import Html, join, notes, table, tag
 from fedmtl.report.outline import section
 from fedmtl.report.record import Run
-from fedmtl.runs.events import LayerFacts, LayerMove, PlanEvent, ScopeFacts
+from fedmtl.runs.events import AggregationEvent, LayerFacts, LayerMove, PlanEvent, ScopeFacts
 
 LEVELS = {
     "all": "one value for every client",
@@ -128,7 +128,7 @@ def sharing(run: Run) -> Html:
     if len(run.plans) > 1:
         words = f"The plan changed during the run; this is the last of {len(run.plans)}."
         parts.append(tag("p", words, class_="guide"))
-    parts += [_key(plan), _stack(plan), layer_moves(run), _scopes(plan), _rules(plan)]
+    parts += [_key(plan), _stack(plan), layer_moves(run), _scopes(plan), _aggregation(run.aggregation), _rules(plan)]
     return section("sharing", *parts)
 
 
@@ -174,6 +174,16 @@ def _scopes(plan: PlanEvent) -> Html:
     caption = f"Scopes: who holds one value together; {count(total)} parameters in all of them"
     head = ("Scope", "Level", "Parameters", "Tensors", "Portion")
     return table(caption, head, rows, words={1, 4}, tall=len(rows) > 24)
+
+
+def _aggregation(event: AggregationEvent | None) -> Html:
+    """Which rule combines each scope, and where none can help; nothing where all are averaged plainly."""
+    if event is None:
+        return Html()
+    rows = [(tag("code", scope), found.rule, count(found.clients)) for scope, found in event.scopes.items()]
+    rules = table("Aggregation rules at the start", ("Scope", "Rule", "Clients"), rows, words={1}, tall=len(rows) > 24)
+    words = event.warning()
+    return join((rules, notes([f"{words[0].upper()}{words[1:]}."]) if words else Html()))
 
 
 def _rules(plan: PlanEvent) -> Html:

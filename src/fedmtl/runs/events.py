@@ -48,6 +48,9 @@ def _rise(edges: list[float]) -> list[float]:
     return edges
 
 
+# So many scopes are named in one line.
+MOST_NAMED = 5
+
 # The parts of events. Fields have defaults where files of an earlier version may lack them.
 
 
@@ -308,6 +311,39 @@ class RemarkEvent(Event):
     round: Round
     client: Text
     reason: Given[Text] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeRule:
+    """What combines the updates of one scope, and how many clients share it."""
+
+    rule: Text
+    clients: Count
+
+
+@event_kind("aggregation")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregationEvent(Event):
+    """Which rule combines each scope, where one is not a mean; in `helpless` scopes too few clients share a value."""
+
+    round: Round
+    scopes: dict[str, ScopeRule]
+    helpless: list[Text] = field(default_factory=list)
+
+    def lines(self) -> Sequence[str]:
+        words = self.warning()
+        return [f"  note: {words}"] if words else []
+
+    def warning(self) -> str:
+        """Where no rule can tell a wrong update, in words; empty where there is no such scope."""
+        shown = [f"{scope} ({self.scopes[scope].clients})" for scope in self.helpless if scope in self.scopes]
+        if not shown:
+            return ""
+        more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+        return (
+            "no aggregation rule can tell a wrong update from a right one where fewer than three clients share a"
+            f" scope: {', '.join(shown[:MOST_NAMED])}{more}"
+        )
 
 
 @event_kind("evaluation")

@@ -64,14 +64,25 @@ def test_updates_wait_for_a_first_median_and_not_for_ever(monkeypatch):
         mean.add(update, {"all": 1.0})
     assert mean.result()[ENCODER].item() == 1.0
     # Of 1, 5 and 9 the median is 5.
-    assert mean.remember().values == {"norms": {"all": 5.0}}
+    assert mean.remember().values == {"norms": {"all": 5.0}, "sizes": {"all": 1}}
 
 
 def test_a_scope_that_nobody_moved_has_the_bound_it_had():
     mean = ClippedMean({ENCODER: torch.zeros(1)}, Extra({"norms": {"all": 2.0, "task:sst2": 3.0}}))
     mean.add(Update(1, "a", ("sst2",), {ENCODER: torch.tensor([8.0])}, None, {"sst2": 1}, {}), {"all": 1.0})
     assert mean.result()[ENCODER].item() == 2.0
-    assert mean.remember().values == {"norms": {"all": 8.0, "task:sst2": 3.0}}
+    assert mean.remember().values["norms"] == {"all": 8.0, "task:sst2": 3.0}
+
+
+def test_a_scope_with_other_values_than_in_the_last_round_waits_for_a_median_anew():
+    # The bound was of a scope of two entries; a layer has moved since, and one is left.
+    mean = ClippedMean({ENCODER: torch.zeros(1)}, Extra({"norms": {"all": 2.0}, "sizes": {"all": 2}}))
+    for client, step in (("a", 8.0), ("b", 6.0), ("c", 7.0)):
+        update = Update(1, client, ("sst2",), {ENCODER: torch.tensor([step])}, None, {"sst2": 1}, {})
+        mean.add(update, {"all": 1.0})
+    # Of 8, 6 and 7 the median is 7: (7 + 6 + 7) / 3.
+    assert mean.result()[ENCODER].item() == pytest.approx(20 / 3)
+    assert mean.remember().values == {"norms": {"all": 7.0}, "sizes": {"all": 1}}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +93,7 @@ def test_a_scope_that_nobody_moved_has_the_bound_it_had():
         Extra({"norms": {"all": "1"}}),
         Extra({"norms": [1.0]}),
         Extra({"other": 1.0}),
+        Extra({"norms": {"all": 1.0}, "sizes": {"all": -1}}),
         Extra(tensors={"norms": {Key("all", "layer"): torch.ones(1)}}),
     ],
 )
