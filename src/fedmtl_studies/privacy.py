@@ -52,7 +52,7 @@ from fedmtl_studies.options import (
     read_whole_numbers,
 )
 from fedmtl_studies.privacy_attacks import ATTACKS, Curious, Hostile
-from fedmtl_studies.privacy_page import Result, read_result, show
+from fedmtl_studies.privacy_page import EPOCH, Result, read_result, show
 from fedmtl_studies.results import Runs
 from fedmtl_studies.study import Plan, Study
 
@@ -63,7 +63,6 @@ MOST_OTHERS = 2000
 TABLES = (1, 2, 3)
 # Of a client in a round of table 1: as many as it takes to memorise.
 EPOCHS = 10
-EPOCH = "epoch"
 TABLE_FIXED: Settings = {"sharing": {"rules": [{"heads.*": "task"}, {"embeddings.*": "fixed"}, {"*": "all"}]}}
 TABLE_PERSONAL: Settings = {
     "sharing": {"rules": [{"heads.*": "task"}, {"embeddings.*": "client"}, {"*": "all"}]},

@@ -35,6 +35,7 @@ GUIDE = (
     " Poisoning: one of three clients of the first task is hostile."
 )
 NOT_ATTRIBUTED = "the sum of 3 clients"
+EPOCH = "epoch"
 Seeds = Mapping[int, "Result | None"]
 
 
@@ -205,7 +206,7 @@ def _membership_table(known: Known) -> Table:
 
 def _word_rows(known: Known) -> Iterator[tuple[str, str, str, str, View]]:
     """Yield protection, who sees it, texts in words, setup and view of every row."""
-    from fedmtl_studies.privacy import EPOCH, protections
+    from fedmtl_studies.privacy import protections
 
     names = set(known.names("words-"))
     for name in protections(known.options):
@@ -213,7 +214,7 @@ def _word_rows(known: Known) -> Iterator[tuple[str, str, str, str, View]]:
             setup = f"words-{texts}-{name}"
             if setup not in names:
                 continue
-            shown = f"{count(known.options.examples)}, an epoch" if texts == EPOCH else texts
+            shown = f"an epoch of {count(known.options.examples)}" if texts == EPOCH else texts
             yield protection_words(name), "one client's update", shown, setup, "update"
             if name == "dense" or name.startswith("client"):
                 yield protection_words(name), NOT_ATTRIBUTED, shown, setup, "sum"
@@ -310,8 +311,8 @@ def _figures(known: Known) -> Figures:
     for protection, seen, texts, setup, view in _word_rows(known):
         value = known.words(setup, view, lambda found: found.ranked)
         if value is not None:
-            name = protection if view == "update" else f"{protection}: {seen}"
-            words.setdefault(_short(name), {})[f"{texts} texts" if texts != "1" else "1 text"] = value.mean
+            name = protection if view == "update" else f"{protection}, {seen}"
+            words.setdefault(_short(name), {})[texts if EPOCH in texts else f"texts: {texts}"] = value.mean
     title = "Words of a client's texts that are recovered"
     _put(drawn, "words", title, dots(title, words, "share of words"))
     members: dict[str, dict[str, float]] = {}
@@ -345,6 +346,8 @@ def _put(drawn: Figures, name: str, title: str, picture: Html) -> None:
 def _short(words: str) -> str:
     return (
         words.replace("privacy.", "")
+        .replace("none, whole table, the", "the")
+        .replace(", the sum of 3 clients", ": sum")
         .replace("epsilon", "eps")
         .replace("vocabulary ", "")
         .replace("token table", "table")
@@ -352,31 +355,36 @@ def _short(words: str) -> str:
 
 
 def answer(known: Known) -> str:
-    """Return what the attacks came to, in two or three sentences."""
-    return " ".join(filter(None, (_said_of_words(known), _said_of_members(known), _said_of_rules(known))))
+    """Return what the attacks came to, in two sentences."""
+    return " ".join(filter(None, (_said_of_reading(known), _said_of_rules(known))))
 
 
-def _said_of_words(known: Known) -> str:
-    texts = known.options.batches[-1]
-    plain = known.words(f"words-{texts}-plain", "update", lambda words: words.ranked)
-    if plain is None:
-        return ""
+def _said_of_reading(known: Known) -> str:
+    """Say what a curious server finds without protection and with the weakest noise, as far as cells are finished."""
     weakest = f"example-{max(known.options.epsilons):g}"
-    noisy = known.words(f"words-{texts}-{weakest}", "update", lambda words: words.ranked)
-    shown = "" if noisy is None else f", and {percent(noisy.mean)} with {protection_words(weakest)}"
+    found = [
+        f"{words} {' and '.join(parts)}"
+        for words, name, group in (
+            ("Without protection", "plain", "none"),
+            (f"with {protection_words(weakest)}", weakest, weakest),
+        )
+        if (parts := [*_words_read(known, name), *_members_told(known, group)])
+    ]
+    return f"{'; '.join(found)}." if found else ""
+
+
+def _words_read(known: Known, name: str) -> list[str]:
+    texts = known.options.batches[-1]
+    share = known.words(f"words-{texts}-{name}", "update", lambda words: words.ranked)
     number = "1 text" if texts == 1 else f"{texts} texts"
-    return f"One plain step on {number} gives away {percent(plain.mean)} of their words{shown}."
+    return [] if share is None else [f"one step on {number} gives away {percent(share.mean)} of the words"]
 
 
-def _said_of_members(known: Known) -> str:
-    found = []
-    for name in ("none", f"example-{max(known.options.epsilons):g}"):
-        views = itertools.product(get_args(View)[:2], (False, True))
-        areas = [known.membership(f"member-{name}", view, known.options.rounds, how)[0] for view, how in views]
-        best = max((area.mean for area in areas if isinstance(area, Spread)), default=None)
-        if best is not None:
-            found.append(f"{score(best)} with {protection_words(name) if name != 'none' else 'no protection'}")
-    return f"Who was trained on is told with an AUC of {' and '.join(found)}." if found else ""
+def _members_told(known: Known, name: str) -> list[str]:
+    views = itertools.product(get_args(View)[:2], (False, True))
+    areas = [known.membership(f"member-{name}", view, known.options.rounds, how)[0] for view, how in views]
+    best = max((area.mean for area in areas if isinstance(area, Spread)), default=None)
+    return [] if best is None else [f"the best attack tells who was trained on with an AUC of {score(best)}"]
 
 
 def _said_of_rules(known: Known) -> str:
@@ -384,8 +392,16 @@ def _said_of_rules(known: Known) -> str:
     if len(worst) < 2:
         return ""
     best = max(worst, key=lambda rule: worst[rule][0])
-    plain = f"; a plain mean {score(worst['mean'][0])}" if "mean" in worst and best != "mean" else ""
-    return f"Under the worst attack of one hostile client {best} keeps {known.task} at {score(worst[best][0])}{plain}."
+    if best == "mean":
+        return (
+            f"Against its worst attack, one hostile client of three leaves {known.task} at {score(worst[best][0])} with"
+            " a plain mean, and no rule does better."
+        )
+    plain = f", a plain mean at {score(worst['mean'][0])}" if "mean" in worst else ""
+    return (
+        f"Against the worst attack of one hostile client of three, {best} leaves {known.task} at"
+        f" {score(worst[best][0])}{plain}."
+    )
 
 
 def _warnings(known: Known) -> list[str]:
