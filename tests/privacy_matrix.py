@@ -62,7 +62,7 @@ class Protection:
 
 PROTECTIONS: Mapping[str, Protection] = {
     "example": Protection("`privacy.example`", ("privacy.example={noise_multiplier: 1.0}",)),
-    "client": Protection("`privacy.client`", ("privacy.client={noise_multiplier: 1.0}",)),
+    "client": Protection("`privacy.client`", ("federation.average=uniform", "privacy.client={noise_multiplier: 1.0}")),
     "secure_aggregation": Protection("`privacy.secure_aggregation`", ("privacy.secure_aggregation={}",)),
     **{
         rule: Protection(f"`{rule}`", (f"federation.aggregation={rule}",), changes=False)

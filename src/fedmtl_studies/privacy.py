@@ -187,7 +187,9 @@ def example_noise(epsilon: float) -> Settings:
 
 
 def client_noise(epsilon: float) -> Settings:
-    return {**DENSE, "privacy": {"client": {"epsilon": epsilon}}}
+    # Every client counts alike, or one with many examples could not be bounded as the others are.
+    federation = {**DENSE["federation"], "average": "uniform"}
+    return {"federation": federation, "privacy": {"client": {"epsilon": epsilon}}}
 
 
 def _membership(options: PrivacyOptions) -> Iterator[Setup]:
