@@ -44,8 +44,10 @@ CONFIG = (
     "defaults=plain",
     "model={server_model: random-1x32, max_length: 24, pool: cls, pair: dual}",
     *(f"tasks.{task}={{train_samples: 48, val_samples: 8}}" for task in TASKS),
+    "federation.clients_per_task=3",
     # What noise and masking need; rows of their own put both back.
-    "federation={clients_per_task: 3, average: uniform, vocabulary_slices: false}",
+    "federation.average=uniform",
+    "federation.vocabulary_slices=false",
     "training={num_rounds: 2, batch_size: 4, learning_rate: 1e-2}",
     "compute={workers: 0, device: cpu}",
     "evaluation.baselines=none",

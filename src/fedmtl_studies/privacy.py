@@ -87,7 +87,7 @@ class PrivacyOptions(StudyOptions):
         "others": 400,
         "rounds": 3,
         "references": 2,
-        "poison_examples": 300,
+        "poison_examples": 240,
         "poison_rounds": 3,
     }
 
@@ -340,7 +340,7 @@ class Files:
 
     def further(self, task: str) -> Settings:
         """Return the section of a task that is not attacked; its one client has as many examples as the others."""
-        sizes = {"train_samples": self.options.poison_examples // len(SITES), "val_samples": self.options.others}
+        sizes = {"train_samples": self.options.poison_examples // len(SITES), "val_samples": self.options.others // 2}
         if self.options.data is None:
             return sizes
         folder = Path(self.options.data).expanduser().absolute() / task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
@@ -15,6 +16,7 @@ from fedmtl_studies.library import (
     StartEvent,
     count,
     first_of,
+    load_config,
     percent,
     read_events,
     score,
@@ -41,12 +43,17 @@ Seeds = Mapping[int, "Result | None"]
 
 @dataclass(frozen=True)
 class Result:
-    """A finished cell: each task's main metric after the last round, and what its tap found."""
+    """A finished cell: each task's main metric after the last round, and what its tap found.
+
+    `epsilon` is what the run states that its noise came to; `adds_noise` says whether its config asks for noise.
+    """
 
     cell: str
     scores: Mapping[str, float | None]
     losses: Mapping[tuple[View, int], Losses]
     words: Mapping[View, Words]
+    epsilon: float | None = None
+    adds_noise: bool = False
 
 
 def read_result(run: RunFolder) -> Result:
@@ -54,7 +61,7 @@ def read_result(run: RunFolder) -> Result:
     events = read_events(run)
     main = main_metrics(run, recorded(run, "its start", first_of(events, StartEvent)))
     scored = [event for event in events if isinstance(event, EvaluationEvent) and event.task in main]
-    findings = read_findings(run)
+    findings, privacy = read_findings(run), load_config(run.config).privacy
     return Result(
         cell=run.name,
         scores={event.task: event.metrics.get(main[event.task]) for event in scored},
@@ -68,7 +75,16 @@ def read_result(run: RunFolder) -> Result:
             for found in findings
             if found["kind"] == "words"
         },
+        epsilon=_stated(run),
+        adds_noise=privacy.example is not None or privacy.client is not None,
     )
+
+
+def _stated(run: RunFolder) -> float | None:
+    """Return the last epsilon that a run's events state; None where they state none."""
+    lines = run.events.read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines if '"event": "privacy"' in line]
+    return max((event["epsilon"] for event in events), default=None)
 
 
 def show(options: PrivacyOptions, wanted: Sequence[Setup], results: Results[Result]) -> Page:
@@ -171,6 +187,7 @@ def _membership_table(known: Known) -> Table:
         (
             protection_words(setup.removeprefix("member-")),
             words,
+            known.over(setup, lambda cell: cell.epsilon),
             known.score(setup, known.task),
             *known.membership(setup, *view, calibrates=False),
             *known.membership(setup, *view, calibrates=True),
@@ -186,6 +203,7 @@ def _membership_table(known: Known) -> Table:
         (
             Column("protection", "protection", "words"),
             Column("the attacker has", "view", "words"),
+            Column("epsilon spent", "epsilon", "number"),
             Column(f"{known.task}", f"{known.task}_accuracy"),
             Column("AUC, by loss", "auc_loss"),
             Column(f"found at {false} false, by loss", "true_positives_loss", "percent"),
@@ -405,11 +423,19 @@ def _said_of_rules(known: Known) -> str:
 
 
 def _warnings(known: Known) -> list[str]:
-    if not known.options.quick:
-        return []
-    return [
-        "Embedded, synthetic texts in miniature and one seed: it shows that everything runs, not how large a risk is."
-    ]
+    silent = [cell.cell for cell in finished(known.results) if cell.adds_noise and cell.epsilon is None]
+    found = []
+    if silent:
+        found.append(
+            f"Of the cells that were to add noise {len(silent)} {'states' if len(silent) == 1 else 'state'} no epsilon:"
+            f" {', '.join(silent[:5])}{', ...' if len(silent) > 5 else ''}. They count as without protection."
+        )
+    if known.options.quick:
+        found.append(
+            "Embedded, synthetic texts in miniature and one seed: it shows that everything runs, not how large a"
+            " risk is."
+        )
+    return found
 
 
 def _opening(options: PrivacyOptions) -> str:
@@ -418,7 +444,10 @@ def _opening(options: PrivacyOptions) -> str:
 
 
 def _cells_sheet(known: Known) -> str:
-    columns: dict[str, Callable[[Result], object]] = {"cell": lambda cell: cell.cell}
+    columns: dict[str, Callable[[Result], object]] = {
+        "cell": lambda cell: cell.cell,
+        "epsilon": lambda cell: cell.epsilon,
+    }
     for task in known.options.tasks:
         columns[task] = lambda cell, task=task: cell.scores.get(task)  # type: ignore[misc]
     last = known.options.rounds

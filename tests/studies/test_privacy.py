@@ -28,6 +28,8 @@ from fedmtl_studies.privacy_attacks import (
     recovered_words,
     true_positives,
 )
+from fedmtl_studies.privacy_page import Result, show
+from fedmtl_studies.results import Spread
 from raw_events import raw_events
 from studies.csv_rows import read_csv
 
@@ -145,10 +147,10 @@ class TestPlan:
             files.others,
             *files.trains("member", 40),
             *files.trains("reference-0", 40),
-            *files.trains("poison", 100),
+            *files.trains("poison", 80),
         ]
         rows = [row for path in paths for row in path.read_text().splitlines()[1:]]
-        assert len(rows) == 400 + 3 * 40 * 2 + 3 * 100 == len({row.split("\t")[0] for row in rows})
+        assert len(rows) == 400 + 3 * 40 * 2 + 3 * 80 == len({row.split("\t")[0] for row in rows})
         before, after = (path.read_text().splitlines() for path in (paths[-3], files.flipped(paths[-3])))
         other = {"negative": "positive", "positive": "negative", "label": "label"}
         assert [(text, other[label]) for text, label in (row.split("\t") for row in before)] == [
@@ -180,7 +182,7 @@ class TestPlan:
         cells = plan(options, open_study(tmp_path, "study")).cells
         settings = cells[0].settings
         assert settings["tasks"]["stsb"] == {"source": {"train": str(tmp_path / "stsb/train.tsv")},
-                                             "train_samples": 10, "val_samples": 100}  # fmt: skip
+                                             "train_samples": 10, "val_samples": 50}  # fmt: skip
         assert set(settings["clients"]) == {"site_1", "site_2", "site_3", "stsb_1"}
 
     @pytest.mark.parametrize(
@@ -200,6 +202,17 @@ class TestPlan:
     def test_rows_that_fit_nothing_are_named(self):
         with pytest.raises(ConfigError, match="--rows: no setup fits none"):
             setups(PrivacyOptions(quick=True, rows="none"))
+
+
+def test_noise_that_no_run_states_is_a_warning_and_a_stated_one_stands_in_the_table():
+    options = PrivacyOptions(quick=True, tables=(1,))
+    wanted = setups(options)
+    silent, stated = (Result(name, {}, {}, {}, adds_noise=True, epsilon=e) for name, e in (("a", None), ("b", 7.9)))
+    page = show(options, wanted, {"member-example-8": {0: silent}, "member-example-1": {0: stated}})
+    assert page.warnings[0].startswith("Of the cells that were to add noise 1 states no epsilon: a.")
+    spent = {row[0]: row[2] for row in page.tables[0].rows}
+    assert spent["privacy.example, epsilon 8"] is None
+    assert spent["privacy.example, epsilon 1"] == Spread(7.9, None, 1)
 
 
 @pytest.fixture
@@ -270,4 +283,5 @@ def test_the_quick_study_has_every_row_within_four_minutes(study, tmp_path):
     assert time.monotonic() - started < 240
     for name in ("table1", "table2", "table3", "table4"):
         for row in read_csv(tmp_path / f"runs/privacy-quick/{name}.csv"):
-            assert all(row.values()), row
+            # A plain run spends no epsilon.
+            assert all(value for key, value in row.items() if key != "epsilon"), row
