@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedmtl_studies.folder import StudyFolder, first_difference, memory_path, read_memory
 from fedmtl_studies.library import (
@@ -83,18 +83,30 @@ class Pruning:
 Derivation = Distillation | Pruning
 
 
+class Tap(Protocol):
+    """Somebody between the server and the clients of a cell, who reads along or changes what is sent.
+
+    It goes into the cell's process, so it has to be picklable. The cell's name has to say which tap it is: a folder is
+    compared by its config alone.
+    """
+
+    def open_engine(self, prepared: Any, run: RunFolder) -> Any:
+        """Return the engine of a prepared run, with the tap on it."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study: its name, its whole config as YAML would give it, and its work in any unit.
 
     Instead of a config it may have how it is made of another run. `after` names the cells it needs: they are done when
-    it begins, and their weights are there.
+    it begins, and their weights are there. A run of a config may have a `tap`.
     """
 
     name: str
     settings: Mapping[str, Any] | Derivation
     work: float = 1.0
     after: tuple[str, ...] = ()
+    tap: Tap | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ class CellWork:
     does: Config | Made
     name: str
     log: Path
+    tap: Tap | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +211,7 @@ def _print_into(log: Path) -> None:
 def _run(work: CellWork) -> None:
     import torch
 
-    from fedmtl_studies.computing import peak_bytes, resume_run, start_run
+    from fedmtl_studies.computing import open_engine, peak_bytes, resume_run, start_run
 
     torch.set_num_threads(1)
     if isinstance(work.does, Made):
@@ -206,10 +219,11 @@ def _run(work: CellWork) -> None:
         return
     run = RunFolder(Path(work.does.output) / work.name)
     before = peak_bytes()
+    engine = open_engine if work.tap is None else work.tap.open_engine
     if run.config.exists():
-        resume_run(run, compares=False)
+        resume_run(run, compares=False, make_engine=engine)
     else:
-        start_run(work.does, work.name, compares=False)
+        start_run(work.does, work.name, compares=False, make_engine=engine)
     if (allocated := torch.cuda.max_memory_allocated()) > 0:
         note_memory(run, allocated)
     elif before is not None and (after := peak_bytes()) is not None:

@@ -62,9 +62,9 @@ study = typer.Typer(
 
 def commands() -> dict[str, Command]:
     """Return every command of the group by its name."""
-    from fedmtl_studies import compression, federated, multitask, scaling
+    from fedmtl_studies import compression, federated, multitask, privacy, scaling
 
-    grids: list[Study[Any, Any]] = [multitask.STUDY, compression.STUDY, federated.STUDY, scaling.STUDY]
+    grids: list[Study[Any, Any]] = [multitask.STUDY, compression.STUDY, federated.STUDY, scaling.STUDY, privacy.STUDY]
     return {"wire": wire, **{grid.name: make_command(grid) for grid in grids}}
 
 

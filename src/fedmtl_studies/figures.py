@@ -28,6 +28,7 @@ FIGURE_STYLE = """
 svg text.named { fill: color-mix(in oklab, var(--c) 60%, var(--ink)); font-weight: 600 }
 svg text.inside { text-anchor: middle; fill: var(--ink) }
 svg text.small { font-size: 9px }
+.spot { fill: var(--c); fill-opacity: .8 }
 """
 _LABEL_GAP = 12.0
 
@@ -130,3 +131,55 @@ def residuals(title: str, edges: Sequence[float], counts: Sequence[int]) -> Html
 def write_svg(path: Path, picture: Html, style: str = "") -> None:
     """Write a picture as a file that needs nothing else, in the look of all figures and of `style`."""
     write_svg_file(path, picture, FIGURE_STYLE + style)
+
+
+def dots(
+    title: str,
+    rows: Mapping[str, Mapping[str, float]],
+    axis: str,
+    x: tuple[float, float] = (0, 1),
+    level: float | None = None,
+) -> Html:
+    """Draw a line for every row with a dot for each of its series, whose names stand above in their colours.
+
+    `level` is a value to compare with, drawn dashed.
+    """
+    series = list(dict.fromkeys(name for values in rows.values() for name in values))
+    if not series:
+        return Html()
+    width, left, gap = 460.0, 150.0, 20.0
+    names = _names_above(series, left, width - 12)
+    top = 14.0 + 13 * (1 + max(line for line, _ in names.values()))
+    frame = Frame(x, (0, 1), width=width, height=top + gap * len(rows) + 36, left=left, top=top)
+    parts = [
+        tag("text", name, class_=f"named {colour(series.index(name))}", x=at, y=12 + 13 * line)
+        for name, (line, at) in names.items()
+    ]
+    if level is not None:
+        at = frame.across(level)
+        parts.append(tag("line", class_="mark", x1=at, x2=at, y1=frame.top, y2=frame.floor))
+    for number, (row, values) in enumerate(rows.items()):
+        y = frame.top + gap * (number + 0.5)
+        parts.append(tag("line", class_="grid", x1=frame.left, x2=frame.edge, y1=y, y2=y))
+        parts.append(tag("text", row, class_="y", x=frame.left - 8, y=y + 3.5))
+        for name, value in values.items():
+            at = frame.across(min(max(value, x[0]), x[1]))
+            words = tag("title", f"{row}, {name}: {score(value)}")
+            parts.append(tag("circle", words, class_=f"spot {colour(series.index(name))}", cx=at, cy=y, r=4.2))
+    spoken = "; ".join(
+        f"{row}: " + ", ".join(f"{name} {score(v)}" for name, v in values.items()) for row, values in rows.items()
+    )
+    return svg(frame, title, spoken, x_axis(frame, axis, whole=False), *parts)
+
+
+def _names_above(names: Sequence[str], left: float, right: float) -> dict[str, tuple[int, float]]:
+    """Return the line and the place of each name, as many on a line as fit."""
+    placed: dict[str, tuple[int, float]] = {}
+    line, at = 0, left
+    for name in names:
+        wide = 6.2 * len(name) + 14
+        if at + wide > right and at > left:
+            line, at = line + 1, left
+        placed[name] = (line, at)
+        at += wide
+    return placed

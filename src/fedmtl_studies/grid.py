@@ -227,7 +227,7 @@ class _Grid:
         if isinstance(ready.does, Made):
             # Before its folder is there: a folder without this file would be one of unknown settings.
             write_making(self.folder, name, ready.does.derivation)
-        started = start_cell(CellWork(ready.does, name, self.folder.logs / f"{name}.log"))
+        started = start_cell(CellWork(ready.does, name, self.folder.logs / f"{name}.log", ready.cell.tap))
         self.open[name] = _Open(ready, started, time.monotonic())
 
     def _close(self, one: _Open) -> None:

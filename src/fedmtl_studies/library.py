@@ -6,6 +6,7 @@ Of this package only these two modules and `cli` import fedmtl, so that a change
 from __future__ import annotations
 
 from fedmtl import __version__
+from fedmtl.capabilities import AGGREGATORS
 from fedmtl.compress.augment.settings import AugmentSettings, parse_copies
 from fedmtl.compress.cut import Cut
 from fedmtl.compress.distill.settings import DistillSettings, LossWeights

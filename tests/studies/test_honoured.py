@@ -4,7 +4,7 @@ import pytest
 
 from fedmtl.config.honoured import config_keys
 from fedmtl.errors import ConfigError
-from fedmtl_studies import compression, federated, multitask, scaling
+from fedmtl_studies import compression, federated, multitask, privacy, scaling
 from fedmtl_studies.folder import open_study
 from fedmtl_studies.study import run_study
 
@@ -12,6 +12,7 @@ STUDIES = {
     compression: ("sst2", {"tables": (1, 2, 3), "tasks": ("sst2",)}),
     federated: ("sentiment", {}),
     multitask: ("sst5", {"steps": 24, "tables": (1, 2, 3, 4, 5, 6, 7), "cfimdb": False}),
+    privacy: ("sentiment", {}),
     scaling: ("sentiment", {"tasks": ("sentiment",), "rates": (("*", 0.1),)}),
 }
 # A number wherever a study computes with it, and no value that any of them has by itself.
