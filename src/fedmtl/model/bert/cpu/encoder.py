@@ -25,8 +25,8 @@ from fedmtl.model.bert.cpu.encoder_pass import (
     Workspace,
     feed_forward,
     feed_forward_backward,
-    kernels,
 )
+from fedmtl.model.bert.cpu.encoder_pass import kernels as kernels
 from fedmtl.model.bert.cpu.first_position import First, first_backward, first_forward
 from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed
 

@@ -245,7 +245,7 @@ class _RecordingPass(Pass):
                 scale = by_token if len(record.gradient) == len(by_token) else by_row
                 record.gradient.mul_(scale)
                 if len(record.columns) == 1:
-                    super().linear_gradients(*record.columns, record.inputs, record.gradient)
+                    super().linear_gradients(next(iter(record.columns)), record.inputs, record.gradient)
                 else:
                     super().joint_gradients(list(record.columns), record.inputs, record.gradient)
             elif isinstance(record, _Heads):
