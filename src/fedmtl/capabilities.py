@@ -47,6 +47,7 @@ BUILT_IN = {
     "smart": "fedmtl.methods.smart",
     "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
     "pcgrad": "fedmtl.methods.pcgrad",
+    "example_privacy": "fedmtl.methods.example_privacy",
 }
 
 AGGREGATORS = {

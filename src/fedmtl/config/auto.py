@@ -102,9 +102,10 @@ class _Encoder:
 def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
     """Choose every setting that `given`, an unchecked config, does not have; `config` is its checked form."""
     if config.defaults == "plain":
-        return ()
+        return tuple(choice for choice in _private(config) if not _is_given(given, choice.key))
     encoder = _known(config)
     rules = (
+        *_private(config),
         *_as_started(config),
         *_encoder_settings(config, encoder),
         *_rate(config, encoder),
@@ -150,6 +151,7 @@ _SHOWN = {
     "model.encoder_dropout": "",
     "training.schedule": "",
     "federation.aggregation.average": "average ",
+    "federation.vocabulary_slices": "vocabulary_slices ",
 }
 
 
@@ -213,6 +215,13 @@ def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choi
             yield Choice(f"model.{key}", value, encoder.origin)
     if encoder.card.head_rate is not None:
         yield Choice("training.head_rate", encoder.card.head_rate, encoder.origin)
+
+
+def _private(config: Config) -> Iterator[Choice]:
+    """What a client's texts use of the vocabulary would leave beside its protected update; also with plain defaults."""
+    privacy = config.privacy
+    if privacy.example or privacy.client or privacy.secure_aggregation:
+        yield Choice("federation.vocabulary_slices", False, "rule privacy")
 
 
 def _as_started(config: Config) -> Iterator[Choice]:

@@ -34,8 +34,8 @@ from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import planned_steps
-from fedmtl.training.local_method import LocalSettings
-from fedmtl.training.optimizer import Step, batches_per_step, rate_factor
+from fedmtl.training.local_method import LocalSettings, Step
+from fedmtl.training.optimizer import batches_per_step, rate_factor
 
 COUNTS = "counts.json"
 MOST_RULES = 10_000

@@ -12,6 +12,7 @@ import torch
 from fedmtl.config import ModelConfig
 from fedmtl.federation.client import InitialValues, Site
 from fedmtl.federation.wire import MAX_BYTES
+from fedmtl.methods.noise import derive_key
 from fedmtl.model.multitask import MultiTaskModel, open_model
 from fedmtl.sharing.plan import Key
 from fedmtl.tasks.batches import Shard
@@ -36,6 +37,8 @@ class SiteSetup:
     log_variances: bool = False
     plugins: tuple[str, ...] = ()
     profile: bool = False
+    # Of a simulated site it follows from the seed, so that every engine computes the same; of a real one it is random.
+    secret: bytes = b""
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
@@ -56,4 +59,13 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
         client_shards = setup.validation.get(client, {})
         return client_shards[task] if task in client_shards else setup.shared_validation[task]
 
-    return Site(model, initial, lambda client, task: setup.train[client][task], validation, setup.folder, device)
+    secret = setup.secret or derive_key(str(setup.seed).encode(), "the secret of a simulated site")
+    return Site(
+        model,
+        initial,
+        lambda client, task: setup.train[client][task],
+        validation,
+        setup.folder,
+        device,
+        secret=secret,
+    )

@@ -9,10 +9,13 @@ that was merged gets the mean of those that went into it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +48,7 @@ from fedmtl.sharing.plan import (
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.metrics import sum_predictions
 from fedmtl.training.local import Trained, TrainingFailed, predict, train
-from fedmtl.training.local_method import LocalMethods, LocalSettings
+from fedmtl.training.local_method import LocalMethods, LocalSettings, Release
 from fedmtl.training.optimizer import Slots
 
 OPTIMIZER = "optimizer."
@@ -68,6 +71,8 @@ class Site:
     folder: Path
     device: torch.device
     buffers: Buffers = field(default_factory=Buffers)
+    # What nobody else may know, from which noise is drawn.
+    secret: bytes = b""
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -101,16 +106,48 @@ def open_job(job: Job, site: Site) -> Opened:
     settings = LocalSettings.from_dict(job.settings)
     saved = follow_plan(load_state(site.folder / job.client, job.state_round), job.plan, job.tasks, job.client)
     loaded = _of_these_rows(saved, job, site.model.table)
-    methods = LocalMethods(local_methods(settings.methods), job.extra, from_slots(loaded))
+    shards = {task: site.train_shard(job.client, task) for task in job.tasks}
+    release = partial(_release, job, site, saved, shards)
+    methods = LocalMethods(local_methods(settings.methods), job.extra, from_slots(loaded), release)
     state = methods.restore(loaded)
     return Opened(
         settings,
         state,
         _gather(job, site, state.get(VALUES, {})),
-        {task: site.train_shard(job.client, task) for task in job.tasks},
+        shards,
         methods,
         update_filters(settings.methods, job.codecs.filters),
     )
+
+
+def _release(job: Job, site: Site, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> Release:
+    return Release(site.secret, answer_digest(job, state, shards), site.folder / job.client)
+
+
+def answer_digest(job: Job, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> str:
+    """A digest of all that the answer to a job follows from: the job, the client's saved state, and its examples.
+
+    Which fixed values came with the job is not in it: a server that was started again sends them once more.
+    """
+    said = {
+        **{name: getattr(job, name) for name in ("kind", "round", "client", "tasks", "seed", "state_round")},
+        "settings": dict(job.settings),
+        "fixed": dict(job.fixed),
+        "codecs": vars(job.codecs),
+        "plan": [list(map(list, job.plan.rules)), list(map(dict, job.plan.groups)), list(job.plan.stopped)],
+        "extra": {name: dict(extra.values) for name, extra in job.extra.items()},
+    }
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    slots = {"weights": job.weights, **to_slots(job.extra), **{f"state/{slot}": each for slot, each in state.items()}}
+    for slot in sorted(slots):
+        for key in sorted(key for key in slots[slot] if key.scope != "fixed"):
+            value = slots[slot][key].detach().cpu().contiguous()
+            digest.update(f"{slot}\0{key.scope}\0{key.name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(b"" if job.rows is None else job.rows.tobytes())
+    for task, shard in sorted(shards.items()):
+        digest.update(f"{task}\0{shard.digest()}".encode())
+    return digest.hexdigest()
 
 
 def _of_these_rows(slots: Mapping[str, Weights], job: Job, table: str) -> dict[str, Weights]:

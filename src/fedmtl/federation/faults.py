@@ -44,6 +44,8 @@ SENTENCES = {
     "policy_min_examples": "the job would use fewer distinct examples than the site's policy allows",
     "policy_pairs": "the site's policy lets no predictions leave next to their labels",
     "policy_scores": "the site's policy lets no scores leave",
+    "policy_privacy": "the site's policy requires protection of updates that the server's config does not give",
+    "privacy_spent": "what may be told of an example there has been told; the site answers no more jobs of the task",
     "policy_limit": "the site has done as many rounds or jobs as its policy allows",
     "job_client": "the job is for another client",
     "job_tasks": "the job is for tasks that the site does not have",

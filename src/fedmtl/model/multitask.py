@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.model.adapters import Adapters
-from fedmtl.model.bert.autograd import pooled_vectors
+from fedmtl.model.bert.autograd import CalledWeights, pooled_vectors
 from fedmtl.model.bert.cpu import encoder as cpu_bert
-from fedmtl.model.bert.layout import bert_layout, mean_pool, no_masks, pack, random_masks
+from fedmtl.model.bert.cpu.per_example import ExamplePass
+from fedmtl.model.bert.layout import MaskSource, Packed, bert_layout, mean_pool, no_masks, pack, random_masks
 from fedmtl.model.encoder import Encoder, load_encoder, position_origin
 from fedmtl.model.encoder_files import encoder_folder, is_extended
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
@@ -42,6 +43,10 @@ class Inputs:
 
     def to(self, device: torch.device) -> Inputs:
         return Inputs(*(part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments)))
+
+    def widened(self, pad_id: int) -> Inputs:
+        """The same with one more column of padding."""
+        return Inputs(F.pad(self.ids, (0, 1), value=pad_id), F.pad(self.mask, (0, 1)), F.pad(self.segments, (0, 1)))
 
 
 # A cosine lies between -1 and 1 and two classes may part at .8: unscaled, its weight would have to grow to ten.
@@ -167,24 +172,44 @@ class MultiTaskModel(nn.Module):
         if self.lora is not None:
             set_lora(self._canonical, seed)
 
-    def forward(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
-        return self.head(task, self.vectors(task, inputs, noise))
+    def forward(self, task: str, inputs: Inputs, noise: Tensor | None = None, *, called: bool = False) -> Tensor:
+        return self.head(task, self.vectors(task, inputs, noise, called=called))
 
-    def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None) -> Tensor:
+    def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None, *, called: bool = False) -> Tensor:
         """Return one vector per sequence, pooled as the task says.
 
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
+        With `called`, every linear layer, norm and table is computed by calling its module, so that hooks see it.
         """
         if self.layout is None:
             return self.pool(task, *self.encode(task, inputs, noise))
-        weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
-        masks = self.draw_masks(weights[self.table]) if self.training else no_masks
-        batch = pack(inputs.ids, inputs.mask, inputs.segments)
-        padding, pool = self.token_table().padding_idx, self.pools[task]
+        weights, masks, batch, padding, pool = self._packed(task, inputs)
+        if called:
+            return pooled_vectors(CalledWeights(weights, self.encoder), self.layout, batch, pool, masks, padding, noise)
         if self.writes_gradients:
             assert noise is None, "noise goes with adds_gradients"
             return cpu_bert.pooled_vectors(weights, self.layout, batch, pool, masks, padding, self.memory)
         return pooled_vectors(weights, self.layout, batch, pool, masks, padding, noise)
+
+    def _packed(self, task: str, inputs: Inputs) -> tuple[dict[str, Any], MaskSource, Packed, int | None, str]:
+        """What a pass through an encoder laid out as BERT takes: values, dropout masks, tokens, padding row, pooling."""
+        weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
+        masks = self.draw_masks(weights[self.table]) if self.training else no_masks
+        batch = pack(inputs.ids, inputs.mask, inputs.segments)
+        return weights, masks, batch, self.token_table().padding_idx, self.pools[task]
+
+    def example_pass(self, task: str, inputs: Inputs, num_examples: int) -> ExamplePass:
+        """A pass in which every example has a gradient of its own; it needs `writes_gradients`."""
+        assert self.layout is not None
+        weights, masks, batch, padding, pool = self._packed(task, inputs)
+        return ExamplePass(weights, self.layout, batch, pool, masks, padding, self.memory, num_examples)
+
+    def token_owners(self, inputs: Inputs, num_examples: int) -> list[Tensor]:
+        """Which example each token is of, where modules are called with all tokens end to end."""
+        if self.layout is None:
+            return []
+        batch = pack(inputs.ids, inputs.mask, inputs.segments)
+        return [batch.slots // batch.width % num_examples]
 
     @property
     def writes_gradients(self) -> bool:

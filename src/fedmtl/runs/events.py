@@ -517,6 +517,53 @@ class PruningEvent(Event):
     all: Zeros
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseFacts:
+    """Sums that were released: each example was in one with this chance, and had this much noise beside it.
+
+    `noise_multiplier` is the noise's standard deviation in units of the norm that gradients are clipped to.
+    """
+
+    chance: Number
+    noise_multiplier: Number
+    times: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleSpending:
+    """What the noise on a task's gradients comes to so far, at the client where it is most.
+
+    `epsilon` is by `accountant`: privacy loss distributions (`pld`) at the end of a run, the bound by Renyi orders
+    (`rdp`), which is never smaller, before. `releases` are that client's. `unconfirmed` are jobs of the task that no
+    accepted update answered; they are counted as done, but for those of `unknown` clients, of which no update came.
+    """
+
+    epsilon: Number
+    epsilon_rdp: Number
+    accountant: Text
+    client: Text
+    releases: list[ReleaseFacts]
+    clients: Count
+    scopes: list[Text]
+    unconfirmed: Count = 0
+    unknown: Count = 0
+
+
+@event_kind("example_privacy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExamplePrivacyEvent(Event):
+    """The ledger of noise on gradients after a round: what was spent of each task, and what this round added.
+
+    The unit is one example of one task at one client, data sets being neighbours if one has one example more.
+    """
+
+    round: Round
+    delta: Number
+    max_grad_norm: Number
+    tasks: dict[Text, ExampleSpending]
+    released: dict[Text, dict[Text, ReleaseFacts]] = field(default_factory=dict)
+
+
 @event_kind("early_stop")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopEvent(Event):

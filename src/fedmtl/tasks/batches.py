@@ -6,6 +6,7 @@ lie in a file beside the tokens: one float32 row for every example.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,6 +74,14 @@ class Shard:
         assert self.teacher is not None, "shards of a distilled task come with its teacher's outputs"
         chosen: np.ndarray = open_outputs(self.teacher)[batch]
         return chosen
+
+    def digest(self) -> str:
+        """A digest of the shard's examples, in order: their tokens and their labels."""
+        digest = hashlib.sha256(self.labels[self.indices].tobytes())
+        for part in open_tokens(self.tokens).parts:
+            digest.update(part.lengths_of(self.indices).tobytes())
+            digest.update(_join(part, self.indices).tobytes())
+        return digest.hexdigest()
 
     def used_ids(self) -> list[np.ndarray]:
         """The token ids of the shard's examples, once each, one array per part."""

@@ -18,12 +18,11 @@ from fedmtl.sharing.plan import Extra
 from fedmtl.tasks.batches import Arrays, Shard, TextShard, collate, sorted_batches, training_batches
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
-from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, LocalStep
+from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, LocalStep, Step
 from fedmtl.training.optimizer import (
     FlatOptimizer,
     Holding,
     Slots,
-    Step,
     batches_per_step,
     ordered_batches,
     rate_factor,
@@ -177,12 +176,13 @@ def train(
     """
     torch.manual_seed(derive_seed(seed, "dropout"))
     methods = methods or LocalMethods()
-    methods.start(LocalClient(bound, shards, device, seed, round_number))
+    methods.start(LocalClient(bound, shards, device, seed, round_number, settings))
     optimizer = FlatOptimizer(bound, settings, methods)
     if saved:
         optimizer.restore(saved)
     objective = Objective(bound, shards, device, methods)
-    plan = list(planned_steps(shards, settings, seed, round_number))
+    planned = list(planned_steps(shards, settings, seed, round_number))
+    plan = list(methods.plan_steps(planned))
     width = batches_per_step(sum(len(shard) > 0 for shard in shards.values()), settings)
     steps = len(plan) // width
     losses: list[Tensor] = []
@@ -190,15 +190,21 @@ def train(
     for number in range(steps):
         moved = []
         for task, batch in plan[number * width : (number + 1) * width]:
-            loss = objective.loss(task, batch)
+            weight = settings.loss_weights[task]
+            made = methods.differentiate(task, batch, weight, partial(optimizer.buffer, task))
+            loss = objective.loss(task, batch) if made is None else made
             losses.append(loss.detach())
-            # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
-            if loss.requires_grad:
+            if made is not None:
+                optimizer.take(task)
+            elif loss.requires_grad:
                 weighed = methods.weigh(task, loss)
-                optimizer.backward(task, loss * settings.loss_weights[task] if weighed is None else weighed)
-                moved.append(task)
-                if width > 1:
-                    optimizer.keep(task)
+                optimizer.backward(task, loss * weight if weighed is None else weighed)
+            else:
+                # Where a task's head and the encoder are fixed there is a loss to report and nothing to move.
+                continue
+            moved.append(task)
+            if width > 1:
+                optimizer.keep(task)
         if moved:
             if width > 1:
                 optimizer.join(moved, number)
@@ -208,7 +214,8 @@ def train(
             _check_finite(losses, plan, settings, width)
     bound.model.eval()
     _check_finite(losses, plan, settings, width)
-    seen = _seen(plan)
+    # Those that were planned: how many were drawn in their place may be nobody's business.
+    seen = _seen(planned)
     tasks = returned_tasks(list(shards), settings, seen)
     optimizer_state = optimizer.state() if settings.keep_optimizer else {}
     return Trained(_mean_losses(losses, plan), steps, optimizer_state, seen, tasks, *methods.finish(tasks))
@@ -247,7 +254,7 @@ def _mean_losses(losses: list[Tensor], plan: list[Step]) -> dict[str, float]:
     for value, (task, batch) in zip(torch.stack(losses).tolist() if losses else [], plan, strict=True):
         total, count = sums.get(task, (0.0, 0))
         sums[task] = (total + value * len(batch), count + len(batch))
-    return {task: total / count for task, (total, count) in sums.items()}
+    return {task: total / count for task, (total, count) in sums.items() if count}
 
 
 def _seen(plan: list[Step]) -> dict[str, int]:

@@ -3,13 +3,15 @@
 Settings are plain values, so that they travel as JSON. A method overrides the hooks it needs. They are called in the
 order of the config's methods, each hook at one moment of a step: `outputs`, `adjust`, `fit`, `loss` and `weigh` make
 the loss of a batch, `task_gradient` follows a task's backward pass, `join` puts the gradients of several tasks
-together, `gradient` comes before clipping, `stepped` after the optimizer has moved the values.
+together, `gradient` comes before clipping, `stepped` after the optimizer has moved the values. `plan_steps` may draw
+other batches before the first step, and `differentiate` take the place of a batch's loss and backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -127,19 +129,38 @@ def with_methods(settings: LocalSettings, methods: Mapping[str, Mapping[str, Any
 
 
 Found = TypeVar("Found")
+# A task and the examples of one batch of it.
+Step = tuple[str, np.ndarray]
+# The keys that a step moves -> the flat buffer that their gradients are to be written into.
+GradientBuffer = Callable[[Collection[Key]], Tensor]
 # Which parts of the flat buffers two tasks have in common.
 Shared = Callable[[str, str], Sequence[slice]]
 
 
 @dataclass(frozen=True)
+class Release:
+    """What a client's answer to one job is known by: for methods whose noise nobody else may know.
+
+    `secret` is the site's. `digest` is of all that the answer follows from, so that the same job has the same answer,
+    and any other one a digest of its own. `folder` is where the client's files are.
+    """
+
+    secret: bytes
+    digest: str
+    folder: Path
+
+
+@dataclass(frozen=True)
 class LocalClient:
-    """The client whose round begins: its bound values, its examples, and what all of its randomness derives from."""
+    """The client whose round begins: its bound values, its examples, and what its public randomness derives from."""
 
     bound: BoundModel
     shards: Mapping[str, Shard]
     device: torch.device
     seed: int
     round: int
+    settings: LocalSettings | None = None
+    release: Callable[[], Release] | None = None
 
 
 @dataclass(frozen=True)
@@ -176,13 +197,15 @@ class LocalMethod:
     `stacked` makes the method's half for clients that train as one computation (`training/stacked/method.py`) of the
     same options; a method that says nothing trains one client at a time. `more_passes` is whether its loss runs the
     encoder more than once in a step: gradients are then added up, where a single pass may write over them.
-    `is_constraint` is whether it holds values to something whoever trains them, also the server.
+    `is_constraint` is whether it holds values to something whoever trains them, also the server. `clips_gradients` is
+    whether it bounds gradients itself, so that training.max_grad_norm does not.
     """
 
     name: ClassVar[str]
     stacked: ClassVar[type[Any] | None] = None
     more_passes: ClassVar[bool] = False
     is_constraint: ClassVar[bool] = False
+    clips_gradients: ClassVar[bool] = False
 
     def restore(self, slots: Mapping[str, Weights], received: Extra) -> Mapping[str, Weights]:
         """What the client has of earlier rounds, as far as it still counts."""
@@ -190,6 +213,14 @@ class LocalMethod:
 
     def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
         """Before the first step: `received` came with the job, `stored` is of the last round the server accepted."""
+
+    def plan_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the batches of the round in place of those that were planned; their number and tasks stay."""
+        return steps
+
+    def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
+        """Write a batch's gradients, times the task's weight, and return the loss to report; None leaves it to others."""
+        return None
 
     def outputs(self, step: LocalStep) -> Tensor | None:
         """Return the outputs that the loss is made of, or None for those of one plain pass."""
@@ -236,6 +267,7 @@ class LocalMethods:
     methods: Sequence[LocalMethod] = ()
     received: Mapping[str, Extra] = field(default_factory=dict)
     stored: Mapping[str, Extra] = field(default_factory=dict)
+    release: Callable[[], Release] | None = None
 
     def restore(self, slots: Mapping[str, Weights]) -> Mapping[str, Weights]:
         for method in self.methods:
@@ -244,9 +276,22 @@ class LocalMethods:
 
     def start(self, client: LocalClient) -> None:
         client.bound.model.adds_gradients = any(method.more_passes for method in self.methods)
+        client = replace(client, release=self.release)
         for method in self.methods:
             name = method.name
             method.start(client, self.received.get(name, NO_EXTRA), self.stored.get(name, NO_EXTRA))
+
+    @property
+    def clips_gradients(self) -> bool:
+        return any(method.clips_gradients for method in self.methods)
+
+    def plan_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+        for method in self.methods:
+            steps = method.plan_steps(steps)
+        return steps
+
+    def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
+        return self._first(lambda method: method.differentiate(task, batch, weight, buffer))
 
     def outputs(self, step: LocalStep) -> Tensor | None:
         return self._first(lambda method: method.outputs(step))

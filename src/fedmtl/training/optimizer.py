@@ -10,7 +10,7 @@ pass. Passes begin anew each round, with another shuffle: what is left of one is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, cycle, groupby, islice, repeat
 
@@ -24,9 +24,7 @@ from fedmtl.model.multitask import BoundModel, undecayed
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import HEADS, Key
 from fedmtl.timing import timed
-from fedmtl.training.local_method import LocalMethods, LocalSettings, Part
-
-Step = tuple[str, np.ndarray]
+from fedmtl.training.local_method import LocalMethods, LocalSettings, Part, Step
 
 
 def rate_factor(settings: LocalSettings, rounds_done: float) -> float:
@@ -223,6 +221,18 @@ class FlatOptimizer:
         self._runs = list(self._cut())
         self._note_writers(task)
 
+    def buffer(self, task: str, moved: Collection[Key]) -> Tensor:
+        """The flat buffer for gradients of these keys, which a step on the task moves, from whoever makes them."""
+        if task not in self._used:
+            self._used[task] = set(moved)
+            self._note_steps()
+            self._runs = list(self._cut())
+        return self._gradients
+
+    def take(self, task: str) -> None:
+        """Note that the buffer has the task's gradients."""
+        self._methods.task_gradient(task, self._used[task], self._gradients)
+
     def reached(self, task: str) -> set[Key]:
         """The keys that the task's loss reaches, once `backward` has seen it; other gradients are left from before."""
         return self._used[task]
@@ -249,7 +259,7 @@ class FlatOptimizer:
         """Clip the gradients that `backward` or `join` left, and move the values they belong to."""
         runs = self._of(*((tasks,) if isinstance(tasks, str) else tasks))
         self._methods.gradient([Part(self._span(run), run.values, run.gradients) for run in runs])
-        clip([run.gradients for run in runs], self._settings.max_grad_norm)
+        clip([run.gradients for run in runs], 0.0 if self._methods.clips_gradients else self._settings.max_grad_norm)
         for (_, factor), group in groupby(runs, key=lambda run: (run.decay, run.factor)):
             self._move(list(group), rate * factor)
         self._methods.stepped(self._bound.flat.values)

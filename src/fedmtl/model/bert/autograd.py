@@ -15,12 +15,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed, mean_pool
 
 NamedWeights = Mapping[str, Tensor]
+
+
+class CalledWeights(dict[str, Tensor]):
+    """Weights whose modules are called for every linear layer, norm and table, so that hooks see them.
+
+    The last layer is then computed at every position.
+    """
+
+    def __init__(self, weights: NamedWeights, module: nn.Module) -> None:
+        super().__init__(weights)
+        self._module = module
+
+    def call(self, name: str, inputs: Tensor) -> Tensor:
+        output: Tensor = self._module.get_submodule(name)(inputs)
+        return output
 
 
 @dataclass(frozen=True)
@@ -109,12 +124,16 @@ def pooled_vectors(
     """
     heads = head_slots(batch, layout.num_heads, weights["embeddings.LayerNorm.weight"].dtype)
     hidden = _embed(weights, layout, batch, masks, padding, noise)
-    num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
+    is_called = isinstance(weights, CalledWeights)
+    num_full = layout.num_layers if pool == "mean" or is_called else layout.num_layers - 1
     for number in range(num_full):
         hidden = _layer(weights, layout, batch, masks, number, hidden, heads)
     if pool == "mean":
         return mean_pool(batch.pad(hidden), batch.mask)
-    first = _first_position(weights, layout, batch, masks, layout.num_layers - 1, hidden, heads)
+    if is_called:
+        first = hidden.index_select(0, batch.firsts)
+    else:
+        first = _first_position(weights, layout, batch, masks, layout.num_layers - 1, hidden, heads)
     return torch.tanh(_linear(weights, "pooler.dense", first)) if pool == "pooler" else first
 
 
@@ -127,6 +146,11 @@ def _embed(
     noise: Tensor | None,
 ) -> Tensor:
     table = "embeddings.{}_embeddings.weight"
+    if isinstance(weights, CalledWeights):
+        indices = {"word": batch.ids, "token_type": batch.segments, "position": batch.positions}
+        hidden = torch.stack([weights.call(f"embeddings.{kind}_embeddings", at) for kind, at in indices.items()]).sum(0)
+        hidden = _norm(weights, "embeddings.LayerNorm", hidden, layout)
+        return _dropped(hidden, "embeddings", layout.hidden_dropout, masks)
     hidden = F.embedding(batch.ids, weights[table.format("word")], padding)
     if noise is not None:
         hidden = hidden + noise.reshape(-1, noise.shape[-1]).index_select(0, batch.slots)
@@ -196,10 +220,14 @@ def _feed_forward(
 
 
 def _linear(weights: NamedWeights, name: str, inputs: Tensor) -> Tensor:
+    if isinstance(weights, CalledWeights):
+        return weights.call(name, inputs)
     return F.linear(inputs, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _norm(weights: NamedWeights, name: str, inputs: Tensor, layout: BertLayout) -> Tensor:
+    if isinstance(weights, CalledWeights):
+        return weights.call(name, inputs)
     return F.layer_norm(inputs, (inputs.shape[-1],), weights[f"{name}.weight"], weights[f"{name}.bias"], layout.epsilon)
 
 

@@ -18,8 +18,8 @@ from fedmtl.sharing.plan import Extra, Key, Rows, owner_task
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.training.local import num_steps, planned_steps
-from fedmtl.training.local_method import LocalSettings
-from fedmtl.training.optimizer import STEP, Slots, Step, rate_factor
+from fedmtl.training.local_method import LocalSettings, Step
+from fedmtl.training.optimizer import STEP, Slots, rate_factor
 from fedmtl.training.stacked.store import NOTHING, TokenStore
 
 Named = dict[str, dict[str, Tensor]]

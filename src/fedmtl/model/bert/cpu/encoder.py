@@ -25,8 +25,8 @@ from fedmtl.model.bert.cpu.encoder_pass import (
     Workspace,
     feed_forward,
     feed_forward_backward,
-    kernels,
 )
+from fedmtl.model.bert.cpu.encoder_pass import kernels as kernels
 from fedmtl.model.bert.cpu.first_position import First, first_backward, first_forward
 from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed
 
@@ -207,12 +207,8 @@ def layer_forward(run: Pass, attention: Attention, number: int, hidden: Tensor) 
 def layer_backward(run: Pass, attention: Attention, layer: Layer, gradient: Tensor) -> Tensor:
     by_hidden, by_mixed = feed_forward_backward(run, layer.number, layer.fed, gradient)
     by_joint = attention.backward(layer.attended, by_mixed, run.take)
-    by_weight = run.by_weight(layer.hidden, by_joint, run.take("by_joint_weight", *layer.weight.shape))
-    by_bias = by_joint.sum(0)
-    for part, weight, bias in zip(PARTS, by_weight.chunk(3), by_bias.chunk(3), strict=True):
-        name = f"encoder.layer.{layer.number}.attention.self.{part}"
-        run.gradients.put(f"{name}.weight", weight)
-        run.gradients.put(f"{name}.bias", bias)
+    names = [f"encoder.layer.{layer.number}.attention.self.{part}" for part in PARTS]
+    run.joint_gradients(names, layer.hidden, by_joint)
     return run.by_inputs(layer.weight, by_joint, by_hidden, adds=True)
 
 
@@ -241,11 +237,8 @@ def embed(run: Pass) -> Embedded:
 def embed_backward(run: Pass, of: Embedded, gradient: Tensor) -> None:
     """All gradients that are left; the one given is used up."""
     by_sum, _ = run.norm_backward(of.normed, gradient if of.mask is None else gradient.mul_(of.mask), "by_last")
-    for kind, index in (("word", run.batch.ids), ("token_type", run.batch.segments), ("position", run.batch.positions)):
-        if run.gradients.wants(TABLE.format(kind)):
-            table = run.gradients.into(TABLE.format(kind)).zero_().index_add_(0, index, by_sum)
-            if kind == "word" and run.padding is not None:
-                table[run.padding] = 0.0
+    indices = {"word": run.batch.ids, "token_type": run.batch.segments, "position": run.batch.positions}
+    run.table_gradients({TABLE.format(kind): index for kind, index in indices.items()}, by_sum)
 
 
 def _gather(run: Pass, kind: str, index: Tensor, buffer: str) -> Tensor:
@@ -275,7 +268,7 @@ def pooled_vectors(
     memory: PassMemory,
 ) -> Tensor:
     """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
-    reached = {name: value for name, value in weights.items() if value.requires_grad and _is_reached(name, pool)}
+    reached = {name: value for name, value in weights.items() if value.requires_grad and is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
     space = memory.spaces.pop() if memory.spaces else Workspace()
     gradients = Gradients(reached, memory.gradients)
@@ -290,17 +283,20 @@ def pooled_vectors(
         return vectors
     with torch.no_grad():
         # A copy: the next pass computes in the same memory.
-        vectors = _forward(run, pool).vectors.clone()
+        vectors = forward(run, pool).vectors.clone()
     memory.spaces.append(space)
     return vectors
 
 
-def _is_reached(name: str, pool: str) -> bool:
+def is_reached(name: str, pool: str) -> bool:
+    """Whether a vector that is pooled so depends on this value."""
     return not name.startswith("heads.") and (pool == "pooler" or not name.startswith("pooler."))
 
 
 @dataclass(frozen=True)
-class _Trace:
+class Trace:
+    """What the backward pass needs, and what came of the forward pass."""
+
     embedded: Embedded
     attention: Attention
     layers: list[Layer]
@@ -308,7 +304,8 @@ class _Trace:
     vectors: Tensor
 
 
-def _forward(run: Pass, pool: str) -> _Trace:
+def forward(run: Pass, pool: str) -> Trace:
+    """Compute one vector per row, in memory that the next pass computes in."""
     embedded = embed(run)
     hidden, layers = embedded.out, []
     attention = Attention(run.batch, run.layout.num_heads, run.dtype, _attention_kernels(run))
@@ -318,12 +315,12 @@ def _forward(run: Pass, pool: str) -> _Trace:
         if run.needs_backward:
             layers.append(layer)
     if pool == "mean":
-        return _Trace(embedded, attention, layers, None, _mean(run, hidden))
+        return Trace(embedded, attention, layers, None, _mean(run, hidden))
     first = first_forward(run, run.layout.num_layers - 1, hidden)
     if pool == "cls":
-        return _Trace(embedded, attention, layers, first, first.out)
+        return Trace(embedded, attention, layers, first, first.out)
     pooled = torch.addmm(run.weights["pooler.dense.bias"], first.out, run.weights["pooler.dense.weight"].t())
-    return _Trace(embedded, attention, layers, first, pooled.tanh_())
+    return Trace(embedded, attention, layers, first, pooled.tanh_())
 
 
 def _attention_kernels(run: Pass) -> Kernels | None:
@@ -331,7 +328,7 @@ def _attention_kernels(run: Pass) -> Kernels | None:
     return run.kernels if run.kernels and run.layout.head_size % (run.kernels.block // 2) == 0 else None
 
 
-def _backward(run: Pass, pool: str, trace: _Trace, gradient: Tensor) -> None:
+def backward(run: Pass, pool: str, trace: Trace, gradient: Tensor) -> None:
     """Write every wanted gradient, from the top down to the lowest value that has one."""
     if pool == "pooler":
         assert trace.first is not None
@@ -379,7 +376,7 @@ class _Encoded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Pass, pool: str, memory: PassMemory, *values: Tensor) -> Tensor:
         ctx.run, ctx.pool, ctx.memory, ctx.num_given = run, pool, memory, len(values)
-        ctx.trace = _forward(run, pool)
+        ctx.trace = forward(run, pool)
         # A copy: it outlives the trace, and what is done with it must not reach that.
         vectors: Tensor = ctx.trace.vectors.clone()
         return vectors
@@ -390,7 +387,7 @@ class _Encoded(torch.autograd.Function):
         run, trace = ctx.run, ctx.trace
         assert trace is not None, "a pass is followed back once"
         ctx.trace = None
-        _backward(run, ctx.pool, trace, gradient.contiguous())
+        backward(run, ctx.pool, trace, gradient.contiguous())
         ctx.memory.spaces.append(run.space)
         fresh = [*run.gradients.fresh_in_order(), *[None] * ctx.num_given]
         return None, None, None, *fresh[: ctx.num_given]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,9 @@ from torch import Tensor
 from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
+
+# The token table.
+WORDS = "embeddings.word_embeddings.weight"
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -33,6 +36,9 @@ SIGNATURES = {
     "first_attend_backward": "nnnn" + 22 * "p",
     "add_norm": "nnpppppr" + "pp",
     "norm_backward": "nn" + 9 * "p",
+    "linear_squares": "nnnppppnpp",
+    "table_squares": "nnpppppnppp",
+    "owner_sums": "nn" + 7 * "p",
 }
 
 
@@ -194,11 +200,48 @@ class Pass:
         return torch.mm(gradient.t(), inputs, out=out)
 
     def linear_gradients(self, name: str, inputs: Tensor, gradient: Tensor) -> None:
-        """Those of the weight and the bias."""
+        """Write those of the weight and the bias."""
         if self.gradients.wants(f"{name}.weight"):
             self.by_weight(inputs, gradient, self.gradients.into(f"{name}.weight"))
         if self.gradients.wants(f"{name}.bias"):
             torch.sum(gradient, 0, out=self.gradients.into(f"{name}.bias"))
+
+    def joint_gradients(self, names: Sequence[str], inputs: Tensor, gradient: Tensor) -> None:
+        """Write those of linear layers with the same inputs, whose output gradients stand side by side."""
+        shape = gradient.shape[1], inputs.shape[1]
+        by_weight = self.by_weight(inputs, gradient, self.take("by_joint_weight", *shape)).chunk(len(names))
+        for name, weight, bias in zip(names, by_weight, gradient.sum(0).chunk(len(names)), strict=True):
+            self.gradients.put(f"{name}.weight", weight)
+            self.gradients.put(f"{name}.bias", bias)
+
+    def head_gradients(self, name: str, inputs: Tensor, gradient: Tensor, totals: Tensor) -> None:
+        """Write those of a linear layer in which each head has inputs: (rows, heads, ...); the bias had `totals`."""
+        if self.gradients.wants(f"{name}.weight"):
+            by_weight = torch.bmm(gradient.permute(1, 2, 0), inputs.transpose(0, 1))
+            self.gradients.put(f"{name}.weight", by_weight)
+        self.gradients.put(f"{name}.bias", (gradient * totals).sum(0))
+
+    def writable(self, name: str) -> Tensor:
+        """Where a kernel writes the gradient of a value, wanted or not."""
+        if self.gradients.wants(name):
+            return self.gradients.into(name)
+        return self.take(f"by_{name}", *self.weights[name].shape)
+
+    def made_head_gradients(self, name: str, inputs: Tensor, gradient: Tensor, totals: Tensor) -> None:
+        """Note that a kernel wrote what `head_gradients` would have written."""
+
+    def norm_gradients(self, normed: Normed, gradient: Tensor, parts: Sequence[Tensor | None]) -> None:
+        """Write those of a layer norm's weight and bias, which are given."""
+        for leaf, part in zip(("weight", "bias"), parts, strict=True):
+            self.gradients.put(f"{normed.name}.{leaf}", part)
+
+    def table_gradients(self, indices: Mapping[str, Tensor], gradient: Tensor) -> None:
+        """Write those of the tables, by name, whose rows were added up."""
+        for name, index in indices.items():
+            if self.gradients.wants(name):
+                table = self.gradients.into(name).zero_().index_add_(0, index, gradient)
+                if name == WORDS and self.padding is not None:
+                    table[self.padding] = 0.0
 
     def add_norm(
         self, layer: int | str, name: str, added: Tensor, hidden: Tensor | None, mask: Tensor | None
@@ -240,8 +283,7 @@ class Pass:
             )  # fmt: skip
             if masked is not None and normed.mask is not None:
                 torch.mul(by_sum, normed.mask, out=masked)
-        for name, part in zip(names, parts, strict=True):
-            self.gradients.put(name, part)
+        self.norm_gradients(normed, gradient, parts)
         return by_sum, by_sum if masked is None else masked
 
 

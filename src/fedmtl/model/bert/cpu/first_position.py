@@ -70,8 +70,7 @@ def backward_by_torch(
 def _value_backward(run: Pass, name: str, of: Seen, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of the mean states and of the shares' sums."""
     by_head = gradient.transpose(0, 1)
-    run.gradients.put(f"{name}.weight", torch.bmm(by_head.transpose(1, 2), of.means.transpose(0, 1)))
-    run.gradients.put(f"{name}.bias", (gradient * of.used.sum(-1, keepdim=True)).sum(0))
+    run.head_gradients(name, of.means, gradient, of.used.sum(-1, keepdim=True))
     by_means = torch.bmm(by_head, _cut(run, f"{name}.weight")).transpose(0, 1)
     by_total = (gradient * run.weights[f"{name}.bias"].view(gradient.shape[1:])).sum(-1, keepdim=True)
     return by_means.contiguous(), by_total
@@ -79,11 +78,10 @@ def _value_backward(run: Pass, name: str, of: Seen, gradient: Tensor) -> tuple[T
 
 def _key_backward(run: Pass, name: str, of: Seen, query: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of the queries, as rows."""
-    by_seen = torch.bmm(gradient, of.padded).transpose(0, 1)
+    by_seen = torch.bmm(gradient, of.padded)
     by_constant = gradient.sum(-1, keepdim=True)
-    run.gradients.put(f"{name}.weight", torch.bmm(query.permute(1, 2, 0), by_seen))
-    run.gradients.put(f"{name}.bias", (query * by_constant).sum(0))
-    by_query = torch.bmm(by_seen, _cut(run, f"{name}.weight").transpose(1, 2)).transpose(0, 1)
+    run.head_gradients(name, by_seen, query, by_constant)
+    by_query = torch.bmm(by_seen.transpose(0, 1), _cut(run, f"{name}.weight").transpose(1, 2)).transpose(0, 1)
     return (by_query + by_constant * run.weights[f"{name}.bias"].view(query.shape[1:])).reshape(len(query), -1)
 
 
@@ -119,16 +117,18 @@ def backward_by_kernels(
     lengths, *saved = of
     by_hidden, by_query = run.take("by_hidden", *hidden.shape), run.take("by_query", rows, width)
     names = [f"{name}.{part}" for part in ("key.weight", "key.bias", "value.weight", "value.bias")]
-    results = [
-        run.gradients.into(part) if run.gradients.wants(part) else run.take(f"by_{part}", *run.weights[part].shape)
-        for part in names
-    ]
+    results = [run.writable(part) for part in names]
+    by_means, by_seen = (run.take(part, rows * heads, width) for part in ("by_means", "by_seen"))
     run.kernels.call(
         "first_attend_backward", rows, heads, width // heads, run.batch.width, lengths, hidden, query,
         *_values(run, name), mask, *saved, gradient, by_hidden, by_query, *results,
-        run.take("by_means", rows * heads, width), run.take("by_seen", rows * heads, width),
-        run.take("first_scratch", width * width // heads + run.batch.width),
+        by_means, by_seen, run.take("first_scratch", width * width // heads + run.batch.width),
     )  # fmt: skip
+    _, _, means, totals = saved
+    shape = rows, heads, -1
+    run.made_head_gradients(f"{name}.value", means.view(shape), gradient.view(shape), totals.view(shape))
+    # Softmax drops what all keys have in common, so that their bias has no gradient.
+    run.made_head_gradients(f"{name}.key", by_seen.view(shape), query.view(shape), torch.zeros_like(totals).view(shape))
     return by_hidden, by_query
 
 

@@ -300,6 +300,103 @@ void N(norm_backward)(ptrdiff_t rows, ptrdiff_t n, const REAL *restrict g, const
             for (ptrdiff_t i = 0; i < n; i++) by_added[row * n + i] = by_sum[i] * mask[row * n + i];
     }
 }
+/* Tokens belong to owners: those of owner e are order[starts[e] .. starts[e + 1]). */
+
+/* grams[i] = sum over p of rows_i rows_j, for all j from the block of 2 V rows that i is in; `panel` has n * wide values. */
+static void N(gram)(ptrdiff_t t, ptrdiff_t wide, ptrdiff_t n, const REAL *rows, REAL *panel, REAL *grams) {
+    N(transpose)(t, n, rows, n, panel, wide);
+    for (ptrdiff_t i = 0; i < t; i += 2 * V)
+        N(product)(i + 2 * V < t ? 2 * V : t - i, wide - i, n, rows + i * n, n, 1, panel + i, 2 * V, wide,
+                   grams + i * wide + i, wide, 0, 0);
+}
+
+static void N(gather)(ptrdiff_t t, ptrdiff_t n, const long *order, const REAL *from, REAL *to) {
+    for (ptrdiff_t i = 0; i < t; i++)
+        for (ptrdiff_t j = 0; j < n; j++) to[i * n + j] = from[order[i] * n + j];
+}
+
+/* squares[e] += the squared norm of the gradient that a linear layer has from the tokens of owner e, with inputs x and
+   output gradients g; that of its bias is in it where `bias` is 1. Either by products between tokens (ghost norms) or,
+   for many tokens, by the gradient itself. `room` has t (k + n) + max(k n, wide (max(k, n) + 2 t)) values, t being the
+   most tokens of an owner and wide that in whole vectors. */
+void N(linear_squares)(ptrdiff_t owners, ptrdiff_t n, ptrdiff_t k, const long *order, const long *starts, const REAL *x,
+                       const REAL *g, ptrdiff_t bias, double *squares, REAL *room) {
+    for (ptrdiff_t owner = 0; owner < owners; owner++) {
+        ptrdiff_t t = starts[owner + 1] - starts[owner], wide = (t + V - 1) / V * V;
+        const long *own = order + starts[owner];
+        REAL *left = room, *right = left + t * k, *work = right + t * n;
+        double sum = 0;
+        N(gather)(t, k, own, x, left);
+        N(gather)(t, n, own, g, right);
+        if (t * (k + n) > 2 * k * n) {
+            N(product)(n, k, t, right, 1, n, left, 2 * V, k, work, k, 0, 0);
+            for (ptrdiff_t i = 0; i < n; i++) {
+                REAL part = 0, total = 0;
+                for (ptrdiff_t j = 0; j < k; j++) part += work[i * k + j] * work[i * k + j];
+                for (ptrdiff_t j = 0; bias && j < t; j++) total += right[j * n + i];
+                sum += (double)part + (double)total * total;
+            }
+        } else {
+            REAL *first = work + (k > n ? k : n) * wide, *second = first + t * wide;
+            N(gram)(t, wide, k, left, work, first);
+            N(gram)(t, wide, n, right, work, second);
+            for (ptrdiff_t i = 0; i < t; i++) {
+                const REAL *a = first + i * wide, *b = second + i * wide;
+                ptrdiff_t begin = i / (2 * V) * (2 * V), middle = begin + 2 * V < t ? begin + 2 * V : t;
+                double near = 0, far = 0;
+                for (ptrdiff_t j = begin; j < middle; j++) near += ((double)a[j] + bias) * b[j];
+                for (ptrdiff_t j = middle; j < t; j++) far += ((double)a[j] + bias) * b[j];
+                sum += near + 2 * far;
+            }
+        }
+        squares[owner] += sum;
+    }
+}
+
+/* squares[e] += those of the gradients of up to three tables with the same output gradients g, of which `ids` are the
+   rows; a row `padding` of the first has none. `room` has t n + wide (n + t) values. */
+void N(table_squares)(ptrdiff_t owners, ptrdiff_t n, const long *order, const long *starts, const long *first,
+                      const long *second, const long *third, ptrdiff_t padding, const REAL *g, double *squares,
+                      REAL *room) {
+    for (ptrdiff_t owner = 0; owner < owners; owner++) {
+        ptrdiff_t t = starts[owner + 1] - starts[owner], wide = (t + V - 1) / V * V;
+        const long *own = order + starts[owner];
+        REAL *rows = room, *work = rows + t * n, *grams = work + n * wide;
+        double sum = 0;
+        N(gather)(t, n, own, g, rows);
+        N(gram)(t, wide, n, rows, work, grams);
+        for (ptrdiff_t i = 0; i < t; i++) {
+            ptrdiff_t begin = i / (2 * V) * (2 * V), middle = begin + 2 * V;
+            for (ptrdiff_t j = begin; j < t; j++) {
+                ptrdiff_t a = own[i], b = own[j], same = 0;
+                if (first) same += first[a] == first[b] && first[a] != padding;
+                if (second) same += second[a] == second[b];
+                if (third) same += third[a] == third[b];
+                sum += (double)(same * (j < middle ? 1 : 2)) * grams[i * wide + j];
+            }
+        }
+        squares[owner] += sum;
+    }
+}
+
+/* Sums of g over the tokens of each owner (by_bias, owners x n) and, with the inputs of a layer norm and their moments,
+   of g times the normed inputs (by_weight). */
+void N(owner_sums)(ptrdiff_t owners, ptrdiff_t n, const long *order, const long *starts, const REAL *restrict g,
+                   const REAL *restrict sum, const REAL *restrict moments, REAL *restrict by_weight,
+                   REAL *restrict by_bias) {
+    for (ptrdiff_t owner = 0; owner < owners; owner++, by_bias += n) {
+        for (ptrdiff_t i = 0; i < n; i++) by_bias[i] = 0;
+        if (sum) for (ptrdiff_t i = 0; i < n; i++) by_weight[owner * n + i] = 0;
+        for (ptrdiff_t at = starts[owner]; at < starts[owner + 1]; at++) {
+            const REAL *by = g + order[at] * n;
+            for (ptrdiff_t i = 0; i < n; i++) by_bias[i] += by[i];
+            if (!sum) continue;
+            const REAL *in = sum + order[at] * n;
+            REAL mean = moments[2 * order[at]], inverse = moments[2 * order[at] + 1];
+            for (ptrdiff_t i = 0; i < n; i++) by_weight[owner * n + i] += by[i] * ((in[i] - mean) * inverse);
+        }
+    }
+}
 #undef VEC
 #undef LOAD
 #undef STORE

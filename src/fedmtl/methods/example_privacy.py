@@ -1,0 +1,522 @@
+"""Example-level differential privacy at the client: DP-SGD with an accountant, per task.
+
+Abadi et al. 2016, Deep learning with differential privacy. A step's examples are drawn each by itself with the same
+chance (Poisson); every example's gradient is clipped by itself, over all values that the step moves together; Gaussian
+noise is added to each of these values, used or not; and the sum is divided by the expected number of examples, whatever
+was drawn. The optimizer then goes on with that, as does all that follows: averaging, pruning, what other methods do.
+
+The unit is one example of one task at one client; a text in two tasks, or at two clients, is two examples. Data sets
+are neighbours if one has one example more. The statement is about updates; losses, numbers of examples and of labels
+and validation scores leave a client as they are without noise.
+
+Whoever knows the noise can subtract it, and whoever knows who was drawn gains from it. So both follow from a secret of
+the site and a digest of all that the answer follows from: the same job has the same answer and spends nothing more, any
+other has noise of its own. In a simulation the secret follows from the seed. The client counts what it has released in
+a file beside its state, before it computes; with epsilon given, it refuses a job beyond what its noise was found for.
+The server has the clients' counts from their updates, and counts jobs without an accepted update as done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmtl.capabilities import BUILT_IN, Capability
+from fedmtl.config import Config
+from fedmtl.errors import ConfigError, FedmtlError, PolicyError
+from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
+from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
+from fedmtl.methods.accounting import Releases, bound, noise_for, spent, together
+from fedmtl.methods.noise import KeyedNoise, derive_key
+from fedmtl.model.per_example import Clip, ExampleGradients
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, ReleaseFacts
+from fedmtl.runs.folder import make_private_folder, write_atomic
+from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan
+from fedmtl.tasks.batches import Shard, collate
+from fedmtl.tasks.tokens import open_tokens
+from fedmtl.training.local import to_tensors
+from fedmtl.training.local_method import (
+    Finished,
+    GradientBuffer,
+    LocalClient,
+    LocalMethod,
+    LocalSettings,
+    local_settings,
+)
+from fedmtl.training.local_method import Step as Batch
+
+NAME = "example_privacy"
+LEDGER = "example_privacy.json"
+SPENT, RELEASED, SCOPES = "spent", "released", "scopes"
+CLIENTS, UNCONFIRMED = "clients", "unconfirmed"
+# Schedules under which it is known beforehand how many steps each task makes.
+PLANNED = ("even", "joint", "round_robin")
+# Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
+FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", NAME)
+# More examples than this at once save no time.
+MOST_AT_ONCE = 256
+# Beyond this many different ledgers of a task, the rest is bounded by Renyi orders.
+MOST_LEDGERS = 16
+MOST_TIMES = 10**9
+
+
+class Ledger:
+    """What a client has released of each task, in a file beside its state: one entry for each different answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEDGER
+        self._tasks: dict[str, dict[str, Releases]] = {}
+        if not self._path.exists():
+            return
+        try:
+            found = json.loads(self._path.read_bytes())
+            self._tasks = {
+                task: {digest: Releases.from_dict(one) for digest, one in by_digest.items()}
+                for task, by_digest in found.items()
+            }
+        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+            raise FedmtlError(
+                f"{self._path}: cannot be read, so this client does not know what it has released; restore it, or"
+                " remove it if the examples are others"
+            ) from error
+
+    def of(self, task: str) -> tuple[Releases, ...]:
+        return together(self._tasks.get(task, {}).values())
+
+    def with_(self, task: str, digest: str, releases: Releases) -> tuple[Releases, ...]:
+        """All releases of a task, this answer's among them."""
+        return together({**self._tasks.get(task, {}), digest: releases}.values())
+
+    def add(self, digest: str, released: Mapping[str, Releases]) -> None:
+        """Count an answer before it is computed; the same answer counts once."""
+        before = self._tasks
+        self._tasks = {**before, **{task: {**before.get(task, {}), digest: one} for task, one in released.items()}}
+        make_private_folder(self._path.parent)
+        plain = {
+            task: {digest: one.to_dict() for digest, one in entries.items()} for task, entries in self._tasks.items()
+        }
+        write_atomic(self._path, json.dumps(plain, sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class Lot:
+    """How the examples of a task's steps are drawn at a client, and the noise beside them."""
+
+    size: int
+    num_examples: int
+    noise_multiplier: float
+
+    @property
+    def chance(self) -> float:
+        return min(1.0, self.size / self.num_examples)
+
+    @property
+    def expected(self) -> float:
+        """The expected number of examples, which a sum is divided by."""
+        return float(min(self.size, self.num_examples))
+
+
+def most_steps(sizes: Mapping[str, int], settings: LocalSettings) -> dict[str, int]:
+    """The most steps that a client with so many examples makes on each task in all rounds."""
+    batches = {task: -(-number // settings.batch_size_of(task, number)) for task, number in sizes.items() if number}
+    every = settings.steps or settings.epochs * sum(batches.values())
+    if settings.task_schedule == "joint":
+        of_round = dict.fromkeys(batches, settings.steps or settings.epochs * max(batches.values(), default=0))
+    elif settings.task_schedule == "round_robin":
+        of_round = dict.fromkeys(batches, -(-every // max(1, len(batches))))
+    elif settings.steps is None:
+        of_round = {task: settings.epochs * number for task, number in batches.items()}
+    else:
+        # Tasks are spread evenly over a pass, so that of a part of it one has at most one step more than its share.
+        total = sum(batches.values())
+        of_round = {task: math.ceil(settings.steps * number / total) + 1 for task, number in batches.items()}
+        if len(batches) == 1:
+            of_round = dict.fromkeys(batches, settings.steps)
+    return {task: settings.num_rounds * number for task, number in of_round.items()}
+
+
+class PrivateGradients(LocalMethod):
+    """Draws every step's examples, clips their gradients one by one, and adds noise."""
+
+    name = NAME
+    clips_gradients = True
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._epsilon, self._delta = options["epsilon"], options["delta"]
+        self._noise_multiplier, self._max_norm = options["noise_multiplier"], options["max_grad_norm"]
+        self._at_once = options["examples_at_once"]
+        self._released: dict[str, Releases] = {}
+        self._noise: dict[str, KeyedNoise] = {}
+
+    def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
+        bound_model = client.bound
+        if bound_model.index is not None:
+            raise FedmtlError(
+                "the job has the token rows that this client's texts use, which noise cannot hide; the server's"
+                " federation.vocabulary_slices must be false"
+            ).coded("job_weights")
+        assert client.release is not None and client.settings is not None
+        self._client, self._release = client, client.release()
+        self._ledger = Ledger(self._release.folder)
+        spans = bound_model.flat.spans
+        self._made = {}
+        for task in client.shards:
+            trained = [name for name, key in bound_model.views[task].items() if key in spans]
+            self._made[task] = ExampleGradients(bound_model.use(task), task, trained)
+
+    def plan_steps(self, steps: Sequence[Batch]) -> Sequence[Batch]:
+        """Replace each batch by a lot, and count them before the first one is computed."""
+        client, settings = self._client, self._client.settings
+        assert settings is not None
+        # A task of which nothing moves has nothing to release.
+        moving = [task for task, made in self._made.items() if made.names]
+        sizes = {task: len(client.shards[task]) for task in client.shards}
+        times = Counter(task for task, _ in steps)
+        most = most_steps(sizes, settings)
+        self._lots = {task: self._lot(task, sizes[task], most[task]) for task in moving if times[task]}
+        self._released = {
+            task: Releases(lot.chance, lot.noise_multiplier, times[task]) for task, lot in self._lots.items()
+        }
+        for task, releases in self._released.items():
+            self._check_budget(task, releases, most[task])
+        self._ledger.add(self._release.digest, self._released)
+        secret, digest = self._release.secret, self._release.digest
+        self._noise = {task: KeyedNoise(derive_key(secret, digest, NAME, "noise", task)) for task in self._lots}
+        draws = {task: KeyedNoise(derive_key(secret, digest, NAME, "lots", task)) for task in self._lots}
+        return [(task, self._drawn(task, draws[task]) if task in draws else batch) for task, batch in steps]
+
+    def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
+        if task not in self._lots:
+            return None
+        lot, bound_model, made = self._lots[task], self._client.bound, self._made[task]
+        spans, view = bound_model.flat.spans, bound_model.views[task]
+        moved = sorted((spans[view[name]] for name in made.names), key=lambda span: span.start)
+        gradients = buffer([view[name] for name in made.names])
+        losses = self._sum_clipped(task, batch, Clip(self._max_norm, weight / lot.expected), gradients)
+        deviation = self._max_norm * lot.noise_multiplier * weight / lot.expected
+        for span in _joined(moved):
+            self._noise[task].add_to(gradients[span], deviation)
+        return losses.mean() if len(losses) else torch.zeros(())
+
+    def finish(self, tasks: Sequence[str]) -> Finished:
+        bound_model = self._client.bound
+        scopes = {
+            task: sorted({bound_model.views[task][name].scope for name in self._made[task].names})
+            for task in self._released
+        }
+        sent = {
+            SPENT: {task: [one.to_dict() for one in self._ledger.of(task)] for task in self._released},
+            RELEASED: {task: one.to_dict() for task, one in self._released.items()},
+            SCOPES: scopes,
+        }
+        return Finished(Extra(sent) if self._released else NO_EXTRA)
+
+    def _lot(self, task: str, num_examples: int, most: int) -> Lot:
+        settings = self._client.settings
+        assert settings is not None
+        size = settings.batch_size_of(task, num_examples)
+        if self._noise_multiplier is not None:
+            return Lot(size, num_examples, self._noise_multiplier)
+        # Of clients with nearly as many examples the noise is found once: a larger chance asks for more of it.
+        chance = min(1.0, _rounded_up(size / num_examples))
+        return Lot(size, num_examples, noise_for(self._epsilon, self._delta, chance, most))
+
+    def _check_budget(self, task: str, releases: Releases, most: int) -> None:
+        if self._epsilon is None:
+            return
+        done = sum(one.times for one in self._ledger.with_(task, self._release.digest, releases))
+        if done > most:
+            raise PolicyError(
+                f"{task}: this job would make {done} steps in all, and the noise was found for {most}"
+                f" (privacy.example.epsilon {self._epsilon:g}); a server that repeats rounds in another way spends more"
+            ).coded("privacy_spent", task)
+
+    def _drawn(self, task: str, draws: KeyedNoise) -> np.ndarray:
+        """A lot, its examples in order of length."""
+        lot, shard = self._lots[task], self._client.shards[task]
+        chosen = shard.indices
+        if lot.chance < 1:
+            chosen = chosen[draws.chosen(lot.num_examples, lot.chance).numpy()]
+        lengths = open_tokens(shard.tokens).lengths_of(chosen)
+        drawn: np.ndarray = chosen[np.argsort(lengths, kind="stable")]
+        return drawn
+
+    def _sum_clipped(self, task: str, batch: np.ndarray, clip: Clip, gradients: Tensor) -> Tensor:
+        """Write the sum of the clipped gradients of a lot, some examples at a time; return the loss of each."""
+        bound_model, made = self._client.bound, self._made[task]
+        model = bound_model.use(task)
+        shard: Shard = self._client.shards[task]
+        spans = {name: bound_model.flat.spans[bound_model.views[task][name]] for name in made.names}
+        shapes = {name: bound_model.parameters[bound_model.views[task][name]].shape for name in made.names}
+        at_once = self._at_once or min(MOST_AT_ONCE, 2 * self._lots[task].size)
+        parts = [part for part in np.array_split(batch, -(-len(batch) // at_once)) if len(part)] if len(batch) else []
+        if not parts:
+            for span in spans.values():
+                gradients[span].zero_()
+            return torch.zeros(0)
+        found = []
+        for number, part in enumerate(parts):
+            target = gradients if number == 0 else self._second_buffer()
+            into = {name: target[span].view(shapes[name]) for name, span in spans.items()}
+            inputs, labels = to_tensors(collate(shard, part, model.pad_id, None), self._client.device)
+            found.append(made.clipped(inputs, labels, lambda *given: self._losses(task, *given), clip, into))
+            if number:
+                for span in _joined(sorted(spans.values(), key=lambda span: span.start)):
+                    gradients[span].add_(target[span])
+        return torch.cat(found)
+
+    def _losses(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each example, by itself: weights of classes are those of the config, and not divided by their sum."""
+        one = self._client.bound.model.tasks[task]
+        losses = one.kind_of.losses(one, outputs, labels)
+        weights = one.kind_of.class_weights(one, np.zeros(0, np.int64))
+        return losses if weights is None else losses * torch.from_numpy(weights).to(losses)[labels]
+
+    def _second_buffer(self) -> Tensor:
+        flat = self._client.bound.flat.values
+        return self._client.bound.buffers.take(f"{NAME}.part", flat.numel(), flat.dtype, flat.device)
+
+
+def _joined(spans: Iterable[slice]) -> list[slice]:
+    """The same spans, in order, with neighbours as one."""
+    joined: list[slice] = []
+    for span in spans:
+        if joined and joined[-1].stop == span.start:
+            joined[-1] = slice(joined[-1].start, span.stop)
+        else:
+            joined.append(span)
+    return joined
+
+
+def _rounded_up(chance: float) -> float:
+    """The chance with three digits, never a smaller one."""
+    step = 10.0 ** (math.floor(math.log10(chance)) - 2)
+    rounded = round(math.ceil(chance / step - 1e-9) * step, 12)
+    return rounded if rounded >= chance else chance
+
+
+class ExamplePrivacy(ServerMethod):
+    """Keeps the ledger of all clients, from their updates, and says what it comes to."""
+
+    name = NAME
+
+    def __init__(self, delta: float, max_grad_norm: float, num_rounds: int) -> None:
+        self._delta, self._max_grad_norm, self._num_rounds = delta, max_grad_norm, num_rounds
+        self._sampled: Mapping[ClientId, Sequence[str]] = {}
+        self._updates: dict[ClientId, Mapping[str, Any]] = {}
+        self._released: dict[ClientId, Mapping[str, Any]] = {}
+
+    def before_round(
+        self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
+    ) -> RoundSettings:
+        self._sampled, self._updates = dict(sampled), {}
+        return RoundSettings()
+
+    def add(self, update: Update) -> None:
+        if NAME in update.extra:
+            self._updates[update.client] = update.extra[NAME].values
+
+    def after_aggregation(self, before: State, after: State) -> Step:
+        clients = {client: dict(tasks) for client, tasks in _clients(before).items()}
+        for client, tasks in self._sampled.items():
+            sent = self._updates.get(client)
+            known = clients.setdefault(client, {})
+            for task in tasks:
+                if sent is None:
+                    old = known.get(task, {SPENT: [], RELEASED: None, SCOPES: [], UNCONFIRMED: 0})
+                    known[task] = {**old, UNCONFIRMED: old[UNCONFIRMED] + 1}
+                elif task in sent[SPENT]:
+                    one = {SPENT: sent[SPENT][task], RELEASED: sent[RELEASED][task], SCOPES: sent[SCOPES][task]}
+                    known[task] = {**one, UNCONFIRMED: 0}
+        self._released = {client: sent[RELEASED] for client, sent in self._updates.items()}
+        return Step(
+            after.with_extra(NAME, Extra({CLIENTS: {client: tasks for client, tasks in clients.items() if tasks}}))
+        )
+
+    def report(self, state: State) -> tuple[Event, ...]:
+        by_task: dict[str, dict[ClientId, Mapping[str, Any]]] = {}
+        for client, tasks in _clients(state).items():
+            for task, entry in tasks.items():
+                by_task.setdefault(task, {})[client] = entry
+        if not by_task:
+            return ()
+        is_last = state.round >= self._num_rounds or all(one.stopped_round for one in state.progress.values())
+        released = {
+            client: {task: ReleaseFacts(**one) for task, one in tasks.items()}
+            for client, tasks in self._released.items()
+        }
+        self._released = {}
+        return (
+            ExamplePrivacyEvent(
+                round=state.round,
+                delta=self._delta,
+                max_grad_norm=self._max_grad_norm,
+                tasks={task: self._spending(entries, is_last=is_last) for task, entries in sorted(by_task.items())},
+                released=released,
+            ),
+        )
+
+    def check(self, extra: Extra) -> None:
+        if extra.tensors or set(extra.values) - {CLIENTS}:
+            raise ValueError("the ledger has clients alone")
+        for tasks in extra.values.get(CLIENTS, {}).values():
+            for entry in tasks.values():
+                if entry[SPENT]:
+                    _check_task(entry[SPENT], entry[RELEASED], entry[SCOPES])
+                if type(entry[UNCONFIRMED]) is not int or entry[UNCONFIRMED] < 0:
+                    raise ValueError("jobs are counted in whole numbers")
+
+    def _spending(self, entries: Mapping[ClientId, Mapping[str, Any]], *, is_last: bool) -> ExampleSpending:
+        """What a task's noise comes to at the client where it is most; jobs without an answer count as done."""
+        ledgers = {client: done_of(entry) for client, entry in entries.items()}
+        bounds = {releases: bound(releases, self._delta) for releases in set(ledgers.values())}
+        order = sorted(ledgers, key=lambda client: (-bounds[ledgers[client]], client))
+        client, epsilon, accountant = order[0], bounds[ledgers[order[0]]], "rdp"
+        if is_last:
+            exact: dict[tuple[Releases, ...], float] = {}
+            for name in order:
+                releases = ledgers[name]
+                if exact and bounds[releases] <= max(exact.values()):
+                    break
+                if releases not in exact:
+                    if len(exact) == MOST_LEDGERS:
+                        break
+                    exact[releases] = spent(releases, self._delta).epsilon
+            else:
+                name = ""
+            most = max(exact.values())
+            rest = bounds[ledgers[name]] if name else 0.0
+            # Of those that were not looked at, a bound is known.
+            epsilon, accountant = (most, "pld") if rest <= most else (rest, "rdp")
+            client = next(one for one in order if exact.get(ledgers[one]) == most)
+        return ExampleSpending(
+            epsilon=epsilon,
+            epsilon_rdp=bounds[ledgers[client]],
+            accountant=accountant,
+            client=client,
+            releases=[ReleaseFacts(**one.to_dict()) for one in ledgers[client]],
+            clients=len(entries),
+            scopes=sorted({scope for entry in entries.values() for scope in entry[SCOPES]}),
+            unconfirmed=sum(entry[UNCONFIRMED] for entry in entries.values()),
+            unknown=sum(not entry[SPENT] for entry in entries.values()),
+        )
+
+
+def _clients(state: State) -> Mapping[ClientId, Mapping[str, Mapping[str, Any]]]:
+    found: Mapping[ClientId, Mapping[str, Mapping[str, Any]]] = state.extra.get(NAME, NO_EXTRA).values.get(CLIENTS, {})
+    return found
+
+
+def done_of(entry: Mapping[str, Any]) -> tuple[Releases, ...]:
+    """A client's releases of a task: those it has told of, and one round more for each job without an answer."""
+    done = [Releases.from_dict(one) for one in entry[SPENT]]
+    if entry[UNCONFIRMED] and entry[RELEASED] is not None:
+        last = Releases.from_dict(entry[RELEASED])
+        done.append(Releases(last.chance, last.noise_multiplier, last.times * entry[UNCONFIRMED]))
+    return together(done)
+
+
+def _check_task(told: Sequence[Mapping[str, Any]], released: Mapping[str, Any], scopes: Sequence[str]) -> None:
+    """Raise ValueError unless these are releases, those of the last round among them."""
+    done, last = [Releases.from_dict(one) for one in told], Releases.from_dict(released)
+    is_in = any((one.chance, one.noise_multiplier) == (last.chance, last.noise_multiplier) for one in done)
+    if not is_in or sum(one.times for one in done) < last.times or max(one.times for one in done) > MOST_TIMES:
+        raise ValueError("what was released in a round is not in the ledger")
+    if not all(type(scope) is str and len(scope) <= 300 for scope in scopes):
+        raise ValueError("scopes are names")
+
+
+def _check_sent(extra: Extra, tasks: Sequence[str], options: Mapping[str, Any]) -> str | None:
+    """Why what a client sent is no ledger of its tasks."""
+    told, released, scopes = (extra.values.get(part, {}) for part in (SPENT, RELEASED, SCOPES))
+    is_whole = not extra.tensors and set(extra.values) == {SPENT, RELEASED, SCOPES}
+    if not is_whole or not set(told) == set(released) == set(scopes) or not set(told) <= set(tasks):
+        return "its ledger of noise is not one of its tasks"
+    given = options["noise_multiplier"]
+    for task in told:
+        _check_task(told[task], released[task], scopes[task])
+        if given is not None and released[task]["noise_multiplier"] != given:
+            return f"it added other noise to the gradients of {task} than the config says"
+    return None
+
+
+def _refused(config: Config) -> str | None:
+    """The first setting that does not go together with noise on gradients: its key, why, and what to write."""
+    training, example = config.training, config.privacy.example
+    if example is None:
+        return None
+    distillation = training.distillation
+    found = {
+        "training.smart": (training.smart is not None, "its penalty has a gradient that is not clipped"),
+        "training.distillation.where": (
+            distillation is not None and distillation.where == "clients",
+            "its losses are compared over a batch; write `where: server`",
+        ),
+        "training.loss_weighting": (
+            training.loss_weighting == "uncertainty",
+            "the weights it learns are not an example's; write `loss_weighting: fixed`",
+        ),
+        "training.logit_adjustment": (
+            bool(training.logit_adjustment),
+            "it adds what follows from a client's labels to every example's loss; write 0",
+        ),
+        "training.task_schedule": (
+            training.task_schedule not in PLANNED,
+            f"it draws how many steps a task makes, which the noise depends on; write one of {', '.join(PLANNED)}",
+        ),
+        "federation.vocabulary_slices": (
+            config.federation.vocabulary_slices,
+            "the token rows that a client's texts use would leave without noise; write `vocabulary_slices: false`",
+        ),
+        "compute.stack": (
+            bool(config.compute.stack),
+            "clients that train at once have no gradients by example; write `stack: 0`",
+        ),
+        **{
+            f"tasks.{name}.class_weights": (
+                task.class_weights == "balanced",
+                "they follow from a client's labels; write them as numbers",
+            )
+            for name, task in config.tasks.items()
+        },
+        **{
+            f"methods.{name}": (name not in BUILT_IN, "it is not known to see nothing but noisy gradients")
+            for name in config.methods
+        },
+    }
+    return next((f"{key}: found with privacy.example; {why}" for key, (is_set, why) in found.items() if is_set), None)
+
+
+def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
+    example = config.privacy.example
+    if example is None:
+        return None
+    reason = _refused(config)
+    if reason is not None:
+        raise ConfigError(reason)
+    return example.model_dump()
+
+
+def _open(setup: ServerSetup) -> ExamplePrivacy | None:
+    example = setup.config.privacy.example
+    if example is None:
+        return None
+    others = [name for name in setup.settings.methods if name not in FITTING]
+    assert not others, f"{others} are refused"
+    # Before the first round: both that the accountant is installed, and that some noise reaches the epsilon.
+    bound([Releases(1.0, 1.0, 1)], example.delta)
+    KeyedNoise(bytes(32))
+    return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds)
+
+
+CAPABILITY = Capability(NAME, PrivateGradients, _client_options, _open, check_sent=_check_sent)
