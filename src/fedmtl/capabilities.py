@@ -46,6 +46,8 @@ BUILT_IN = {
     "smart": "fedmtl.methods.smart",
     "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
     "pcgrad": "fedmtl.methods.pcgrad",
+    # Last: a filter of updates, and nothing may be made of them after it.
+    "client_privacy": "fedmtl.methods.client_privacy",
 }
 
 AGGREGATORS = {

@@ -78,7 +78,7 @@ def config(
 
 
 def status(run: Run, json_: Json = False) -> None:
-    """How far a run is: its rounds, the sites seen, the last failure."""
+    """How far a run is: its rounds, the sites seen, the last failure, what noise has come to."""
     from fedmtl.runs.energy import energy_words
     from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import run_status
@@ -112,6 +112,7 @@ def status(run: Run, json_: Json = False) -> None:
             *_missing_words(progress),
             f"last failure: {last}",
             *spent,
+            *progress.privacy,
         ],
     )
 

@@ -153,8 +153,12 @@ def assemble(
     populate: Callable[[Any], Population],
     active: Callable[[ClientId, int], tuple[str, ...]],
     observe: Observer = lambda event: None,
+    secret: bytes | None = None,
 ) -> Prepared:
-    """The model, the server's settings and the first state of a config whose tasks are loaded."""
+    """The model, the server's settings and the first state of a config whose tasks are loaded.
+
+    `secret` is a deployed server's; a simulation has none.
+    """
     check_methods(config)
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
@@ -169,7 +173,7 @@ def assemble(
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
-    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret)
     server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),
