@@ -48,6 +48,8 @@ BUILT_IN = {
     "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
     "pcgrad": "fedmtl.methods.pcgrad",
     "example_privacy": "fedmtl.methods.example_privacy",
+    # Last: a filter of updates, and nothing may be made of them after it.
+    "client_privacy": "fedmtl.methods.client_privacy",
 }
 
 AGGREGATORS = {

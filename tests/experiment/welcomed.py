@@ -51,7 +51,7 @@ class Meeting:
     def __post_init__(self) -> None:
         clients = f"clients={{a: {{tasks: [{', '.join(self.tasks)}]}}}}"
         config = load_config(None, [*SMALL, *self.overrides, clients, f"output={self.folder / 'runs'}"])
-        self.prepared, _ = _prepare(config)
+        self.prepared, _ = _prepare(config, bytes(32), lambda event: None)
         terms = server_terms(self.prepared.model, self.prepared.encoder.tokenizer, self.prepared.tasks)
         at_clients = self.prepared.evaluates_at_clients
         told = Welcome(

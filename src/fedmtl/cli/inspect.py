@@ -77,7 +77,7 @@ def config(
 
 
 def status(run: Run, json_: Json = False) -> None:
-    """How far a run is: its rounds, the sites seen, the last failure."""
+    """How far a run is: its rounds, the sites seen, the last failure, what noise has come to."""
     from fedmtl.runs.energy import energy_words
     from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import run_status
@@ -111,6 +111,7 @@ def status(run: Run, json_: Json = False) -> None:
             *_missing_words(progress),
             f"last failure: {last}",
             *spent,
+            *progress.privacy,
         ],
     )
 

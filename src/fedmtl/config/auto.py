@@ -109,6 +109,7 @@ def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
         *_as_started(config),
         *_encoder_settings(config, encoder),
         *_rate(config, encoder),
+        *_privacy(config),
         *_course(config),
         *_sharing(config, encoder),
     )
@@ -263,13 +264,20 @@ def _rate(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
         yield Choice("training.learning_rate", rate, origin)
 
 
+def _privacy(config: Config) -> Iterator[Choice]:
+    """What noise that hides whole clients needs: nobody counts for more than another, nor shows which words it uses."""
+    if config.privacy.client is not None:
+        yield Choice("federation.aggregation.average", "uniform", "rule client-privacy")
+        yield Choice("federation.vocabulary_slices", False, "rule client-privacy")
+
+
 def _course(config: Config) -> Iterator[Choice]:
     """How a run goes on over its rounds, and enough steps for small tasks."""
     yield Choice("training.schedule", "linear", "rule falling-rate")
     yield Choice("training.warmup_rounds", min(0.25, float(config.training.num_rounds)), "rule falling-rate")
     if config.training.local_steps is None:
         yield Choice("training.min_steps", MIN_STEPS, "rule enough-steps")
-    if len(config.tasks) > 1:
+    if len(config.tasks) > 1 and config.privacy.client is None:
         yield Choice("federation.aggregation.average", "tasks", "rule tasks-alike")
 
 

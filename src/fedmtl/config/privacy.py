@@ -52,8 +52,10 @@ class AdaptiveClippingConfig(Section):
 
     quantile: Share = Field(0.5, description="The share of clients whose update shall not be clipped.")
     learning_rate: Positive = Field(0.2, description="How fast the bound follows, as a power of e.")
-    count_noise: Positive = Field(
-        1.0, description="Standard deviation of the noise on the number of clients below the bound; it is paid for."
+    count_noise: Positive | None = Field(
+        None,
+        description="Standard deviation of the noise on the number of clients below the bound, which is part of what is"
+        " spent; empty is a twentieth of a round's expected clients, and at least the noise multiplier.",
     )
 
 
@@ -74,8 +76,8 @@ class ClientPrivacyConfig(Section):
     )
     sampling_rate: Share = Field(
         1.0,
-        description="Every client takes part in a round by itself with this chance (Poisson); below 1 the accountant"
-        " counts that nobody knows who did.",
+        description="Every client takes part in a round by itself with this chance (Poisson), which the accountant"
+        " counts: who sees the model does not know who did. It stands in for federation.clients_per_round.",
     )
     noise_at: Literal["server", "clients"] = Field(
         "server",

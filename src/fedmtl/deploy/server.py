@@ -27,6 +27,7 @@ from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.engine import FlowerEngine
 from fedmtl.engines.flower.enrolment import Enrolments, KeyBook, NoKeys
 from fedmtl.engines.flower.roster import Note
+from fedmtl.errors import FedmtlError
 from fedmtl.experiment.census import reported_census
 from fedmtl.experiment.events import failure_event, opening_events, remark_event
 from fedmtl.experiment.prepare import Prepared, assemble, open_engine, start_device
@@ -40,6 +41,9 @@ from fedmtl.runs.event_lines import Event, Observer, first_of
 from fedmtl.runs.events import ConfigEvent, ExpectedEvent, PlanEvent, RoundEvent, SiteEvent, StartEvent, WaitingEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import read_events
+
+# What only this server knows: noise that hides clients is drawn from it.
+SECRET, SECRET_BYTES = "secret.bin", 32
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,9 @@ class Membership:
 def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer = lambda event: None) -> RunFolder:
     """Run a config over sites that come to `endpoint`, into a new folder."""
     enrolments = _enrolments(config, endpoint)
-    prepared, membership = _prepare(config)
-    files = {"place.json": _endpoint_json(endpoint), "config.yaml": dump_config(config).encode()}
+    secret = secrets.token_bytes(SECRET_BYTES)
+    prepared, membership = _prepare(config, secret, observe)
+    files = {"place.json": _endpoint_json(endpoint), "config.yaml": dump_config(config).encode(), SECRET: secret}
     run = create_run(Path(config.output), name, lambda run: files)
     with locked(run.path):
         return _serve(prepared, membership, prepared.state, run, endpoint, enrolments, observe)
@@ -82,7 +87,7 @@ def resume_served(
         config = load_config(run.config)
         endpoint = endpoint or saved_endpoint(run)
         enrolments = _enrolments(config, endpoint)
-        prepared, membership = _prepare(config)
+        prepared, membership = _prepare(config, _saved_secret(run, config), observe)
         state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
         if not first_of(read_events(run), PlanEvent):
             # Killed before the opening was whole: all of it is logged anew.
@@ -124,14 +129,39 @@ def _enrolments(config: Config, endpoint: Endpoint) -> Enrolments:
     return NoKeys(configured_tasks(config)) if endpoint.certs is None else KeyBook(endpoint.certs)
 
 
-def _prepare(config: Config) -> tuple[Prepared, Membership]:
+def _saved_secret(run: RunFolder, config: Config) -> bytes:
+    """The run's secret; one of an earlier version has none, and nothing to hide by it."""
+    path = run.path / SECRET
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        secret = b""
+        if config.privacy == type(config.privacy)():
+            return secrets.token_bytes(SECRET_BYTES)
+    except OSError as error:
+        raise FedmtlError(f"{path}: cannot be read ({error.strerror}); the run's noise is drawn from it") from None
+    if len(secret) != SECRET_BYTES:
+        raise FedmtlError(
+            f"{path}: is not the run's secret of {SECRET_BYTES} bytes, from which its noise is drawn; put back a copy,"
+            " or start a new run with `fedmtl server`"
+        )
+    return secret
+
+
+def _prepare(config: Config, secret: bytes, observe: Observer) -> tuple[Prepared, Membership]:
     check_deployable(config)
     config = server_config(config)
     membership = Membership(config)
     device = start_device(config)
     data = server_data(config)
     prepared = assemble(
-        config, data, device, lambda tokenizer: server_population(config, data, tokenizer), membership.active
+        config,
+        data,
+        device,
+        lambda tokenizer: server_population(config, data, tokenizer),
+        membership.active,
+        observe,
+        secret,
     )
     return prepared, membership
 

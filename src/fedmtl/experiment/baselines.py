@@ -304,6 +304,8 @@ def _of_mode(config: Config, mode: Mode, output: Path) -> Config:
             "output": str(output),
             "evaluation": config.evaluation.model_copy(update={"baselines": "none"}),
             "sharing": config.sharing.model_copy(update={"adaptive": None}),
+            # Where nothing is averaged, there is nothing to hide in a sum.
+            "privacy": config.privacy.model_copy(update={"client": None} if mode == "local" else {}),
             "training": config.training.model_copy(update={"pruning": None} if mode == "local" else {}),
         }
     )

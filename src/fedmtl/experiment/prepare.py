@@ -154,8 +154,12 @@ def assemble(
     populate: Callable[[Any], Population],
     active: Callable[[ClientId, int], tuple[str, ...]],
     observe: Observer = lambda event: None,
+    secret: bytes | None = None,
 ) -> Prepared:
-    """The model, the server's settings and the first state of a config whose tasks are loaded."""
+    """The model, the server's settings and the first state of a config whose tasks are loaded.
+
+    `secret` is a deployed server's; a simulation has none.
+    """
     check_methods(config)
     tasks = {name: part.task for name, part in data.items()}
     plain = config.compute.encoder == "plain"
@@ -172,7 +176,7 @@ def assemble(
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
     adaptive = config.sharing.adaptive is not None
     check_patterns(federation.aggregation, combined_scopes(plan, list(model.canonical()), list(tasks), adaptive))
-    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret)
     server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),

@@ -67,6 +67,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import Trackers, append_event, append_results, cut_back, read_events
+from fedmtl.runs.summary import exposed
 from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.check import one_label_warnings
@@ -283,6 +284,9 @@ def _drive(
                 log.meter.watch(prepared.compute.device)
                 engine = make_engine()
                 closing.callback(engine.close)
+                few = exposed(read_events(run)) if state.round == 0 and not state.progress else None
+                if few is not None:
+                    log.observe(WarningEvent(words=few))
                 watched = _Watched(engine, log.observe, signals.check)
                 last = time.perf_counter()
                 evaluate = _evaluator(prepared, engine)

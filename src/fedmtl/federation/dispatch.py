@@ -51,18 +51,29 @@ class ServerSettings:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds
 
 
-def sample_clients(
-    server: ServerSettings, clients: Mapping[ClientId, ClientInfo], round_number: int
-) -> dict[ClientId, tuple[str, ...]]:
+class SampledClients(dict[ClientId, tuple[str, ...]]):
+    """The clients of a round with their tasks; `by_method` says that a method chose them."""
+
+    by_method: bool = False
+
+
+def sample_clients(server: ServerSettings, clients: Mapping[ClientId, ClientInfo], round_number: int) -> SampledClients:
     """The clients of a round with their tasks; the longest to train first, so that no worker waits for a late one."""
     active = {client: server.active_tasks(client, round_number) for client in sorted(clients)}
-    chosen = [client for client, tasks in active.items() if tasks]
+    active = {client: tasks for client, tasks in active.items() if tasks}
+    # Every method sees the candidates, and the first one that chooses decides.
+    choices = [method.sample(active, round_number) for method in server.methods]
+    by_method = next((choice for choice in choices if choice is not None), None)
+    chosen = list(active) if by_method is None else list(by_method)
     wanted = server.federation.clients_per_round
-    if wanted is not None and wanted < len(chosen):
+    if by_method is None and wanted is not None and wanted < len(chosen):
         rng = np.random.Generator(np.random.PCG64(derive_seed(server.seed, "sample", round_number)))
         chosen = [chosen[i] for i in rng.choice(len(chosen), wanted, replace=False)]
     size = {client: _work(clients[client], active[client]) for client in chosen}
-    return {client: active[client] for client in sorted(chosen, key=lambda client: (-size[client], client))}
+    ordered = sorted(chosen, key=lambda client: (-size[client], client))
+    sampled = SampledClients((client, active[client]) for client in ordered)
+    sampled.by_method = by_method is not None
+    return sampled
 
 
 def _work(info: ClientInfo, tasks: Sequence[str]) -> int:

@@ -118,8 +118,9 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, server, sampled, infos, weights)
     rule = server.federation.aggregation.name
+    rules = [one.aggregator for one in given.values() if one.aggregator is not None]
     with _blamed(rule, number):
-        aggregator = server.aggregator(state.weights, state.extra.get(rule, NO_EXTRA))
+        aggregator = rules[0] if rules else server.aggregator(state.weights, state.extra.get(rule, NO_EXTRA))
     counted: dict[ClientId, Mapping[str, float]] = {}
 
     def add(update: Update) -> None:
@@ -132,7 +133,7 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
 
     wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
     accepted, failures = _collect(state, server, engine, dispatch, settings, extra, wanted, add)
-    _check_enough(server, accepted, failures, number)
+    _check_enough(server, accepted, failures, number, len(sampled) if sampled.by_method else None)
     moved = _moved(state, server, aggregator, number, failures)
     averaged = replace(
         moved, round=number, accepted={**state.accepted, **{update.client: number for update in accepted}}
@@ -185,10 +186,18 @@ def _client_weights(
 
 
 def _check_enough(
-    server: ServerSettings, accepted: Sequence[Update], failures: tuple[Failure, ...], number: int
+    server: ServerSettings,
+    accepted: Sequence[Update],
+    failures: tuple[Failure, ...],
+    number: int,
+    most: int | None = None,
 ) -> None:
-    """Raise RoundFailed where too few clients answered, in all or of a task."""
+    """Raise RoundFailed where too few clients answered, in all or of a task.
+
+    `most` is the size of a sample that a method drew: it may be small, or empty, by chance.
+    """
     needed = server.federation.min_clients
+    needed = needed if most is None else min(needed, most)
     if len(accepted) < needed:
         first = (
             f"; {len(failures)} failed, the first was {failures[0].client}: {failures[0].reason}" if failures else ""

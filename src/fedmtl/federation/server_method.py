@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fedmtl.config import Config
+from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, State, Update
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel
@@ -26,7 +27,11 @@ PHASES: tuple[Phase, ...] = ("plan", "weights", "constraint")
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """What a method may build itself from before the first round; `observe` gets the events of what takes long."""
+    """What a method may build itself from before the first round.
+
+    `observe` gets the events of what takes long, and warnings. `secret` is what only this server knows: noise and draws
+    that nobody else may know come from it. In a simulation there is none, and they come from the config's seed.
+    """
 
     config: Config
     tasks: Mapping[str, Task]
@@ -36,15 +41,20 @@ class ServerSetup:
     settings: LocalSettings
     device: str
     observe: Observer = lambda event: None
+    secret: bytes | None = None
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What a method changes about one round: what task weights are multiplied by, and what every job carries for it."""
+    """What a method changes about one round: what task weights are multiplied by, and what every job carries for it.
+
+    An `aggregator` takes the round's updates in place of the rule of `federation.aggregation`.
+    """
 
     task_factors: Mapping[str, float] = field(default_factory=dict)
     extra: Extra = NO_EXTRA
     events: tuple[Event, ...] = ()
+    aggregator: Aggregator | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,15 @@ class ServerMethod:
 
     name: ClassVar[str]
     phase: ClassVar[Phase] = "weights"
+
+    def sample(self, candidates: Mapping[ClientId, Sequence[str]], round_number: int) -> Sequence[ClientId] | None:
+        """Which of the clients that a round may have, given with the tasks each would train, are to take part.
+
+        It is called once for every round, before anything else. None leaves the choice to
+        `federation.clients_per_round`. Where a method chooses, a sample may be smaller than `federation.min_clients`,
+        or empty, and the round goes on.
+        """
+        return None
 
     def start(self, state: State) -> Step:
         """Round 0: the state before anybody trained."""

@@ -585,6 +585,25 @@ class EarlyStopEvent(Event):
         ]
 
 
+@event_kind("privacy")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyEvent(Event):
+    """What noise has come to after a round: (epsilon, delta) of the `unit` that it hides, a client or an example.
+
+    `releases` is the ledger that epsilon follows from: chance, noise multiplier and times of what was released so far.
+    `accountant` is pld, which is tight, or rdp, a bound above it. `words` is the statement, with what is not covered.
+    """
+
+    round: Round
+    unit: Text
+    epsilon: Number
+    delta: Number
+    accountant: Text
+    releases: list[dict[str, Number | Count]]
+    words: Text
+    details: Numbers = field(default_factory=dict)
+
+
 # For observers only, never in the file.
 
 

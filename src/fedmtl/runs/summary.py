@@ -11,7 +11,9 @@ from fedmtl.errors import FedmtlError
 from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, first_of, last_of
 from fedmtl.runs.events import (
+    ClientFacts,
     ClientsEvent,
+    ConfigEvent,
     DataEvent,
     EarlyStopEvent,
     EndEvent,
@@ -20,6 +22,7 @@ from fedmtl.runs.events import (
     ExpectedEvent,
     FailureEvent,
     PlanEvent,
+    PrivacyEvent,
     RoundEvent,
     SiteEvent,
     StartEvent,
@@ -303,6 +306,72 @@ def _best(metric: str, values: Sequence[tuple[float | None, int]]) -> Best | Non
     return Best(*choose(defined, key=lambda pair: pair[0]))
 
 
+# Among so few, what was averaged shows what one of them returned.
+FEW_CLIENTS = 2
+
+
+def exposed(events: Sequence[Event]) -> str | None:
+    """One line about what is averaged over one or two clients, where its change is one client's update; None if none.
+
+    It counts the clients that have examples, and in rounds with fewer of them those that returned. What stays at a
+    client or never moves is not averaged, nor is anything in a mode that is no federation.
+    """
+    start, plan = last_of(events, StartEvent), last_of(events, PlanEvent)
+    if start is None or plan is None or not (start.mode or "").startswith("federated"):
+        return None
+    clients = {client: set(facts.tasks) for client, facts in _clients(events).items()}
+    level = {layer.layer: layer.level for layer in plan.layers}
+    counts: dict[str, int] = {}
+    for task in start.tasks:
+        if level.get(f"heads.{task}", "client") not in ("client", "fixed"):
+            counts[f"the head of {task}"] = sum(task in tasks for tasks in clients.values())
+    for scope in plan.scopes:
+        tasks = _scope_tasks(scope.scope, start.tasks, plan.groups)
+        if scope.level not in ("client", "fixed") and f"the head of {scope.scope.partition(':')[2]}" not in counts:
+            counts[f"scope {scope.scope}"] = sum(bool(tasks & has) for has in clients.values())
+    settings = last_of(events, ConfigEvent)
+    has_noise = settings is not None and (settings.config.get("privacy") or {}).get("client")
+    for event in events:
+        # Under noise it matters who might have returned, not who did.
+        for part in event.aggregated if isinstance(event, RoundEvent) and not has_noise else ():
+            name = f"scope {part.scope}" if part.head is None else f"the head of {part.head}"
+            if name in counts:
+                counts[name] = min(counts[name], part.clients)
+    few = [f"{name} ({count})" for name, count in counts.items() if 0 < count <= FEW_CLIENTS]
+    if not few:
+        return None
+    hidden = ", under the noise of privacy.client" if has_noise else ""
+    return (
+        f"averaged over one or two clients: {', '.join(few)}; there the value after a round minus the value before is"
+        f" that client's update, or that of two together{hidden}; have more clients, or leave it at its client"
+        " (level client in sharing.rules)"
+    )
+
+
+def _clients(events: Sequence[Event]) -> dict[str, ClientFacts]:
+    return {name: facts for event in events if isinstance(event, ClientsEvent) for name, facts in event.clients.items()}
+
+
+def _scope_tasks(scope: str, tasks: Iterable[str], groups: Mapping[str, Any]) -> set[str]:
+    """The tasks whose clients share a scope."""
+    kind, _, rest = scope.partition(":")
+    if kind == "task":
+        return {rest}
+    inside: Any = groups
+    for part in rest.split("/") if kind == "group" else ():
+        inside = inside.get(part, []) if isinstance(inside, Mapping) else []
+    return set(_members(inside)) if kind == "group" else set(tasks)
+
+
+def _members(tree: Any) -> list[str]:
+    return [task for inner in tree.values() for task in _members(inner)] if isinstance(tree, Mapping) else list(tree)
+
+
+def protection(events: Sequence[Event]) -> list[str]:
+    """What noise has come to by now, one statement for each unit that it hides."""
+    return list({event.unit: event.words for event in events if isinstance(event, PrivacyEvent)}.values())
+
+
 @dataclass(frozen=True)
 class SiteStatus:
     """One client so far."""
@@ -321,7 +390,8 @@ class RunStatus:
     """`status` is that of the end, or `waiting`, `running` or `killed` where there is none.
 
     `missing` are the sites without an update in the last round, or, before round 1, those that have not come; each with
-    the round of its last update, which is None where there is none.
+    the round of its last update, which is None where there is none. `privacy` has a line for what noise has come to,
+    and one for what is averaged over so few clients that it shows what they returned.
     """
 
     name: str
@@ -332,6 +402,7 @@ class RunStatus:
     last_failure: ClientFailure | None
     energy: EnergyTotals | None = None
     missing: Mapping[str, int | None] = field(default_factory=dict)
+    privacy: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -376,7 +447,9 @@ def run_status(events: Sequence[Event], name: str, *, is_busy: bool = True) -> R
         is_there = client in come if rounds == 0 else last is not None and last >= rounds
         if status != "done" and not is_there:
             missing[client] = last
-    return RunStatus(name, status, rounds, num_rounds, sites, last_failure, spent, missing)
+    few = exposed(events)
+    privacy = (*protection(events), *([few] if few else []))
+    return RunStatus(name, status, rounds, num_rounds, sites, last_failure, spent, missing, privacy)
 
 
 def _updated(before: SiteStatus, event: UpdateEvent) -> SiteStatus:
