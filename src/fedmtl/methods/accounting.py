@@ -20,8 +20,9 @@ from fedmtl.errors import ConfigError, needs_extra
 # Orders of the check. Those below 2 take longest, fail for some rates, and would be the best only for an epsilon beyond
 # any use.
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
-# Losses are rounded up to whole multiples of this: a tenth of the default's time, and epsilon is a thousandth larger.
-_INTERVAL = 1e-3
+# In the search for noise, losses are rounded up to whole multiples of this: a tenth of the time of the accountant's own
+# grid, which a statement has, and an epsilon that is a thousandth larger, so a little more noise.
+_COARSE = 1e-3
 # Noise is found to this part of itself, to the safe side.
 _PRECISION = 1e-3
 # A noise multiplier beyond this would drown every update.
@@ -72,12 +73,6 @@ class Spent:
     delta: float
 
 
-def bound(releases: Iterable[Releases], delta: float) -> float:
-    """At least what these releases spend together, by Renyi orders alone, which take no time."""
-    done = together(releases)
-    return _epsilon(done, delta, "rdp") if done else 0.0
-
-
 def spent(releases: Iterable[Releases], delta: float) -> Spent:
     """What these releases spend together; nothing where there are none."""
     done = together(releases)
@@ -113,9 +108,9 @@ def noise_for(epsilon: float, delta: float, chance: float, times: int) -> float:
     if epsilon > _MOST_EPSILON:
         return enough
     too_little = enough * 0.9
-    while spends(too_little, "pld") <= epsilon:
+    while spends(too_little, "coarse") <= epsilon:
         enough, too_little = too_little, too_little * 0.9
-    return _least(lambda noise: spends(noise, "pld") <= epsilon, too_little, enough)
+    return _least(lambda noise: spends(noise, "coarse") <= epsilon, too_little, enough)
 
 
 def _least(is_enough: Callable[[float], bool], too_little: float, enough: float) -> float:
@@ -143,7 +138,9 @@ def _epsilon(releases: tuple[Releases, ...], delta: float, kind: str) -> float:
 def _accountant(dp: Any, kind: str) -> Any:
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if kind == "pld":
-        return dp.pld.PLDAccountant(relation, value_discretization_interval=_INTERVAL)
+        return dp.pld.PLDAccountant(relation)
+    if kind == "coarse":
+        return dp.pld.PLDAccountant(relation, value_discretization_interval=_COARSE)
     return dp.rdp.RdpAccountant(orders=_ORDERS, neighboring_relation=relation)
 
 

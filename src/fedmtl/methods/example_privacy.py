@@ -35,7 +35,7 @@ from fedmtl.config import Config
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
-from fedmtl.methods.accounting import Releases, bound, noise_for, spent, together
+from fedmtl.methods.accounting import Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.model.per_example import Clip, ExampleGradients
 from fedmtl.runs.event_lines import Event
@@ -379,7 +379,7 @@ class ExamplePrivacy(ServerMethod):
     def _spending(self, entries: Mapping[ClientId, Mapping[str, Any]], *, is_last: bool) -> ExampleSpending:
         """What a task's noise comes to at the client where it is most; jobs without an answer count as done."""
         ledgers = {client: done_of(entry) for client, entry in entries.items()}
-        bounds = {releases: bound(releases, self._delta) for releases in set(ledgers.values())}
+        bounds = {releases: most_spent(releases, self._delta) for releases in set(ledgers.values())}
         order = sorted(ledgers, key=lambda client: (-bounds[ledgers[client]], client))
         client, epsilon, accountant = order[0], bounds[ledgers[order[0]]], "rdp"
         if is_last:
@@ -514,7 +514,7 @@ def _open(setup: ServerSetup) -> ExamplePrivacy | None:
     others = [name for name in setup.settings.methods if name not in FITTING]
     assert not others, f"{others} are refused"
     # Before the first round: both that the accountant is installed, and that some noise reaches the epsilon.
-    bound([Releases(1.0, 1.0, 1)], example.delta)
+    most_spent([Releases(1.0, 1.0, 1)], example.delta)
     KeyedNoise(bytes(32))
     return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds)
 
