@@ -13,6 +13,7 @@ def test_a_students_answers_come_through_predict(cli, runs, tmp_path):
     )  # fmt: skip
     assert made.code == 0, made.err
     assert "retention" in made.out
+    assert "\nenergy: " in made.out
     assert (tmp_path / "cache" / "augmented").is_dir()
     answer = cli("predict", "small", "a great film", "--json")
     assert json.loads(answer.out)["predictions"][0]["task"] == "sentiment"

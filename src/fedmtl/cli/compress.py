@@ -149,6 +149,9 @@ def distill(
     from fedmtl.config.honoured import DISTILL
     from fedmtl.predict.rounds import run_at
     from fedmtl.report.page import write_report
+    from fedmtl.runs.energy import energy_words
+    from fedmtl.runs.log import read_events
+    from fedmtl.runs.summary import summarize
 
     DISTILL.check(set_ or [])
     config = load_config(found.config, _with_passes(found, settings, set_ or []))
@@ -163,7 +166,8 @@ def distill(
             run_at(found, round), config, settings, name or _name(found.name, student), listener, resume=resume
         )
     write_report(made.run.path)
-    show(retention_table(made.teacher, made.student))
+    spent = summarize(read_events(made.run)).energy
+    show(retention_table(made.teacher, made.student), [f"energy: {energy_words(spent)}"] if spent else [])
     write(f"written: {made.run.path}")
 
 

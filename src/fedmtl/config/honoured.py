@@ -218,6 +218,7 @@ DISTILL = Honours(
         "training.anneal",
         "training.task_temperature",
         "compute.device",
+        "energy",
     ),
     {
         "mode": _NO_CLIENTS,
@@ -282,7 +283,6 @@ DISTILL = Honours(
         "compute.precision": "it computes in fp32; leave it out",
         "compute.encoder": "it chooses what computes the encoder; leave it out",
         "methods": _NO_CLIENTS,
-        "energy": "it does not record its energy; leave it out",
     },
     values={("training.task_schedule", "joint"): "a step is of one task; write another schedule"},
 )

@@ -8,6 +8,7 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.model.saved import load_model
+from fedmtl.runs import energy as energy_module
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import summarize
 from fedmtl.sharing.plan import weights_sha256
@@ -58,6 +59,25 @@ def test_leaves_a_finished_run_of_both_stages(teacher):
     above = summarize(read_events(teacher), "teacher")
     assert made.teacher["similarity"] == pytest.approx(above.tasks["similarity"].final["pearson"], abs=1e-4)
     assert summary.parameters < above.parameters
+
+
+def test_says_what_energy_it_took_teacher_and_interruptions_included(teacher, monkeypatch):
+    monkeypatch.setattr(energy_module, "SECONDS_BETWEEN_EVENTS", 0.0)
+    config = load_config(teacher.config, ["energy.cpu_watts=10", "energy.grams_per_kwh=400"])
+    settings = DistillSettings("1x32", epochs_intermediate=1, epochs_prediction=1)
+    with monkeypatch.context() as first:
+        end_after(1, first)
+        with pytest.raises(KeyboardInterrupt):
+            distill(teacher, config, settings, "metered", Listener())
+    made = distill(teacher, config, settings, "metered", Listener(), resume=True)
+    parts = [event for event in raw_events(made.run) if event["event"] == "energy"]
+    assert {part["cpu_watts"] for part in parts} <= {10, None}
+    total = summarize(read_events(made.run), "metered").energy
+    # The start and the first pass, then the second pass and the end.
+    assert len(parts) == 4
+    assert min(part["cpu_seconds"] for part in parts[:3]) > 0
+    assert total.cpu_seconds == pytest.approx(sum(part["cpu_seconds"] for part in parts))
+    assert total.grams_co2 == pytest.approx(total.cpu_joules / 3.6e6 * 400)
 
 
 def test_the_same_settings_give_the_same_bits_and_labels_may_join_in(teacher, whole):

@@ -38,7 +38,8 @@ def test_the_same_settings_give_the_same_bits_and_another_seed_others(run):
 
 
 def test_resume_gives_the_bits_of_a_run_that_was_never_stopped(run, monkeypatch):
-    whole, _ = run("whole", steps=7)
+    whole, heard = run("whole", steps=7)
+    assert heard.lines[-1].startswith("energy: ")
     real = Step.__call__
 
     def fail_at_six(*arguments):
@@ -54,6 +55,8 @@ def test_resume_gives_the_bits_of_a_run_that_was_never_stopped(run, monkeypatch)
     assert same(whole, resumed)
     # Steps 4 to 7 after the checkpoint of step 3.
     assert listener.updates[-1].step == 7
+    # What the killed session spent is not known.
+    assert listener.lines[-1].startswith("energy since --resume: ")
 
 
 def test_kept_answers_of_the_teacher_equal_live_ones(run):

@@ -19,6 +19,7 @@ from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.model.device import pick_device
+from fedmtl.runs.energy import Meter
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import DistillEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked
@@ -50,9 +51,26 @@ def distill(
     check_settings(settings)
     check_augment(settings.augment)
     check_pruning(config.training.pruning, settings)
+    meter = Meter(config.energy.cpu_watts)
+    try:
+        return _distill(teacher, config, settings, name, listener, meter, resume)
+    finally:
+        meter.close()
+
+
+def _distill(
+    teacher: RunFolder,
+    config: Config,
+    settings: DistillSettings,
+    name: str,
+    listener: Listener,
+    meter: Meter,
+    resume: bool,
+) -> Distilled:
     device = pick_device(config.compute.device, "compute.device")
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+    meter.watch(str(device))
     teaching = open_teaching(teacher.model, device)
     strange = next((task for task in config.tasks if task not in teaching.saved.tasks), None)
     if strange is not None:
@@ -83,7 +101,7 @@ def distill(
         training = config.training.model_dump(mode="json")
         fingerprint = settings.fingerprint(teaching.digest, {**training, "seed": config.seed})
         position = _take_up(run, settings, fingerprint) if resume else Position()
-        work = Work(config, settings, teaching, student, lessons, run, fingerprint, listener)
+        work = Work(config, settings, teaching, student, lessons, run, fingerprint, listener, meter)
         if not position.stage:
             _open_events(work, data, teacher)
         weights = work.go(position)

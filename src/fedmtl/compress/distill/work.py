@@ -37,6 +37,8 @@ from fedmtl.export.encoder import write_run_encoders
 from fedmtl.methods.distillation import NAME, options_of
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import save_model
+from fedmtl.runs.energy import Meter as EnergyMeter
+from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import EndEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder, write_atomic
@@ -69,9 +71,11 @@ class Work:
         run: RunFolder,
         fingerprint: str,
         listener: Listener,
+        energy: EnergyMeter,
     ) -> None:
         self.config, self.settings, self.teaching, self.student = config, settings, teaching, student
         self.lessons, self.run, self.fingerprint, self.listener = lessons, run, fingerprint, listener
+        self.energy = energy
         self.device = teaching.device
         student.model.to(self.device)
         self.pruning = StudentPruning(config.training.pruning, student)
@@ -153,6 +157,8 @@ class Work:
         for event in events:
             append_event(self.run, event)
         append_results(self.run, events)
+        if self.energy.is_due:
+            append_event(self.run, self.energy.take())
         self.last = sums or self.last
 
     def finish(self, weights: Weights) -> dict[str, float | None]:
@@ -168,7 +174,9 @@ class Work:
         bound.model.encoder.save_pretrained(student_encoder_folder(self.run), state_dict=values)
         student.encoder.tokenizer.save_pretrained(student_encoder_folder(self.run))
         sums = self.last or evaluate(bound, self.lessons.validation, self.device)
-        rounds = [event for event in read_events(self.run) if isinstance(event, RoundEvent)]
+        append_event(self.run, self.energy.take())
+        events = read_events(self.run)
+        rounds = [event for event in events if isinstance(event, RoundEvent)]
         append_event(
             self.run,
             EndEvent(
@@ -176,6 +184,7 @@ class Work:
                 rounds=rounds[-1].round,
                 seconds=sum(event.seconds or 0.0 for event in rounds),
                 weights_sha256=weights_sha256(weights),
+                energy=total_energy(events, config.energy.grams_per_kwh),
             ),
         )
         known = config.model_copy(update={"model": plain})

@@ -34,6 +34,7 @@ from fedmtl.errors import ConfigError, DataError, FedmtlError, ModelError
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder, load_encoder
 from fedmtl.model.wordpiece import wrap_tokenizer
+from fedmtl.runs.energy import Meter, energy_words, total_energy
 from fedmtl.runs.folder import locked, make_private_folder, write_atomic
 from fedmtl.training.layer_maps import attention_map, hidden_map
 
@@ -101,8 +102,16 @@ def pretrain(
     check_output_folder(paths.out)
     _check_checkpoint(paths.checkpoint, resume)
     make_private_folder(paths.work)
-    with locked(paths.work, f".{paths.out.name}.lock"):
-        return _pretrain(settings, paths, machine, disclosure, listener, resume)
+    meter = Meter()
+    try:
+        with locked(paths.work, f".{paths.out.name}.lock"):
+            student = _pretrain(settings, paths, machine, disclosure, listener, resume, meter)
+        spent = total_energy([meter.take()])
+    finally:
+        meter.close()
+    assert spent is not None, "an event was given"
+    listener.say(f"energy{' since --resume' if resume else ''}: {energy_words(spent)}")
+    return student
 
 
 def _pretrain(
@@ -112,8 +121,10 @@ def _pretrain(
     disclosure: Disclosure,
     listener: Listener,
     resume: bool,
+    meter: Meter,
 ) -> Student:
     device = pick_device(machine.device, "--device")
+    meter.watch(str(device))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     teacher = load_teacher(settings)
