@@ -1,10 +1,17 @@
-"""Every command block of the documents is looked at: the app reads each `fedmtl` line, and the README's blocks run."""
+"""Every command block of the documents is looked at: its program reads each line, and the lines of a page run in order.
+
+What is not run is in `NOT_RUN`, with its reason; a line that is neither run nor there fails a test.
+"""
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -12,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -213,3 +221,124 @@ def test_the_checks_of_data_run_as_the_page_writes_them(readme, monkeypatch, cap
     for line in lines:
         assert type_in(line, monkeypatch) == 0, f"{line}: {capsys.readouterr().err}"
     assert "warning" in capsys.readouterr().out
+
+
+# Pages whose lines run below, in their order. The README's and responsible-use.md's run above.
+RUN_PAGES = (
+    "docs/compress.md",
+    "docs/export.md",
+    "docs/predict.md",
+    "docs/run-folder.md",
+    "docs/seeds.md",
+    "docs/serve.md",
+    "docs/settings.md",
+    "docs/tutorial.md",
+    "docs/wire.md",
+)
+# Why a line of a page is read by its program and not run here: the first pattern that is in it.
+NOT_RUN = {
+    r"^(make|pip|\. \.venv)": "sets up what the tests run in, or is what runs them",
+    r"^python (benchmarks|scripts)/": "takes minutes or hours, or Chromium; tests/benchmarks has small ones",
+    r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|/models/|mlm:|first\.yaml|federated-first": "files of the reader's",
+    r"--student general": "goes on with what the line above it makes of the reader's files",
+    r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
+    r"^fedmtl measure sst2 ": "runs of a study that takes hours",
+    r"^fedmtl (certs|enroll|unenroll|enrolled|server|client|status|policy|audit)|federated_main": (
+        "between machines; tests/engines/flower and tests/deploy run these commands over sockets"
+    ),
+}
+# Settings and options that make a line short, by its command; what it does is the same.
+SHORTER = {
+    "run": ["--set=training.num_rounds=1", "--set=compute.workers=0"],
+    "distill": ["--epochs-intermediate=1", "--epochs-prediction=1"],
+    "prune": ["--epochs=1"],
+    "serve": ["--port=0"],
+    "study": ["--set=training.num_rounds=1", *SMALL],
+}
+
+
+def is_run(line: str) -> bool:
+    return not line.startswith("#") and not any(re.search(pattern, line) for pattern in NOT_RUN)
+
+
+def test_every_line_of_every_page_runs_or_has_a_reason_not_to():
+    elsewhere = {"README.md", "docs/responsible-use.md"}
+    for page in PAGES:
+        lines = [line for line in lines_of(page.read_text(encoding="utf-8")) if is_run(line)]
+        if lines and page_name(page) not in elsewhere:
+            assert page_name(page) in RUN_PAGES, f"nobody runs {lines[0]}"
+
+
+@pytest.fixture
+def answering(readme, monkeypatch) -> Path:
+    """The README's folder with finished runs RUN, NAME and teacher, and the files that pages name."""
+    rows = [(f"my {word} was late {n}", name) for n in range(8) for name, found in WORDS.items() for word in found]
+    head = ("message", "label", "country")
+    table = [head, *((text, label, ("north", "south")[n % 2]) for n, (text, label) in enumerate(rows))]
+    for name in ("topic.csv", "tickets.csv", "labelled.csv"):
+        (readme / name).write_text("".join(f"{','.join(row)}\n" for row in table))
+    (readme / "old.csv").write_text("".join(f"{n},x,{text}\n" for n, (text, _) in enumerate(rows)))
+    (readme / "lines.txt").write_text("".join(f"{text}\n" for text, _ in rows))
+    pairs = [{"question": text, "candidate": other, "label": label}
+             for (text, label), (other, _) in itertools.pairwise(rows)]  # fmt: skip
+    with gzip.open(readme / "pairs.jsonl.gz", "wt") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in pairs)
+    words = sorted({word for text, _ in rows for word in text.split()})
+    np.savez(readme / "glove.npz", vectors=np.eye(len(words), dtype=np.float16), words="\n".join(words))
+    single = "kind: classification, text: [message], label: label, source: {train: topic.csv, test: labelled.csv}"
+    nli = (
+        "kind: classification, text: [question, candidate], label: label, source: {train: pairs.jsonl.gz,"
+        " test: pairs.jsonl.gz, more_validation: {mismatched: pairs.jsonl.gz}}"
+    )
+    (readme / "small.yaml").write_text(
+        f"tasks:\n  topic: {{{single}}}\n  sst2: {{{single}, labels: [delivery, app]}}\n  nli: {{{nli}}}\n"
+        "model: {server_model: random-4x192}\ntraining: {num_rounds: 2}\n"
+        "evaluation: {baselines: []}\ncompute: {device: cpu, workers: 0}\n"
+    )
+    for name in ("RUN", "NAME", "teacher"):
+        assert type_in(f"fedmtl run small.yaml --name {name} --quiet", monkeypatch) == 0
+    return readme
+
+
+def serve_once(line: str) -> None:
+    """Serve until it says where it answers, then end it as Ctrl-C does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", *shlex.split(re.sub("--port .*", "", line)), *SHORTER["serve"]]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert "answers at http://127.0.0.1:" in said
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN_PAGES)
+def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, capsys):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if page == "docs/export.md":
+        for given in ("run --name demo", "export demo --to hf", "export demo --to sentence-transformers"):
+            shorter = [*SHORTER["run"], *SMALL] if given.startswith("run") else []
+            assert type_in(f"fedmtl {given}", monkeypatch, *shorter) == 0
+    if page == "docs/serve.md":
+        assert type_in("fedmtl export RUN --to onnx", monkeypatch) == 0
+    ran = 0
+    for line in filter(is_run, lines_of(text)):
+        # `[--out NAME]` is optional, `RUN...` is one or more.
+        line = re.sub(r" \[.*?\]", "", line).replace("RUN...", "RUN")
+        words = shlex.split(line, comments=True)
+        if words[0] == "python":
+            subprocess.run([sys.executable, *words[1:]], check=True, env=environment, timeout=120)
+        elif words[1] == "serve":
+            serve_once(line)
+        else:
+            is_demo = words[1] == "run" and not any(word.endswith(".yaml") for word in words)
+            more = [*SHORTER.get(words[1], ()), *(SMALL if is_demo else ())]
+            assert type_in(line, monkeypatch, *more) == 0, f"{line}: {capsys.readouterr().err}"
+        ran += 1
+    for language, body in FENCE.findall(text):
+        if language == "python":
+            subprocess.run([sys.executable, "-c", body], check=True, env=environment, timeout=240)
+            ran += 1
+    assert ran > 0

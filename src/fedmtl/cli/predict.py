@@ -71,6 +71,8 @@ def evaluate(
     for name, (code, model) in _open_models(run, client, round).items():
         scored.add(name, code, model)
     notes = [_round_words(source, rounds)] if source else []
+    if test and client is None and not onnx_path(run):
+        notes += _note_test_scores(run, round, scored.scores)
     if out is not None:
         from fedmtl.predict.answer_files import write_answers
 
@@ -165,6 +167,28 @@ def _rounds(run: str, round: str | None) -> tuple[str | None, dict[str, int]]:
     if kept_round(found.folder) == BEST:
         return "training.keep: best", task_rounds(read_events(found.folder), BEST, found.name)
     return None, {}
+
+
+def _note_test_scores(run: str, round: str | None, scores: dict[str, Scores]) -> list[str]:
+    """Leave the scores in the run's folder, where an export's card finds them; a line that says so."""
+    from fedmtl.config.file import load_config
+    from fedmtl.runs.summary import TestScore, note_test_scores
+
+    folder = api.Run.open(run).folder
+    _, rounds = _rounds(run, round or load_config(folder.config).training.keep)
+    # Of values that stay at clients every client has its own scores, and no export has them.
+    found = [
+        TestScore(set=name, round=rounds[name], examples=score.examples, metrics=score.metrics)
+        for name, score in scores.items()
+        if name in rounds
+    ]
+    if not found:
+        return []
+    try:
+        note_test_scores(folder, found)
+    except OSError as error:
+        return [f"{folder.test_scores}: cannot be written ({error.strerror}), so cards will not have these scores"]
+    return [f"{folder.test_scores}: the cards of exports will have these scores"]
 
 
 def _round_words(source: str, rounds: dict[str, int]) -> str:

@@ -30,7 +30,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
-from fedmtl.runs.summary import BEST, LAST, Round, protection, task_rounds
+from fedmtl.runs.summary import BEST, LAST, Round, TestScore, protection, read_test_scores, task_rounds
 from fedmtl.tasks.task import read_tasks, task_facts
 
 NOT_STATED = "not stated"
@@ -39,6 +39,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # Of a foreign README, which may be of any size.
 MOST_LETTERS = 100_000
 MOST_LABELS_SHOWN = 20
+SCORES_HEAD = ("set", "examples of", "number", "round", "metrics")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def model_card(
         _tasks_table(start, rounds),
         "## Scores",
         _scores(start, rounds, scored, events, chose=config.training.keep == BEST),
+        _test_scores(read_test_scores(run), rounds),
         "## Data",
         _data(start, events),
         "## What is shared",
@@ -168,13 +170,27 @@ def _scores(
             if event is None:
                 continue
             what = "validation, cut from the training data" if cut.get(name) and each == name else "validation"
-            numbers = ", ".join(f"{key} {value:.4f}" for key, value in event.metrics.items() if value is not None)
-            rows.append((code(each), what, str(event.examples or ""), str(event.round), numbers or "undefined"))
+            rows.append((code(each), what, str(event.examples or ""), str(event.round), _metrics(event.metrics)))
     if not rows:
         return "The run's record has no score of the rounds that this model is of."
-    note = "These examples also chose the round. " if chose else ""
-    shown = table(("set", "examples of", "number", "round", "metrics"), rows)
-    return f"{shown}\n\n{note}The run's record has no scores on a test set."
+    note = "\n\nThese examples also chose the round." if chose else ""
+    return table(SCORES_HEAD, rows) + note
+
+
+def _test_scores(scores: Sequence[TestScore], rounds: Mapping[str, int]) -> str:
+    """Of the model's rounds; `fedmtl evaluate --test` writes them into the run's folder."""
+    rows = [
+        (code(score.set), "test", str(score.examples), str(score.round), _metrics(score.metrics))
+        for score in scores
+        if rounds.get(score.set) == score.round
+    ]
+    if not rows:
+        return "The run's record has no scores on a test set (`fedmtl evaluate RUN --test` adds them)."
+    return table(SCORES_HEAD, rows)
+
+
+def _metrics(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{_words(key)} {value:.4f}" for key, value in metrics.items() if value is not None) or "undefined"
 
 
 def _data(start: StartEvent, events: Sequence[Event]) -> str:

@@ -199,6 +199,11 @@ class RunFolder:
         return self.path / "report.html"
 
     @property
+    def test_scores(self) -> Path:
+        """What `fedmtl evaluate --test` found, for the cards of exports."""
+        return self.path / "test-scores.json"
+
+    @property
     def spool(self) -> Path:
         """Encoded updates of the open round; empty between rounds."""
         return self.path / "spool"

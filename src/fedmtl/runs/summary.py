@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from fedmtl.errors import FedmtlError
+from fedmtl.foreign import parse_record, read_record
 from fedmtl.runs.energy import total_energy
 from fedmtl.runs.event_lines import Event, first_of, last_of
 from fedmtl.runs.events import (
@@ -29,6 +32,7 @@ from fedmtl.runs.events import (
     TaskFacts,
     UpdateEvent,
 )
+from fedmtl.runs.folder import RunFolder, write_atomic
 
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
@@ -80,6 +84,39 @@ def task_rounds(events: Sequence[Event], given: Round, name: str = "the run") ->
     if best is None and set(tasks) - set(stopped):
         raise FedmtlError(f"--round best: no round of {name} has an overall score; write --round last, or a number")
     return {task: stopped[task] if task in stopped or best is None else best.round for task in tasks}
+
+
+class TestScore(BaseModel):
+    """What the model of a task after a round scored on a test set."""
+
+    __test__ = False  # for pytest
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    set: str
+    round: int
+    examples: int
+    metrics: dict[str, float | None]
+
+
+class _TestScores(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scores: list[TestScore]
+
+
+def note_test_scores(run: RunFolder, scores: Sequence[TestScore]) -> None:
+    """Write scores on test sets into the run's folder, over earlier ones of the same sets and rounds."""
+    new = {(score.set, score.round) for score in scores}
+    earlier = [score for score in read_test_scores(run) if (score.set, score.round) not in new]
+    write_atomic(run.test_scores, _TestScores(scores=[*earlier, *scores]).model_dump_json(indent=1).encode())
+
+
+def read_test_scores(run: RunFolder) -> list[TestScore]:
+    """The scores on test sets that the run's folder has; none where nobody asked for them."""
+    if not run.test_scores.is_file():
+        return []
+    remedy = "remove it, and run `fedmtl evaluate RUN --test` again"
+    return parse_record(_TestScores, read_record(run.test_scores, remedy), str(run.test_scores), remedy).scores
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ NAMES = {
 WITHOUT_SHARING = ("alone", "single")
 # A validation loss that rises by less than this share, or a training loss that falls by less, is no sign.
 RISES, FALLS = 0.1, 0.05
+# Nor is a rise of the validation loss by less than this share of the loss before training.
+MATTERS = 0.02
 LOWER_IS_BETTER = "mse"
 
 
@@ -234,8 +236,9 @@ def _overfits_since(record: _Record) -> int | None:
     trained = record.losses.get(least), record.losses.get(final.round)
     if final.round < least + 2 or None in trained or final.loss <= known[least] * (1 + RISES):
         return None
-    if f"{final.loss:.3f}" == f"{known[least]:.3f}":
-        # Of a loss of nearly nothing a rise by a share is nothing either.
+    # Of a loss of nearly nothing a rise by a share is nothing either.
+    untrained = record.scored[0].loss if 0 in record.scored else None
+    if final.loss - known[least] < max(MATTERS * (untrained or 0.0), 0.0005):
         return None
     now, then = final.metrics.get(record.metric), record.scored[least].metrics.get(record.metric)
     is_better = then is not None and now is not None and now > then
