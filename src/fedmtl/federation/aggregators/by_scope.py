@@ -150,6 +150,8 @@ def aggregation_event(
             scopes[tasks] = combined_scopes(plan, names, tasks, moves=False)
         for scope in scopes[tasks]:
             counts[scope] = counts.get(scope, 0) + 1
+    # Sites come in any order.
+    counts = dict(sorted(counts.items()))
     rules = {scope: aggregation.rule_of(scope) for scope in counts}
     helpless = [scope for scope, count in counts.items() if count < FEWEST and rules[scope] != "mean"]
     return AggregationEvent(
