@@ -58,8 +58,9 @@ def rounds(state: State, server: ServerSettings, engine: Engine, evaluate: Evalu
     dispatch = Dispatch(server)
     if state.round == 0 and not state.progress:
         started = _through(server, state, lambda method, at: method.start(at))
-        rules = aggregation_event(server.federation.aggregation, started.state.plan, server.names, engine.clients())
-        said = (*(() if rules is None else (rules,)), *started.events)
+        said = started.events
+        if server.federation.aggregation.looks_at_updates():
+            said = (aggregation_event(server.federation.aggregation, state.plan, server.names, engine.clients()), *said)
         done = _evaluated(Round(0, started.state, (), (), None, events=said), server, evaluate)
         state = done.state
         yield done

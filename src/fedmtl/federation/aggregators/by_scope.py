@@ -138,10 +138,8 @@ def combined_scopes(plan: SharingPlan, names: Sequence[str], tasks: Sequence[str
 
 def aggregation_event(
     aggregation: AggregationConfig, plan: SharingPlan, names: Sequence[str], clients: Mapping[str, ClientInfo]
-) -> AggregationEvent | None:
-    """What combines each scope, over how many clients; None where it is a mean everywhere."""
-    if not aggregation.looks_at_updates():
-        return None
+) -> AggregationEvent:
+    """What combines each scope, over how many clients, and where a rule that is no mean has too few of them."""
     scopes: dict[tuple[str, ...], list[str]] = {}
     counts: dict[str, int] = {}
     for info in clients.values():
