@@ -118,7 +118,7 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     weights, settings = _weights(server, given.values())
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, server, sampled, infos, weights)
-    rule = server.federation.aggregation.name
+    rule = server.rule_name
     with _blamed(rule, number):
         aggregator = server.aggregator(state.weights, state.extra.get(rule, NO_EXTRA))
     counted: dict[ClientId, Mapping[str, float]] = {}
@@ -172,7 +172,7 @@ def _client_weights(
     task_weights: Mapping[str, float],
 ) -> ClientWeights:
     """How much each client of the round counts."""
-    average = server.federation.average
+    average = server.federation.aggregation.average
     if average == "tasks":
         sizes = Counter[str]()
         for client, tasks in sampled.items():
@@ -209,7 +209,7 @@ def _moved(
     state: State, server: ServerSettings, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    rule = server.federation.aggregation.name
+    rule = server.rule_name
     with _blamed(rule, number, failures):
         delta = aggregator.result()
         after = state.with_extra(rule, aggregator.remember())
@@ -238,7 +238,7 @@ def _most_weights(
     task_weights: Mapping[str, float],
 ) -> dict[str, float]:
     """By scope, the most that one client of the round may count, so that it has no more than `max_share` of it."""
-    share = server.federation.max_share
+    share = server.federation.aggregation.max_share
     if share is None:
         return {}
     weights: dict[str, list[float]] = {}
@@ -246,7 +246,7 @@ def _most_weights(
         counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
         views = state.plan.keys(server.names, tasks, client).values()
         for scope in {key.scope for view in views for key in view.values()}:
-            weight = client_weight(counts, scope, state.plan, task_weights, server.federation.average)
+            weight = client_weight(counts, scope, state.plan, task_weights, server.federation.aggregation.average)
             weights.setdefault(scope, []).append(weight)
     return most_weights(weights, share)
 
