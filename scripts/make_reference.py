@@ -241,6 +241,8 @@ def _words(kind: dict[str, Any], schema: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if value is None or value == {}:
         return "empty"
+    if isinstance(value, BaseModel):
+        return "below"
     if isinstance(value, tuple):
         value = list(value)
     text = json.dumps(value) if isinstance(value, list | bool) else f"{value:g}" if _is_number(value) else str(value)

@@ -61,6 +61,8 @@ AGGREGATORS = {
     "multi_krum": ("fedmtl.federation.aggregators.multi_krum", "MultiKrum"),
 }
 
+BY_SCOPE = "fedmtl.federation.aggregators.by_scope"
+
 # The wire format needs them: the codecs of a job name them.
 UPDATE_FILTERS = {
     "error_feedback": ("fedmtl.federation.filters.error_feedback", "ErrorFeedback"),
@@ -227,9 +229,8 @@ def aggregator(config: Config, aggregation: AggregationConfig | None = None) -> 
     made = [_rule(config, rule, key) for key, rule in aggregation.rules().items()]
     if len(made) == 1:
         return made[0]
-    from fedmtl.federation.aggregators.by_scope import ByScope
-
-    return ByScope(list(zip([*aggregation.scopes, "*"], [*made[1:], made[0]], strict=True)))
+    by_scope: Callable[..., Callable[[Weights, Extra], Aggregator]] = import_module(BY_SCOPE).ByScope
+    return by_scope(list(zip([*aggregation.scopes, "*"], [*made[1:], made[0]], strict=True)))
 
 
 def _rule(config: Config, settings: RuleConfig, key: str) -> Callable[[Weights, Extra], Aggregator]:

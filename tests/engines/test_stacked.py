@@ -60,6 +60,15 @@ def test_a_round_is_the_same_however_many_train_at_once(stack, make_config, tmp_
         assert abs(update.traffic.bytes_up - at_once[client].traffic.bytes_up) < 64
 
 
+def test_clients_that_train_at_once_are_compared_like_any_others(make_config):
+    rules = 'federation.aggregation={rule: multi_krum, scopes: {"task:*": coordinate_median}}'
+    given = [*ALIKE, rules, "federation.clients_per_task=3", "training.num_rounds=1"]
+    runs = [start_run(make_config(*given, f"compute.stack={stack}"), f"stack-{stack}") for stack in (0, 9)]
+    one, other = (load_file(run.path / "model" / "weights.safetensors") for run in runs)
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
+
+
 @pytest.mark.parametrize("setting", ["smart", "distillation"])
 def test_clients_with_an_objective_that_a_stack_does_not_know_train_alone(setting, make_config, tmp_path):
     teacher = start_run(make_config("training.num_rounds=0"), "teacher").path if setting == "distillation" else None

@@ -55,6 +55,8 @@ def weights_of(make_config, *overrides: str) -> str:
 
 def test_a_median_aggregates_other_weights_than_a_mean(make_config, plain_weights):
     assert weights_of(make_config, "federation.aggregation=median") != plain_weights
+    heads = 'federation.aggregation={scopes: {"task:*": median}}'
+    assert weights_of(make_config, heads) != plain_weights
 
 
 @pytest.mark.parametrize("compute", ["compute.workers=1", "compute.stack=3"])
@@ -148,6 +150,12 @@ def test_an_option_that_a_plugin_does_not_have_is_one_line_before_round_1(make_c
         start_run(make_config("methods={rdorp: {}}"), "never")
     with pytest.raises(ConfigError, match=r"federation.aggregation: found 'medain', no rule is called so; did"):
         start_run(make_config("federation.aggregation=medain"), "never")
+    with pytest.raises(
+        ConfigError, match=r"federation.aggregation.scopes.all: found 'krum', no rule is called so; it is one of"
+    ):
+        start_run(make_config("federation.aggregation={scopes: {all: krum}}"), "never")
+    with pytest.raises(ConfigError, match=r"federation.aggregation.scopes: `group:x` matches no scope"):
+        start_run(make_config("federation.aggregation={scopes: {'group:x': multi_krum}}"), "never")
     with pytest.raises(ConfigError, match=r"methods.pruning: is switched on by a key of its own"):
         start_run(make_config("methods={pruning: {}}"), "never")
 

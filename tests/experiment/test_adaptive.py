@@ -119,6 +119,10 @@ def test_any_number_of_workers_gives_the_same_weights(make_config):
     [
         pytest.param(["training.num_rounds=3"], id="alone", marks=pytest.mark.slow),
         pytest.param([TWO_TASKS, "wire.up=int8", "training.keep_optimizer=true", "training.num_rounds=4"], id="kept"),
+        pytest.param(
+            ["training.num_rounds=4", "federation.aggregation={rule: clipped_mean, scopes: {all: centered_clipping}}"],
+            id="robust",
+        ),
     ],
 )
 def test_a_resumed_run_comes_to_the_same_weights_and_decisions(make_config, monkeypatch, extra):

@@ -43,6 +43,11 @@ TWO_TASKS = (
     "clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}, c: {tasks: [paraphrase]}}"
 )
 CLIPPED = ["federation.aggregation=clipped_mean", "federation.max_share=0.4"]
+# Three clients of a task, so that there is something to compare; each scope by a rule of its own.
+ROBUST = [
+    "federation.clients_per_task=3",
+    'federation.aggregation={rule: trimmed_mean, scopes: {"task:s*": multi_krum, all: centered_clipping}}',
+]
 INT8 = ["wire.down=int8", "wire.up=int8"]
 
 
@@ -74,8 +79,9 @@ def digest(run: RunFolder) -> str:
         INT8,
         [*GROUPS, TWO_TASKS, "wire.down=fp16", "wire.up=topk", "wire.topk_share=0.1"],
         [*GROUPS, TWO_TASKS, *CLIPPED],
+        ROBUST,
     ],
-    ids=["plain", "groups", "kept", "skewed", "int8", "topk", "clipped"],
+    ids=["plain", "groups", "kept", "skewed", "int8", "topk", "clipped", "robust"],
 )
 def test_1_any_number_of_workers_gives_the_same_weights(make_config, overrides):
     numbers = (0, 2) if overrides else (0, 1, 2)
@@ -139,8 +145,18 @@ def test_1_the_encoders_own_module_gives_the_same_weights_up_to_rounding(make_co
         ("client_state", INT8),
         ("update", [*INT8, "wire.up=topk"]),
         ("round", CLIPPED),
+        ("update", ROBUST),
     ],
-    ids=["update", "round", "checkpoint", "client_state", "client_state_int8", "update_topk", "round_clipped"],
+    ids=[
+        "update",
+        "round",
+        "checkpoint",
+        "client_state",
+        "client_state_int8",
+        "update_topk",
+        "round_clipped",
+        "update_robust",
+    ],
 )
 def test_2_killed_at_any_point_it_resumes_to_the_same_weights(make_config, run_once, monkeypatch, where, wire):
     overrides = [PERSONAL, "training.num_rounds=3", "training.keep_optimizer=true", "tasks.sentiment.patience=1"]

@@ -258,6 +258,7 @@ def test_c_stays_the_mean_of_the_clients(make_config, overrides, weights):
     ("setting", "key"),
     [
         ("federation.aggregation=clipped_mean", "federation.aggregation"),
+        ("federation.aggregation={scopes: {all: multi_krum}}", "federation.aggregation.scopes.all"),
         ("federation.max_share=0.5", "federation.max_share"),
         ("federation.max_update_norm=5", "federation.max_update_norm"),
         ("federation.task_weighting={kind: progress}", "federation.task_weighting"),

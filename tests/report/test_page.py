@@ -349,3 +349,12 @@ def test_a_long_run_shows_its_moves_and_some_of_the_other_rounds():
     shown = Reader(page_of([*build_events(), *moves])).text
     assert "→ task" in shown
     assert shown.count(".500|") < 60
+
+
+def test_the_rules_of_scopes_are_shown_with_where_none_can_help():
+    scopes = {"all": {"rule": "multi_krum", "clients": 6}, "task:stsb": {"rule": "multi_krum", "clients": 2}}
+    event = {"event": "aggregation", "round": 0, "scopes": scopes, "helpless": ["task:stsb"]}
+    assert "Aggregation rules" not in page_of(build_events())
+    page = page_of([*build_events(), event])
+    assert "Aggregation rules at the start" in page
+    assert "fewer than three clients share a scope: task:stsb (2)." in page

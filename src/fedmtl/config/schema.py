@@ -299,11 +299,6 @@ class AggregationConfig(RuleConfig):
         inner = {f"federation.aggregation.scopes.{pattern}": rule for pattern, rule in self.scopes.items()}
         return {"federation.aggregation": self, **inner}
 
-    @property
-    def name(self) -> str:
-        """What the rules of all scopes together are called, in messages and in a state."""
-        return "by_scope" if self.scopes else self.rule
-
     def rule_of(self, scope: str) -> str:
         """The name of the rule that a scope is combined by."""
         matching = (rule.rule for pattern, rule in self.scopes.items() if fnmatchcase(scope, pattern))

@@ -72,7 +72,7 @@ def take_up(run: RunFolder, prepared: Prepared, observe: Observer, *, keeps_clie
         parameters = {name: getattr(module, leaf) for name, (module, leaf) in prepared.model.canonical().items()}
         server = prepared.server
         checks: dict[str, Callable[[Extra], None]] = {method.name: method.check for method in server.methods}
-        checks[server.federation.aggregation.name] = check_of(server.aggregator)
+        checks[server.rule_name] = check_of(server.aggregator)
         check_state(state, parameters, list(prepared.tasks), run.checkpoints, checks)
     events = read_events(run)
     record = config_event(prepared.config, _edits(run, prepared.config, events))

@@ -47,6 +47,12 @@ class ServerSettings:
     methods: Sequence[ServerMethod] = ()
     aggregator: Callable[[Weights, Extra], Aggregator] = Mean
 
+    @property
+    def rule_name(self) -> str:
+        """What the rules of all scopes together are called, in messages and in a state."""
+        aggregation = self.federation.aggregation
+        return "by_scope" if aggregation.scopes else aggregation.rule
+
     def is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0 or round_number == self.settings.num_rounds
 

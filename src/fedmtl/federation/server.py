@@ -58,8 +58,9 @@ def rounds(state: State, server: ServerSettings, engine: Engine, evaluate: Evalu
     dispatch = Dispatch(server)
     if state.round == 0 and not state.progress:
         started = _through(server, state, lambda method, at: method.start(at))
-        rules = aggregation_event(server.federation.aggregation, started.state.plan, server.names, engine.clients())
-        said = (*(() if rules is None else (rules,)), *started.events)
+        said = started.events
+        if server.federation.aggregation.looks_at_updates():
+            said = (aggregation_event(server.federation.aggregation, state.plan, server.names, engine.clients()), *said)
         done = _evaluated(Round(0, started.state, (), (), None, events=said), server, evaluate)
         state = done.state
         yield done
@@ -117,7 +118,7 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     weights, settings = _weights(server, given.values())
     extra = {name: one.extra for name, one in given.items() if one.extra}
     counting = _client_weights(state, server, sampled, infos, weights)
-    rule = server.federation.aggregation.name
+    rule = server.rule_name
     rules = [one.aggregator for one in given.values() if one.aggregator is not None]
     with _blamed(rule, number):
         aggregator = rules[0] if rules else server.aggregator(state.weights, state.extra.get(rule, NO_EXTRA))
@@ -172,7 +173,7 @@ def _client_weights(
     task_weights: Mapping[str, float],
 ) -> ClientWeights:
     """How much each client of the round counts."""
-    average = server.federation.average
+    average = server.federation.aggregation.average
     if average == "tasks":
         sizes = Counter[str]()
         for client, tasks in sampled.items():
@@ -217,7 +218,7 @@ def _moved(
     state: State, server: ServerSettings, aggregator: Aggregator, number: int, failures: tuple[Failure, ...]
 ) -> State:
     """The state after the step on the round's delta."""
-    rule = server.federation.aggregation.name
+    rule = server.rule_name
     with _blamed(rule, number, failures):
         delta = aggregator.result()
         after = state.with_extra(rule, aggregator.remember())
@@ -246,7 +247,7 @@ def _most_weights(
     task_weights: Mapping[str, float],
 ) -> dict[str, float]:
     """By scope, the most that one client of the round may count, so that it has no more than `max_share` of it."""
-    share = server.federation.max_share
+    share = server.federation.aggregation.max_share
     if share is None:
         return {}
     weights: dict[str, list[float]] = {}
@@ -254,7 +255,7 @@ def _most_weights(
         counts = {task: infos[client].num_examples.get(task, 0) for task in tasks}
         views = state.plan.keys(server.names, tasks, client).values()
         for scope in {key.scope for view in views for key in view.values()}:
-            weight = client_weight(counts, scope, state.plan, task_weights, server.federation.average)
+            weight = client_weight(counts, scope, state.plan, task_weights, server.federation.aggregation.average)
             weights.setdefault(scope, []).append(weight)
     return most_weights(weights, share)
 

@@ -29,7 +29,8 @@ def programs(tmp_path):
 
 @pytest.fixture
 def config(make_config, tmp_path):
-    skewed = ("training.logit_adjustment=1", "federation.average=tasks")
+    rules = 'federation.aggregation={average: tasks, scopes: {all: centered_clipping, "task:*": multi_krum}}'
+    skewed = ("training.logit_adjustment=1", rules)
     head = "tasks.sentiment.head={hidden: 8, activation: tanh}"
     found = make_config("federation.clients_per_task=1", "compute.workers=1", *skewed, head)
     (tmp_path / "run.yaml").write_text(dump_config(found))
@@ -64,7 +65,7 @@ def test_three_sites_with_tls_give_the_weights_of_one_machine(config, programs, 
     assert programs.left() == []
     deployed = RunFolder(Path(config.output) / "tls")
     assert digest(deployed) == digest(alone)
-    for kind in ("start", "clients", "plan"):
+    for kind in ("start", "clients", "plan", "aggregation"):
         assert of_kind(deployed, kind) == of_kind(alone, kind)
     sizes = [[(event["client"], event["bytes_up"], event["bytes_down"]) for event in of_kind(run, "update")]
              for run in (deployed, alone)]  # fmt: skip

@@ -124,12 +124,10 @@ def test_a_mean_has_nothing_to_say_of_its_scopes():
     assert not any(isinstance(event, AggregationEvent) for turn in run("mean") for event in turn.events)
     clients = {name: ClientInfo({"sst2": 1}) for name in "abc"}
     event = aggregation_event(AggregationConfig(rule="multi_krum"), PLAN, NAMES, clients)
-    assert event is not None
     assert (event.helpless, event.lines()) == ([], [])
     mixed = AggregationConfig(scopes={"all": "multi_krum"})
     event = aggregation_event(mixed, PLAN, NAMES, {"a": ClientInfo({"sst2": 1})})
     # The head is averaged plainly, as its config says: only where a rule was wanted is there one that cannot help.
-    assert event is not None
     assert event.helpless == ["all"]
 
 

@@ -138,10 +138,8 @@ def combined_scopes(plan: SharingPlan, names: Sequence[str], tasks: Sequence[str
 
 def aggregation_event(
     aggregation: AggregationConfig, plan: SharingPlan, names: Sequence[str], clients: Mapping[str, ClientInfo]
-) -> AggregationEvent | None:
-    """What combines each scope, over how many clients; None where it is a mean everywhere."""
-    if not aggregation.looks_at_updates():
-        return None
+) -> AggregationEvent:
+    """What combines each scope, over how many clients, and where a rule that is no mean has too few of them."""
     scopes: dict[tuple[str, ...], list[str]] = {}
     counts: dict[str, int] = {}
     for info in clients.values():
@@ -150,6 +148,8 @@ def aggregation_event(
             scopes[tasks] = combined_scopes(plan, names, tasks, moves=False)
         for scope in scopes[tasks]:
             counts[scope] = counts.get(scope, 0) + 1
+    # Sites come in any order.
+    counts = dict(sorted(counts.items()))
     rules = {scope: aggregation.rule_of(scope) for scope in counts}
     helpless = [scope for scope, count in counts.items() if count < FEWEST and rules[scope] != "mean"]
     return AggregationEvent(
