@@ -30,6 +30,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from fedmtl.runs.privacy import privacy_lines
 from fedmtl.runs.summary import BEST, LAST, Round, task_rounds
 from fedmtl.tasks.task import read_tasks, task_facts
 
@@ -244,6 +245,13 @@ def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
         if (plan is not None and plan.at_clients)
         else ""
     )
+    lines = privacy_lines(events)
+    if lines:
+        said = "\n".join(f"* {printable(line[:1].upper() + line[1:]).replace('<', '&lt;')}." for line in lines)
+        return (
+            f"{first}{stays}\n\nEvery example's gradient was clipped by itself and noise was added at the client"
+            f" (DP-SGD). The server saw every update by itself.\n\n{said}"
+        )
     return (
         f"{first}{stays}\n\nNo noise was added and no secure aggregation was used: the server saw every update by"
         " itself, and no guarantee of differential privacy holds. A trained model can reveal what it was trained on."

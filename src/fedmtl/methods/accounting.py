@@ -2,8 +2,8 @@
 
 The accountant is Google's `dp-accounting`: privacy loss distributions (Koskela et al. 2020), which are nearly exact,
 with Renyi orders (Mironov 2017) as a check. Two data sets are neighbours if one has one unit more than the other: an
-example or a whole client, as the caller says. Releases are Gaussian sums of contributions of norm 1 at most, of units that were
-drawn by themselves with some chance (Poisson); a chance of 1 is everybody, and nothing is gained by it.
+example or a whole client, as the caller says. Releases are Gaussian sums of contributions of norm 1 at most, of units
+that were drawn by themselves with some chance (Poisson); a chance of 1 is everybody, and nothing is gained by it.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from fedmtl.runs.events import (
     EndEvent,
     EnergyTotals,
     EvaluationEvent,
+    ExamplePrivacyEvent,
     FailureEvent,
     PlanEvent,
     PruningEvent,
@@ -35,6 +36,7 @@ from fedmtl.runs.events import (
     UpdateEvent,
 )
 from fedmtl.runs.log import task_metrics
+from fedmtl.runs.privacy import privacy_lines
 from fedmtl.runs.verdicts import Verdict, verdicts
 
 # A smaller change over the whole window is not worth a word, however steady it is.
@@ -70,6 +72,8 @@ class Run:
     pruned: dict[int, PruningEvent] = field(default_factory=dict)
     baselines: tuple[BaselineEvent, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    example_privacy: ExamplePrivacyEvent | None = None
+    privacy: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -125,6 +129,8 @@ def gather(events: Sequence[Event], name: str) -> Run:
         pruned={event.round: event for event in of(PruningEvent)},
         baselines=tuple(of(BaselineEvent)),
         verdicts=tuple(verdicts(events, name)),
+        example_privacy=last_of(events, ExamplePrivacyEvent),
+        privacy=tuple(privacy_lines(events)),
     )
 
 
