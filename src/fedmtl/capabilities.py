@@ -25,6 +25,7 @@ from fedmtl.errors import ConfigError
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
     from fedmtl.federation.filters.protocol import UpdateFilter
+    from fedmtl.federation.policy import Policy
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
     from fedmtl.runs.log import Tracker
     from fedmtl.sharing.plan import Extra, SharingPlan, Weights
@@ -97,7 +98,8 @@ class Capability:
     name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
     whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
     and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names. `update_filter` makes a filter
-    of updates of the same options as `local`.
+    of updates of the same options as `local`. `check_policy` says why a server's config does not give the protection
+    that a site's policy requires; it is asked of every capability in the package, switched on or not.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Capability:
     tracker: Callable[[Any, Path], Tracker] | None = None
     task_kind: type[TaskKind] | None = None
     update_filter: Callable[[Mapping[str, Any]], UpdateFilter] | None = None
+    check_policy: Callable[[Policy, Config], str | None] | None = None
 
 
 _REGISTERED: dict[str, Capability] = {}
@@ -211,6 +214,13 @@ def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str])
             if reason is not None:
                 raise ConfigError(f"methods.{name}: {reason}")
     return found
+
+
+def unprotected(policy: Policy, config: Config) -> str | None:
+    """Why a server's config does not give the protection that a site's policy requires; None where it does."""
+    checks = (find(name).check_policy for name in BUILT_IN)
+    reasons = (check(policy, config) for check in checks if check is not None)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def server_methods(setup: ServerSetup) -> list[ServerMethod]:

@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_policy(read, tmp_path):
         ("min_examples: 0", "min_examples: found 0"),
         ("min_examples: many", "min_examples: found 'many'"),
         ("send: {token_rows: perhaps}", "send.token_rows: found 'perhaps'"),
-        ("require: {noise: {epsilon: 1}}", "require.noise: .*this protection is not available in this version"),
+        ("require: {noise: {epsilon: 1}}", "require.noise: .*write .example_privacy: {max_epsilon: 8}"),
         ("require: {masking: true}", "require.masking: .*this protection is not available in this version"),
         ("tasks: {a/b: {}}", "'a/b' is no name of a task"),
         ("tasks: {sst2: {file: ~nosuchuser/x}}", "tasks.sst2.file: found '~nosuchuser/x', that user has no home"),

@@ -63,7 +63,7 @@ def test_page_is_well_formed_whatever_the_run_left(events):
     page = page_of(events)
     reader = Reader(page)
     assert page.startswith("<!doctype html>")
-    assert sum(tag == "section" for tag, _ in reader.tags) == 9
+    assert sum(tag == "section" for tag, _ in reader.tags) == 10
     assert "nan" not in reader.text.lower().split("|")
 
 

@@ -29,6 +29,7 @@ LEFT_OUT = {
     "federation.join_timeout": "as round_timeout",
     "methods": "capabilities of other packages",
     "clients.*.source.*.more_validation": "is refused: further validation sets are the server's",
+    "privacy.example.sampling": "has one value",
     "wire.max_bytes": "refuses a run, and changes none",
     "energy.cpu_watts": "what is said of a run's energy, not what it comes to",
     "energy.grams_per_kwh": "as cpu_watts",

@@ -46,6 +46,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from fedmtl.runs.privacy import privacy_lines
 from fedmtl.runs.summary import summarize
 from fedmtl.runs.verdicts import verdicts
 
@@ -251,6 +252,8 @@ class PlainDisplay:
             self.terminal.print(spent, soft_wrap=False)
         for verdict in verdicts(events, run.name):
             self.say(verdict.words)
+        for line in privacy_lines(events):
+            self.say(line)
         self.terminal.print(f"report: {run.report}", markup=False, soft_wrap=True)
 
 

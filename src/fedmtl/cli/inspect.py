@@ -80,10 +80,12 @@ def status(run: Run, json_: Json = False) -> None:
     """How far a run is: its rounds, the sites seen, the last failure, what noise has come to."""
     from fedmtl.runs.energy import energy_words
     from fedmtl.runs.log import read_events
+    from fedmtl.runs.privacy import privacy_lines
     from fedmtl.runs.summary import run_status
 
     found = find_run(run)
-    progress = run_status(read_events(found), found.name, is_busy=is_busy(found.path))
+    events = read_events(found)
+    progress = run_status(events, found.name, is_busy=is_busy(found.path))
     if json_:
         write(json.dumps(progress.to_json()))
         return
@@ -112,6 +114,7 @@ def status(run: Run, json_: Json = False) -> None:
             f"last failure: {last}",
             *spent,
             *progress.privacy,
+            *privacy_lines(events),
         ],
     )
 

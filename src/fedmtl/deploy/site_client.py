@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import time
 import traceback
 from collections.abc import Mapping
@@ -34,6 +36,7 @@ from fedmtl.methods.distillation import open_teacher
 from fedmtl.model.device import pick_device
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import open_model
+from fedmtl.runs.folder import make_private_folder
 from fedmtl.sharing.plan import Rows
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.load import TaskData, load_tasks
@@ -148,6 +151,8 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         plain_encoder=plain,
         max_bytes=max_bytes,
         log_variances=weighed,
+        secret=site_secret(settings.folder),
+        required=settings.policy.require.model_dump(exclude_none=True),
     )
     site = open_site(setup, model)
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
@@ -171,6 +176,28 @@ def _load(config: Config) -> dict[str, TaskData]:
         return load_tasks(config)
     except HubUnreachable as error:
         raise DataError(f"{error.found}; write `--data {error.task}=FILE`").coded(error.code, error.task) from error
+
+
+SECRET = "secret"
+SECRET_BYTES = 32
+
+
+def site_secret(folder: Path) -> bytes:
+    """What this site draws noise from: made once, readable for its owner alone, and never sent.
+
+    A site that lost it draws other noise, and counts jobs that it has answered before once more.
+    """
+    make_private_folder(folder)
+    path = folder / SECRET
+    if not path.exists():
+        fresh = path.with_name(f"{SECRET}.{os.getpid()}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+        fresh.replace(path)
+    found = path.read_bytes()
+    if len(found) != SECRET_BYTES:
+        raise FedmtlError(f"{path}: is not the {SECRET_BYTES} bytes that this site wrote; restore it, or remove it")
+    return found
 
 
 def run_folder(folder: Path, run: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods
+from fedmtl.capabilities import BUILT_IN, TASK_KINDS, check_methods, unprotected
 from fedmtl.config import ClientConfig, Config, HeadConfig
 from fedmtl.config.file import config_from
 from fedmtl.deploy.site_worker import SiteSettings
@@ -77,6 +77,9 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
             " policy if it is installed here"
         ).coded("policy_methods")
     check_methods(config)
+    reason = unprotected(settings.policy, config)
+    if reason is not None:
+        raise PolicyError(reason).coded("policy_privacy")
     for name in settings.tasks:
         _check_task(config, name, settings)
     tasks = {name: config.tasks[name] for name in config.tasks if name in settings.tasks}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +40,7 @@ class SiteSetup:
     profile: bool = False
     # Of a simulated site it follows from the seed, so that every engine computes the same; of a real one it is random.
     secret: bytes = b""
+    required: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
@@ -68,4 +70,5 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
         setup.folder,
         device,
         secret=secret,
+        required=setup.required,
     )

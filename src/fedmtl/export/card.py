@@ -30,6 +30,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from fedmtl.runs.privacy import privacy_lines
 from fedmtl.runs.summary import BEST, LAST, Round, TestScore, protection, read_test_scores, task_rounds
 from fedmtl.tasks.task import read_tasks, task_facts
 
@@ -260,7 +261,7 @@ def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
         if (plan is not None and plan.at_clients)
         else ""
     )
-    hidden = protection(events)
+    hidden = [*protection(events), *(f"{line}." for line in privacy_lines(events))]
     if hidden:
         lines = "\n".join(f"* {_plain(line[:1].upper() + line[1:])}" for line in hidden)
         return f"{first}{stays}\n\nNoise was added to what left the clients or to what was made of it:\n\n{lines}"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ class Site:
     buffers: Buffers = field(default_factory=Buffers)
     # What nobody else may know, from which noise is drawn.
     secret: bytes = b""
+    # What the site's policy requires of updates, as plain values.
+    required: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -121,7 +124,7 @@ def open_job(job: Job, site: Site) -> Opened:
 
 
 def _release(job: Job, site: Site, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> Release:
-    return Release(site.secret, answer_digest(job, state, shards), site.folder / job.client)
+    return Release(site.secret, answer_digest(job, state, shards), site.folder / job.client, site.required)
 
 
 def answer_digest(job: Job, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> str:

@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.config.file import expand
-from fedmtl.config.kinds import Count, Empty, Number, OneOrSeveral, Section, Whole
+from fedmtl.config.kinds import Count, Empty, Number, OneOrSeveral, Positive, Section, Whole
+from fedmtl.config.privacy import Delta
 from fedmtl.config.yaml_text import parse_yaml, write_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.federation.faults import is_safe_name
@@ -77,13 +78,36 @@ class SendPolicy(Section):
     )
 
 
+class ExamplePrivacyPolicy(Section):
+    """The most that may be told of one example, over all runs of the site's folder."""
+
+    max_epsilon: Positive = Field(
+        8.0, description="The most that all jobs of a task may spend for one example, over all runs; then it refuses."
+    )
+    max_delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); a config with a larger one is refused.")
+
+
 class RequirePolicy(Section):
-    noise: Any = Field(None, description="Noise on every update; not available yet, so anything here is refused.")
+    noise: Any = Field(
+        None, description="An old name; noise on gradients is required by example_privacy, so anything here is refused."
+    )
+    example_privacy: ExamplePrivacyPolicy | None = Field(
+        None,
+        description="Every example's gradient is clipped and has noise (privacy.example of the server), or jobs"
+        " are refused; `{}` is epsilon 8 at delta 1e-5, empty is not required.",
+    )
     masking: Any = Field(
         None, description="Updates that a server reads only in sum; not available yet, so anything here is refused."
     )
 
-    @field_validator("noise", "masking")
+    @field_validator("noise")
+    @classmethod
+    def _has_a_name(cls, value: Any) -> Any:
+        if value not in (None, False):
+            raise ValueError("write `example_privacy: {max_epsilon: 8}` for noise on every example's gradient")
+        return None
+
+    @field_validator("masking")
     @classmethod
     def _is_not_there_yet(cls, value: Any) -> Any:
         if value not in (None, False):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from fedmtl.capabilities import BUILT_IN, Capability
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
+from fedmtl.federation.policy import Policy
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
 from fedmtl.methods.accounting import Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.noise import KeyedNoise, derive_key
@@ -51,7 +52,6 @@ from fedmtl.training.local_method import (
     LocalClient,
     LocalMethod,
     LocalSettings,
-    local_settings,
 )
 from fedmtl.training.local_method import Step as Batch
 
@@ -165,8 +165,10 @@ class PrivateGradients(LocalMethod):
                 "the job has the token rows that this client's texts use, which noise cannot hide; the server's"
                 " federation.vocabulary_slices must be false"
             ).coded("job_weights")
-        assert client.release is not None and client.settings is not None
+        assert client.release is not None
         self._client, self._release = client, client.release()
+        # Another secret draws other noise, so that the same job is answered anew.
+        self._entry = derive_key(self._release.secret, self._release.digest, NAME).hex()[:32]
         self._ledger = Ledger(self._release.folder)
         spans = bound_model.flat.spans
         self._made = {}
@@ -189,7 +191,8 @@ class PrivateGradients(LocalMethod):
         }
         for task, releases in self._released.items():
             self._check_budget(task, releases, most[task])
-        self._ledger.add(self._release.digest, self._released)
+            self._check_policy(task, releases)
+        self._ledger.add(self._entry, self._released)
         secret, digest = self._release.secret, self._release.digest
         self._noise = {task: KeyedNoise(derive_key(secret, digest, NAME, "noise", task)) for task in self._lots}
         draws = {task: KeyedNoise(derive_key(secret, digest, NAME, "lots", task)) for task in self._lots}
@@ -234,11 +237,26 @@ class PrivateGradients(LocalMethod):
     def _check_budget(self, task: str, releases: Releases, most: int) -> None:
         if self._epsilon is None:
             return
-        done = sum(one.times for one in self._ledger.with_(task, self._release.digest, releases))
+        done = sum(one.times for one in self._ledger.with_(task, self._entry, releases))
         if done > most:
             raise PolicyError(
                 f"{task}: this job would make {done} steps in all, and the noise was found for {most}"
                 f" (privacy.example.epsilon {self._epsilon:g}); a server that repeats rounds in another way spends more"
+            ).coded("privacy_spent", task)
+
+    def _check_policy(self, task: str, releases: Releases) -> None:
+        """Hold the site's requirement over all runs: each has a folder beside this one's, with the client's ledger."""
+        limit = self._release.required.get(NAME)
+        if limit is None:
+            return
+        folder = self._release.folder
+        others = [path.parent for path in folder.parents[1].glob(f"*/{folder.name}/{LEDGER}") if path.parent != folder]
+        done = [one for other in others for one in Ledger(other).of(task)]
+        total = spent([*done, *self._ledger.with_(task, self._entry, releases)], limit["max_delta"])
+        if total.epsilon > limit["max_epsilon"]:
+            raise PolicyError(
+                f"{task}: with this job, epsilon {total.epsilon:.3g} would be spent at delta {total.delta:g} over all"
+                f" runs; the policy allows {limit['max_epsilon']:g} (require.example_privacy.max_epsilon)"
             ).coded("privacy_spent", task)
 
     def _drawn(self, task: str, draws: KeyedNoise) -> np.ndarray:
@@ -276,7 +294,7 @@ class PrivateGradients(LocalMethod):
         return torch.cat(found)
 
     def _losses(self, task: str, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each example, by itself: weights of classes are those of the config, and not divided by their sum."""
+        """The loss of each example by itself: weights of classes are not divided by their sum over the batch."""
         one = self._client.bound.model.tasks[task]
         losses = one.kind_of.losses(one, outputs, labels)
         weights = one.kind_of.class_weights(one, np.zeros(0, np.int64))
@@ -519,4 +537,21 @@ def _open(setup: ServerSetup) -> ExamplePrivacy | None:
     return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds)
 
 
-CAPABILITY = Capability(NAME, PrivateGradients, _client_options, _open, check_sent=_check_sent)
+def _check_policy(policy: Policy, config: Config) -> str | None:
+    required, example = policy.require.example_privacy, config.privacy.example
+    if required is None:
+        return None
+    if example is None:
+        return "the policy requires noise on gradients (require.example_privacy); the server's config has none"
+    if example.delta > required.max_delta or (example.epsilon or 0.0) > required.max_epsilon:
+        epsilon = "" if example.epsilon is None else f"epsilon {example.epsilon:g} and "
+        return (
+            f"the server's privacy.example has {epsilon}delta {example.delta:g}; the policy allows"
+            f" {required.max_epsilon:g} and {required.max_delta:g} (require.example_privacy)"
+        )
+    return None
+
+
+CAPABILITY = Capability(
+    NAME, PrivateGradients, _client_options, _open, check_sent=_check_sent, check_policy=_check_policy
+)

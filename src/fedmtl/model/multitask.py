@@ -192,7 +192,7 @@ class MultiTaskModel(nn.Module):
         return pooled_vectors(weights, self.layout, batch, pool, masks, padding, noise)
 
     def _packed(self, task: str, inputs: Inputs) -> tuple[dict[str, Any], MaskSource, Packed, int | None, str]:
-        """What a pass through an encoder laid out as BERT takes: values, dropout masks, tokens, padding row, pooling."""
+        """What a pass through an encoder laid out as BERT takes: values, masks, tokens, padding row and pooling."""
         weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
         masks = self.draw_masks(weights[self.table]) if self.training else no_masks
         batch = pack(inputs.ids, inputs.mask, inputs.segments)

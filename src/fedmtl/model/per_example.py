@@ -122,7 +122,7 @@ class ModuleRecords:
                     torch.sum(sums, 0, out=targets[name])
 
     def _joined(self) -> Iterator[tuple[Any, Tensor, Tensor, Owners]]:
-        """Every module with all that it was given, as tokens: an example's gradient of a shared layer is of all calls."""
+        """Every module with all that it was given, as tokens: a layer that is called twice has one gradient."""
         at = 0
         for module, calls in self._calls.items():
             gradients = self._gradients[at : at + len(calls)]

@@ -11,6 +11,7 @@ TITLES = {
     "curves": "Curves",
     "partition": "Clients and tasks",
     "sharing": "Sharing plan",
+    "privacy": "Privacy",
     "cost": "Bytes and seconds",
     "errors": "Predictions",
     "clients": "Contributions and failures",

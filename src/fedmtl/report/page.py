@@ -11,6 +11,7 @@ from fedmtl.report.data import datasets, partition
 from fedmtl.report.markup import Html, tag
 from fedmtl.report.outline import links, masthead, section
 from fedmtl.report.predictions import predictions
+from fedmtl.report.privacy import privacy
 from fedmtl.report.record import Run, gather
 from fedmtl.report.results import results
 from fedmtl.report.sharing import sharing
@@ -43,7 +44,7 @@ def render(events: list[Event], config_text: str, name: str) -> str:
 
 
 def _content(run: Run, config_text: str) -> list[Html]:
-    parts = (curves, partition, sharing, traffic, predictions, participants, datasets)
+    parts = (curves, partition, sharing, privacy, traffic, predictions, participants, datasets)
     return [results(run, overview(run)), *(part(run) for part in parts), _config(config_text)]
 
 

@@ -25,6 +25,7 @@ from fedmtl.runs.events import (
     EndEvent,
     EnergyTotals,
     EvaluationEvent,
+    ExamplePrivacyEvent,
     FailureEvent,
     PlanEvent,
     PruningEvent,
@@ -36,6 +37,7 @@ from fedmtl.runs.events import (
     UpdateEvent,
 )
 from fedmtl.runs.log import task_metrics
+from fedmtl.runs.privacy import privacy_lines
 from fedmtl.runs.verdicts import Verdict, verdicts
 
 # A smaller change over the whole window is not worth a word, however steady it is.
@@ -72,6 +74,8 @@ class Run:
     pruned: dict[int, PruningEvent] = field(default_factory=dict)
     baselines: tuple[BaselineEvent, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
+    example_privacy: ExamplePrivacyEvent | None = None
+    privacy: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -128,6 +132,8 @@ def gather(events: Sequence[Event], name: str) -> Run:
         pruned={event.round: event for event in of(PruningEvent)},
         baselines=tuple(of(BaselineEvent)),
         verdicts=tuple(verdicts(events, name)),
+        example_privacy=last_of(events, ExamplePrivacyEvent),
+        privacy=tuple(privacy_lines(events)),
     )
 
 

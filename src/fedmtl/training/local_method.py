@@ -142,12 +142,14 @@ class Release:
     """What a client's answer to one job is known by: for methods whose noise nobody else may know.
 
     `secret` is the site's. `digest` is of all that the answer follows from, so that the same job has the same answer,
-    and any other one a digest of its own. `folder` is where the client's files are.
+    and any other one a digest of its own. `folder` is where the client's files are. `required` is what the site's
+    policy requires, by name, as plain values.
     """
 
     secret: bytes
     digest: str
     folder: Path
+    required: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class LocalMethod:
         return steps
 
     def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
-        """Write a batch's gradients, times the task's weight, and return the loss to report; None leaves it to others."""
+        """Write a batch's gradients, times the task's weight, and return its loss; None leaves that to others."""
         return None
 
     def outputs(self, step: LocalStep) -> Tensor | None:

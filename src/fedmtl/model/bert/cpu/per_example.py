@@ -339,7 +339,7 @@ class ExamplePass:
 
     @torch.no_grad()
     def write(self, factors: Tensor, targets: Mapping[str, Tensor]) -> None:
-        """Write the sum of the examples' gradients, each times its factor, over what is in the tensors of these names."""
+        """Write the sum of the examples' gradients, each times its factor, over the tensors of these names."""
         self._gradients.update(targets)
         self._run.write(factors)
         self._memory.spaces.append(self._space)

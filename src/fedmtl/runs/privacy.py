@@ -1,0 +1,44 @@
+"""What a run's events say of privacy, in sentences: what was spent, for whom, and what is not covered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedmtl.runs.event_lines import Event, first_of, last_of
+from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, SiteEvent
+
+UNIT = "one example of one task at one client, data sets being neighbours if one has one example more"
+NOT_COVERED = (
+    "not covered: training losses, numbers of examples and of labels, validation scores, the choice of settings and of"
+    " the encoder and its vocabulary; a text in two tasks or at two clients is two examples"
+)
+
+
+def rounded_up(epsilon: float) -> str:
+    """An epsilon with two digits behind the point, never a smaller one."""
+    return f"{math.ceil(epsilon * 100 - 1e-9) / 100:g}"
+
+
+def privacy_lines(events: Sequence[Event]) -> list[str]:
+    """The statement of a run, one sentence a line; none where no noise was added."""
+    found = last_of(events, ExamplePrivacyEvent)
+    if found is None:
+        return []
+    parts = ", ".join(f"{task} {_worded(one, found.delta)}" for task, one in found.tasks.items())
+    lines = [f"privacy of examples after round {found.round}: {parts}; for {UNIT}", NOT_COVERED]
+    unconfirmed = sum(one.unconfirmed for one in found.tasks.values())
+    unknown = sum(one.unknown for one in found.tasks.values())
+    if unconfirmed:
+        lines.append(
+            f"{unconfirmed} jobs had no accepted update and count as done"
+            + (f"; of {unknown} clients, which never sent one, it is not known what they released" if unknown else "")
+        )
+    if first_of(events, SiteEvent) is None:
+        lines.append("clients were simulated: their noise follows from the seed, which a site's never does")
+    return lines
+
+
+def _worded(one: ExampleSpending, delta: float) -> str:
+    bound = "" if one.accountant == "pld" else "at most "
+    return f"{bound}epsilon {rounded_up(one.epsilon)} at delta {delta:g}"
