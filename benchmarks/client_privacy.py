@@ -40,7 +40,12 @@ GRID: list[Setting] = [
     ("biases", 0.3, None, 0.1, 30),
     ("biases", 0.3, 0.5, 0.1, 30),
 ]
-CHOSEN: list[Setting] = []
+CHOSEN: list[Setting] = [
+    ("head", 3.0, None, 0.1, 30),
+    ("head", 3.0, 2.0, 0.1, 30),
+    ("biases", 0.3, None, 0.1, 30),
+    ("biases", 0.3, 0.5, 0.1, 30),
+]
 
 
 def config_of(setting: Setting, seed: int, options: argparse.Namespace, folder: str) -> dict[str, Any]:

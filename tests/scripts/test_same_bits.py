@@ -33,6 +33,7 @@ LEFT_OUT = {
     "wire.max_bytes": "refuses a run, and changes none",
     "energy.cpu_watts": "what is said of a run's energy, not what it comes to",
     "energy.grams_per_kwh": "as cpu_watts",
+    "privacy.client.noise_at": {"clients": "is refused: the server sees more than sums"},
 }
 NETWORK = ("hub", "subset", "train_split", "validation_split", "more_validation_splits", "scores_test")
 

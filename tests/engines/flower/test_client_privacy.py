@@ -1,4 +1,4 @@
-"""Client-level differential privacy over sites with TLS: noise and samples come from a secret of the server's folder."""
+"""Client-level differential privacy over sites with TLS: noise and samples come from the server's secret."""
 
 from __future__ import annotations
 
