@@ -145,6 +145,22 @@ def read_findings(run: RunFolder) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def laid_out(extra: Mapping[str, Any], trained: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return vectors that a capability sent in place of an update as the values of their scope, one after the other.
+
+    So a server reads a masked update that knows how it was put together: the `trained` values of a scope by name.
+    """
+    found: dict[Any, Any] = {}
+    for vectors in (slot for one in extra.values() for slot in one.tensors.values()):
+        for key, vector in vectors.items():
+            values = [each for each in sorted(trained) if each.scope == key.scope]
+            if vector.dim() != 1 or vector.numel() != sum(trained[each].numel() for each in values):
+                continue
+            parts = vector.double().split([trained[each].numel() for each in values])
+            found |= {each: part.view(trained[each].shape) for each, part in zip(values, parts, strict=True)}
+    return found
+
+
 class _Tapped:
     """An engine that passes everything on; `answered` may return another answer than the client's."""
 
@@ -211,9 +227,14 @@ class _CuriousEngine(_Tapped):
             if self.shards:
                 self._note_losses("update", answer.round, self.job.plan, self._moved(delta))
             if self.tap.reads_words and answer.round == 1:
-                self._note_words("update", delta, answer.rows)
-                if not any(key.name == self.prepared.server.table for key in delta):
-                    self._note_words("sum", {}, None)
+                table = self.prepared.server.table
+                trained = {key: one for key, one in self.job.weights.items() if self.job.plan.trains(key)}
+                if table in {key.name for key in trained}:
+                    self._note_words("update", delta or laid_out(answer.extra, trained), answer.rows)
+                else:
+                    # A table that is fixed or stays at its client is in nothing that a server sees.
+                    for view in ("update", "sum"):
+                        self._note_words(view, {}, None)
             self.job = None
         return answer
 
