@@ -87,10 +87,11 @@ class Words:
 
     `ranked` is the share of its words among as many rows, those that moved furthest: an attacker who knows how many
     there are. `precision` and `recall` are of the rows that stand out, which takes no knowledge. `chance` is what
-    `ranked` would be if rows were drawn blindly.
+    `ranked` would be if rows were drawn blindly. `rows` are those that moved at all.
     """
 
     used: int
+    rows: int
     ranked: float
     precision: float
     recall: float
@@ -110,6 +111,7 @@ def recovered_words(moved: Sequence[float], used: Iterable[int], known: Iterable
     right = len(found & words)
     return Words(
         used=len(words),
+        rows=len(ordered),
         ranked=len(likely & words) / len(words),
         precision=right / len(found) if found else 0.0,
         recall=right / len(words),

@@ -248,6 +248,7 @@ def _words_table(known: Known) -> Table:
     for protection, seen, texts, setup, view in _word_rows(known):
         parts: list[Callable[[Words], float]] = [
             lambda words: float(words.used),
+            lambda words: float(words.rows),
             lambda words: words.ranked,
             lambda words: words.precision,
             lambda words: words.recall,
@@ -262,6 +263,7 @@ def _words_table(known: Known) -> Table:
             Column("the attacker has", "view", "words"),
             Column("texts", "texts", "words"),
             Column("words used", "used", "count"),
+            Column("rows that moved", "rows", "count"),
             Column("recovered", "recovered", "percent"),
             Column("precision of rows that stand out", "precision", "percent"),
             Column("recall of rows that stand out", "recall", "percent"),

@@ -71,7 +71,7 @@ class TestWords:
         # Of eight rows 0 is special; the texts use 2, 3 and 5, and 5's gradient is small.
         moved = [0.9, 0, 0.5, 0.4, 0, 0.01, 0, 0]
         found = recovered_words(moved, used=[0, 2, 3, 5], known=[0])
-        assert (found.used, found.ranked, found.precision, found.recall) == (3, 1, 1, 1)
+        assert (found.used, found.rows, found.ranked, found.precision, found.recall) == (3, 3, 1, 1, 1)
         assert found.chance == pytest.approx(3 / 7)
 
     def test_a_sum_has_words_of_others_too(self):
