@@ -29,6 +29,7 @@ from fedmtl.config import Config
 from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.federation.server import RoundFailed
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import RoundEvent
 from fedmtl.runs.folder import RunFolder
@@ -217,9 +218,12 @@ class Bench:
         keys = make_certs(folder / "certs", dict.fromkeys(SITES, TASKS))
         timeouts = ("federation.round_timeout=60", "federation.join_timeout=60")
         config = self.config(*overrides, f"output={folder}", *timeouts)
-        server = Server(config, folder / "certs")
+        server = Server(config, folder / "certs")  # Raises where the server refuses before it listens.
         sites = [Site(server, folder / name, name, TASKS, keys[name]) for name in SITES]
-        run = server.finish()
+        try:
+            run = server.finish()
+        except RoundFailed as error:
+            raise AssertionError(f"is refused too late: {error}") from error
         outcomes = [site.finish() for site in sites]
         assert not [outcome for outcome in outcomes if isinstance(outcome, BaseException)], outcomes
         assert summarize(read_events(run)).status == "done"

@@ -87,10 +87,11 @@ class Words:
 
     `ranked` is the share of its words among as many rows, those that moved furthest: an attacker who knows how many
     there are. `precision` and `recall` are of the rows that stand out, which takes no knowledge. `chance` is what
-    `ranked` would be if rows were drawn blindly.
+    `ranked` would be if rows were drawn blindly. `rows` are those that moved at all.
     """
 
     used: int
+    rows: int
     ranked: float
     precision: float
     recall: float
@@ -110,6 +111,7 @@ def recovered_words(moved: Sequence[float], used: Iterable[int], known: Iterable
     right = len(found & words)
     return Words(
         used=len(words),
+        rows=len(ordered),
         ranked=len(likely & words) / len(words),
         precision=right / len(found) if found else 0.0,
         recall=right / len(words),
@@ -143,6 +145,22 @@ def read_findings(run: RunFolder) -> list[dict[str, Any]]:
             continue  # Its process was killed while it wrote; the round was trained again.
         found[(entry["kind"], entry["view"], entry["round"])] = entry
     return list(found.values())
+
+
+def laid_out(extra: Mapping[str, Any], trained: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return vectors that a capability sent in place of an update as the values of their scope, one after the other.
+
+    So a server reads a masked update that knows how it was put together: the `trained` values of a scope by name.
+    """
+    found: dict[Any, Any] = {}
+    for vectors in (slot for one in extra.values() for slot in one.tensors.values()):
+        for key, vector in vectors.items():
+            values = [each for each in sorted(trained) if each.scope == key.scope]
+            if vector.dim() != 1 or vector.numel() != sum(trained[each].numel() for each in values):
+                continue
+            parts = vector.double().split([trained[each].numel() for each in values])
+            found |= {each: part.view(trained[each].shape) for each, part in zip(values, parts, strict=True)}
+    return found
 
 
 class _Tapped:
@@ -211,9 +229,14 @@ class _CuriousEngine(_Tapped):
             if self.shards:
                 self._note_losses("update", answer.round, self.job.plan, self._moved(delta))
             if self.tap.reads_words and answer.round == 1:
-                self._note_words("update", delta, answer.rows)
-                if not any(key.name == self.prepared.server.table for key in delta):
-                    self._note_words("sum", {}, None)
+                table = self.prepared.server.table
+                trained = {key: one for key, one in self.job.weights.items() if self.job.plan.trains(key)}
+                if table in {key.name for key in trained}:
+                    self._note_words("update", delta or laid_out(answer.extra, trained), answer.rows)
+                else:
+                    # A table that is fixed or stays at its client is in nothing that a server sees.
+                    for view in ("update", "sum"):
+                        self._note_words(view, {}, None)
             self.job = None
         return answer
 

@@ -81,10 +81,15 @@ def read_result(run: RunFolder) -> Result:
 
 
 def _stated(run: RunFolder) -> float | None:
-    """Return the last epsilon that a run's events state; None where they state none."""
-    lines = run.events.read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines if '"event": "privacy"' in line]
-    return max((event["epsilon"] for event in events), default=None)
+    """Return the largest epsilon of the last statement of each kind in a run's events; None where there is none."""
+    last: dict[str, float] = {}
+    for line in run.events.read_text(encoding="utf-8").splitlines():
+        kind = next((kind for kind in ("privacy", "example_privacy") if f'"event": "{kind}"' in line), None)
+        if kind is not None:
+            event = json.loads(line)
+            # Noise on gradients is stated for each task, noise on sums once.
+            last[kind] = max((one["epsilon"] for one in event.get("tasks", {}).values()), default=event.get("epsilon"))
+    return max(last.values(), default=None)
 
 
 def show(options: PrivacyOptions, wanted: Sequence[Setup], results: Results[Result]) -> Page:
@@ -243,6 +248,7 @@ def _words_table(known: Known) -> Table:
     for protection, seen, texts, setup, view in _word_rows(known):
         parts: list[Callable[[Words], float]] = [
             lambda words: float(words.used),
+            lambda words: float(words.rows),
             lambda words: words.ranked,
             lambda words: words.precision,
             lambda words: words.recall,
@@ -257,6 +263,7 @@ def _words_table(known: Known) -> Table:
             Column("the attacker has", "view", "words"),
             Column("texts", "texts", "words"),
             Column("words used", "used", "count"),
+            Column("rows that moved", "rows", "count"),
             Column("recovered", "recovered", "percent"),
             Column("precision of rows that stand out", "precision", "percent"),
             Column("recall of rows that stand out", "recall", "percent"),

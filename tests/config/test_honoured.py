@@ -7,9 +7,9 @@ from fedmtl.cli.app import app, installed_groups
 from fedmtl.config.file import load_config
 from fedmtl.config.honoured import COMMANDS, DISTILL, SERVER, SIMULATION, config_keys
 from fedmtl.errors import ConfigError
-from fedmtl_studies import compression, federated, multitask, scaling, wire
+from fedmtl_studies import compression, federated, multitask, privacy, scaling, wire
 
-STUDIES = (compression, federated, multitask, scaling, wire)
+STUDIES = (compression, federated, multitask, privacy, scaling, wire)
 EVERY = {**COMMANDS, **{study.HONOURS.command: study.HONOURS for study in STUDIES}}
 TASK = "tasks={sentiment: {}}"
 

@@ -24,11 +24,12 @@ from fedmtl_studies.privacy_attacks import (
     auc,
     calibrated,
     findings_path,
+    laid_out,
     read_findings,
     recovered_words,
     true_positives,
 )
-from fedmtl_studies.privacy_page import Result, show
+from fedmtl_studies.privacy_page import Result, _stated, show
 from fedmtl_studies.results import Spread
 from raw_events import raw_events
 from studies.csv_rows import read_csv
@@ -70,7 +71,7 @@ class TestWords:
         # Of eight rows 0 is special; the texts use 2, 3 and 5, and 5's gradient is small.
         moved = [0.9, 0, 0.5, 0.4, 0, 0.01, 0, 0]
         found = recovered_words(moved, used=[0, 2, 3, 5], known=[0])
-        assert (found.used, found.ranked, found.precision, found.recall) == (3, 1, 1, 1)
+        assert (found.used, found.rows, found.ranked, found.precision, found.recall) == (3, 3, 1, 1, 1)
         assert found.chance == pytest.approx(3 / 7)
 
     def test_a_sum_has_words_of_others_too(self):
@@ -89,6 +90,15 @@ class TestWords:
         rows[10:20] += 10
         seen = recovered_words(rows.norm(dim=1).tolist(), used=range(10, 20))
         assert (seen.ranked, seen.precision, seen.recall) == (1, 1, 1)
+
+    def test_a_vector_in_place_of_an_update_is_read_as_its_values_by_name(self):
+        table, bias, head = Key("all", "table"), Key("all", "bias"), Key("task:a", "head")
+        trained = {table: torch.zeros(3, 2), bias: torch.zeros(2), head: torch.zeros(4)}
+        masked = {Key("all", "values"): torch.arange(8), Key("all", "numbers"): torch.ones(1)}
+        found = laid_out({"masks": SimpleNamespace(tensors={"masked": masked})}, trained)
+        assert set(found) == {table, bias}
+        assert found[bias].tolist() == [0, 1]
+        assert found[table].tolist() == [[2, 3], [4, 5], [6, 7]]
 
     def test_without_rows_nothing_is_found(self):
         found = recovered_words([0.0] * 10, used=[1, 2])
@@ -202,6 +212,21 @@ class TestPlan:
     def test_rows_that_fit_nothing_are_named(self):
         with pytest.raises(ConfigError, match="--rows: no setup fits none"):
             setups(PrivacyOptions(quick=True, rows="none"))
+
+
+def test_what_a_run_states_is_its_last_statement_of_each_kind(tmp_path):
+    run = RunFolder(tmp_path)
+    assert run.events.parent == tmp_path
+    events = [
+        {"event": "privacy", "round": 1, "epsilon": 9.0},
+        {"event": "privacy", "round": 2, "epsilon": 2.0},
+        {"event": "example_privacy", "round": 2, "tasks": {"a": {"epsilon": 3.0}, "b": {"epsilon": 4.0}}},
+        {"event": "round", "round": 2},
+    ]
+    run.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert _stated(run) == 4.0
+    run.events.write_text('{"event": "round"}\n')
+    assert _stated(run) is None
 
 
 def test_noise_that_no_run_states_is_a_warning_and_a_stated_one_stands_in_the_table():
