@@ -276,7 +276,6 @@ DISTILL = Honours(
         "federation": _NO_CLIENTS,
         "privacy": _NO_CLIENTS,
         "wire": _NO_CLIENTS,
-        "privacy": _NO_CLIENTS,
         "evaluation": "a student is scored after every pass of the prediction stage; leave it out",
         "checkpoint": "every whole pass is saved, until the student is; leave it out",
         "compute.workers": "it trains in one process; leave it out",
