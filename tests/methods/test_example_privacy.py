@@ -326,6 +326,8 @@ def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
         ("training.keep_optimizer=true",),
         ("model.lora={rank: 2}",),
         ("training.optimizer=sgd", "federation.clients_per_round=3"),
+        ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"),
+        ("federation.task_weighting.kind=progress", "federation.aggregation=clipped_mean", "wire.up=topk"),
         ("mode=centralized",),
         ("mode=centralized", "training.task_schedule=joint", "training.gradients=pcgrad"),
     ],
