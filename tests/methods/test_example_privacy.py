@@ -240,7 +240,7 @@ def test_epsilon_is_what_googles_accountant_says_of_the_ledger(run_once: Callabl
         spent = last["tasks"][task]
         assert spent["releases"] == [{"chance": 0.2, "noise_multiplier": 0.8, "times": 10}]
         relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-        accountant = dp.pld.PLDAccountant(relation, value_discretization_interval=1e-3)
+        accountant = dp.pld.PLDAccountant(relation)
         accountant.compose(dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(0.8)), 10))
         assert spent["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
         assert spent["accountant"] == "pld"
@@ -326,6 +326,8 @@ def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
         ("training.keep_optimizer=true",),
         ("model.lora={rank: 2}",),
         ("training.optimizer=sgd", "federation.clients_per_round=3"),
+        ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"),
+        ("federation.task_weighting.kind=progress", "federation.aggregation=clipped_mean", "wire.up=topk"),
         ("mode=centralized",),
         ("mode=centralized", "training.task_schedule=joint", "training.gradients=pcgrad"),
     ],

@@ -38,7 +38,9 @@ class ExamplePrivacyConfig(Section):
         " accountant assumes. The expected number is the batch size.",
     )
     examples_at_once: Count | None = Field(
-        None, description="Examples of a step that are computed at once, where a step's do not fit; empty is 64."
+        None,
+        description="Examples of a step that are computed at once, where memory does not hold all of a step; empty is"
+        " twice the batch size, at most 256.",
     )
 
     @model_validator(mode="after")

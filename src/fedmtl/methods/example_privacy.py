@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.capabilities import BUILT_IN, Capability
+from fedmtl.capabilities import BUILT_IN, TASK_KINDS, Capability, find
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
@@ -62,7 +62,7 @@ CLIENTS, UNCONFIRMED = "clients", "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
-FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", NAME)
+FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # More examples than this at once save no time.
 MOST_AT_ONCE = 256
 # Beyond this many different ledgers of a task, the rest is bounded by Renyi orders.
@@ -209,7 +209,7 @@ class PrivateGradients(LocalMethod):
         deviation = self._max_norm * lot.noise_multiplier * weight / lot.expected
         for span in _joined(moved):
             self._noise[task].add_to(gradients[span], deviation)
-        return losses.mean() if len(losses) else torch.zeros(())
+        return losses.mean() if len(losses) else torch.zeros((), device=self._client.device)
 
     def finish(self, tasks: Sequence[str]) -> Finished:
         bound_model = self._client.bound
@@ -508,6 +508,13 @@ def _refused(config: Config) -> str | None:
             for name, task in config.tasks.items()
         },
         **{
+            f"tasks.{name}.kind": (
+                task.kind not in (None, *TASK_KINDS),
+                "its losses are not known to be of one example each; write one of " + ", ".join(TASK_KINDS),
+            )
+            for name, task in config.tasks.items()
+        },
+        **{
             f"methods.{name}": (name not in BUILT_IN, "it is not known to see nothing but noisy gradients")
             for name in config.methods
         },
@@ -529,9 +536,11 @@ def _open(setup: ServerSetup) -> ExamplePrivacy | None:
     example = setup.config.privacy.example
     if example is None:
         return None
-    others = [name for name in setup.settings.methods if name not in FITTING]
-    assert not others, f"{others} are refused"
-    # Before the first round: both that the accountant is installed, and that some noise reaches the epsilon.
+    # What a filter does, it does to an update that has its noise.
+    others = [name for name in setup.settings.methods if name not in FITTING and find(name).local is not None]
+    if others:
+        raise ConfigError(f"privacy.example: found with {others[0]}, which may see more than noisy gradients")
+    # Whether what they need is installed shows before the first round.
     most_spent([Releases(1.0, 1.0, 1)], example.delta)
     KeyedNoise(bytes(32))
     return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds)
