@@ -23,7 +23,7 @@ from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
-    from fedmtl.federation.filters.protocol import UpdateFilter
+    from fedmtl.federation.filters.protocol import ExchangeClient, UpdateFilter
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
     from fedmtl.runs.log import Tracker
     from fedmtl.sharing.plan import Extra, SharingPlan, Weights
@@ -46,6 +46,8 @@ BUILT_IN = {
     "smart": "fedmtl.methods.smart",
     "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
     "pcgrad": "fedmtl.methods.pcgrad",
+    # The last filter: what it makes of an update nobody can change any more.
+    "secure_aggregation": "fedmtl.methods.secure_aggregation",
 }
 
 AGGREGATORS = {
@@ -87,7 +89,8 @@ class Capability:
     name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
     whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
     and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names. `update_filter` makes a filter
-    of updates of the same options as `local`.
+    of updates of the same options as `local`. `exchange` answers at a client what the server's half sends in an
+    exchange.
     """
 
     name: str
@@ -101,6 +104,12 @@ class Capability:
     tracker: Callable[[Any, Path], Tracker] | None = None
     task_kind: type[TaskKind] | None = None
     update_filter: Callable[[Mapping[str, Any]], UpdateFilter] | None = None
+    exchange: Callable[[Extra, ExchangeClient], Extra] | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether its client's half may send something beside the update."""
+        return self.check_sent is not _sends_nothing
 
 
 _REGISTERED: dict[str, Capability] = {}
@@ -206,8 +215,17 @@ def client_methods(config: Config, plan: SharingPlan, parameters: Sequence[str])
 def server_methods(setup: ServerSetup) -> list[ServerMethod]:
     """The server's halves of all capabilities that the config switches on."""
     halves = [find(name).server for name in switched_on(setup.config)]
-    made = [half(setup) for half in halves if half is not None]
-    return [method for method in made if method is not None]
+    made = [method for half in halves if half is not None and (method := half(setup)) is not None]
+    _check_readers(made)
+    return made
+
+
+def _check_readers(methods: Sequence[ServerMethod]) -> None:
+    """Raise for a method that reads single updates beside one that collects them so that nobody can."""
+    hiding = next((one.name for one in methods if one.hides_updates), None)
+    reading = next((one.name for one in methods if one.reads_updates), None)
+    if hiding and reading:
+        raise ConfigError(f"{reading}: reads single updates, which {hiding} hides; leave one of them out")
 
 
 def aggregator(config: Config, name: str | None = None) -> Callable[[Weights, Extra], Aggregator]:
@@ -318,6 +336,11 @@ def update_filters(methods: Mapping[str, Mapping[str, Any]], built_in: Sequence[
         module, leaf = UPDATE_FILTERS[name]
         made.append(getattr(import_module(module), leaf)({}))
     return made
+
+
+def scoring_methods(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those of a client's methods that have a part in evaluation jobs: filters of what clients scored."""
+    return {name: dict(given) for name, given in methods.items() if getattr(find(name).update_filter, "scores", False)}
 
 
 def _rank(name: str) -> tuple[int, str]:

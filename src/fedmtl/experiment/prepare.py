@@ -169,7 +169,9 @@ def assemble(
     weights = initial_weights(model, plan)
     in_averaging = config.training.task_weight_in == "averaging"
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
-    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe)
+    holders = {task: [each for each in population.train if task in population.train.tasks_of(each)] for task in tasks}
+    known = holders if len(population.train) else None
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, known)
     server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),

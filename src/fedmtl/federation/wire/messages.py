@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmtl.errors import ConfigError, WireError
-from fedmtl.federation.messages import Codecs, Job, Update
+from fedmtl.federation.messages import Codecs, Job, JobKind, Update
 from fedmtl.federation.wire.codecs import CODES, Bytes, Coded, CodedTensors, decode, encode, encode_rows, encode_tensors
 from fedmtl.federation.wire.frame import (
     MAX_BYTES,
@@ -35,6 +35,7 @@ EXTRA, BITS = "extra/", "bits/"
 MOST_EXTRAS, MOST_MASKS = 100, 8
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
+MOST_COUNTS = 1 << 20
 MOST_ROUND = 1 << 31
 # What an event may say (runs/events.py).
 MOST_SECONDS, MOST_NUMBER = 1e15, 1e100
@@ -148,10 +149,13 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
 
 
 def answer_bytes(job: Job) -> int:
-    """The most that the answer's tensors can take when decoded: each method may send as much as the weights are."""
+    """The most that the answer's tensors can take when decoded: each method may send as much as the weights are.
+
+    Counts and sums, where a method has them travel as tensors, are small beside them.
+    """
     rows = 0 if job.rows is None else job.rows.nbytes
     weights = (claimed_bytes(tuple(weight.shape), CODES[weight.dtype]) for weight in job.weights.values())
-    return sum(weights) * (1 + len(job.settings.get("methods", ()))) + rows + 8
+    return sum(weights) * (1 + len(job.settings.get("methods", ()))) + rows + 8 + MOST_COUNTS
 
 
 def _rows(rows: np.ndarray | None) -> dict[Key, Coded]:
@@ -258,10 +262,11 @@ def _sums(values: Any) -> dict[str, Mapping[str, Any]]:
     return dict(values)
 
 
-def _kind(value: Any) -> Literal["train", "evaluate"]:
-    if value not in ("train", "evaluate"):
-        raise ValueError("a job of another kind than train and evaluate")
-    return "train" if value == "train" else "evaluate"
+def _kind(value: Any) -> JobKind:
+    found: JobKind | None = next((kind for kind in get_args(JobKind) if kind == value), None)
+    if found is None:
+        raise ValueError(f"a job of another kind than {', '.join(get_args(JobKind))}")
+    return found
 
 
 def _addressee(value: Any) -> str:
