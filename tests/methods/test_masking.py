@@ -15,7 +15,7 @@ from fedmtl.methods.masking import (
     SECRET_BYTES,
     WEIGHT_BITS,
     FixedPoint,
-    add_mask,
+    add_masks,
     agree,
     decode_numbers,
     encode_numbers,
@@ -110,20 +110,20 @@ def test_a_mask_cancels_exactly_and_looks_like_chance(dtype):
     key, length = new_secret(), CHUNK // 4 + 1000
     plain = np.arange(length, dtype=dtype)
     masked = plain.copy()
-    add_mask(masked, key)
+    add_masks(masked, [key])
     counts = np.bincount(masked.view(np.uint8), minlength=256)
     expected = counts.sum() / 256
     # One in a million would be further from even than this.
     assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-6, 255)
-    add_mask(masked, key, subtract=True)
+    add_masks(masked, [], [key])
     assert np.array_equal(masked, plain)
 
 
 def test_a_longer_stream_begins_as_a_shorter_one_does():
     key = new_secret()
     short, long = np.zeros(10, np.uint64), np.zeros(CHUNK, np.uint64)
-    add_mask(short, key)
-    add_mask(long, key)
+    add_masks(short, [key])
+    add_masks(long, [key])
     assert np.array_equal(long[:10], short)
 
 

@@ -22,7 +22,8 @@ from fedmtl.federation.server import RoundFailed
 from fedmtl.federation.server_method import Collected, OpenRound
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
 from fedmtl.methods import secure_aggregation
-from fedmtl.methods.masking import FixedPoint, add_mask
+from fedmtl.methods.masking import FixedPoint, add_masks
+from fedmtl.methods.noise import derive_key
 from fedmtl.methods.secure_aggregation import (
     FILE,
     MASKED,
@@ -30,11 +31,11 @@ from fedmtl.methods.secure_aggregation import (
     MaskedUpdate,
     Options,
     SecureAggregation,
-    SecureAggregationEvent,
     answer_exchange,
     num_scores,
 )
 from fedmtl.runs.event_lines import events_of
+from fedmtl.runs.events import SecureAggregationEvent
 from fedmtl.sharing.plan import Extra, Key, SharingPlan
 from fedmtl.tasks.metrics import score, sum_predictions
 from fedmtl.tasks.task import Task
@@ -349,78 +350,84 @@ def test_a_masked_update_and_sums_of_fewer_than_all_look_like_chance(tmp_path):
             assert is_even(np.add.reduce(chosen, dtype=np.uint32).tobytes())
 
 
+@dataclass
+class Watch:
+    """All arrays that the server has of a sum's values, and all keys of masks that it puts together."""
+
+    arrays: list[np.ndarray] = field(default_factory=list)
+    keys: list[tuple[np.ufunc, bytes]] = field(default_factory=list)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        session, add, change = secure_aggregation._Session, secure_aggregation._Session._add, secure_aggregation._change
+        totals: list[object] = []
+
+        def added(this, client, parts):
+            add(this, client, parts)
+            self.arrays += [parts["all"]["values"].copy(), this.totals["all"]["values"].copy()]
+            totals.append(this.totals["all"])
+
+        def changed(parts, added, removed=()):
+            if any(parts is total for total in totals):
+                self.arrays.append(parts["values"].copy())
+                self.keys += [(np.add, key) for key in added] + [(np.subtract, key) for key in removed]
+            change(parts, added, removed)
+
+        patch.setattr(session, "_add", added)
+        patch.setattr(secure_aggregation, "_change", changed)
+
+
+def without(numbers: np.ndarray, masks: Iterable[tuple[np.ufunc, bytes]]) -> np.ndarray:
+    found = numbers.copy()
+    for change, key in masks:
+        streams = [derive_key(key, "mask", "values")]
+        add_masks(found, *((streams, []) if change is np.add else ([], streams)))
+    return found
+
+
 def test_what_opens_a_sum_opens_no_part_of_it(tmp_path, monkeypatch):
-    """With every seed of a sum, which the server has in the end, each single update is still chance."""
+    """With all keys that the server can put together, each single update and each smaller sum is still chance."""
     gone = "c2"
     tasks = {f"c{index}": ("x",) for index in range(6)}
     clients = Clients(tmp_path, tasks, fails=lambda client, at: at == "train" and client == gone, size=20_000)
-    streams: set[bytes] = set()
-    first = secure_aggregation._self_streams
-
-    def noted(seed: bytes) -> Callable[[str], bytes]:
-        streams.add(first(seed)("values"))
-        return first(seed)
-
-    monkeypatch.setattr(secure_aggregation, "_self_streams", noted)
+    watch = Watch()
+    watch.install(monkeypatch)
     found = collect(clients)
     masked = {
         client: update.extra[NAME].slot(MASKED)[Key("all", "values")].numpy().view(np.uint32)
         for step, client, update in clients.transcript
         if step == "train"
     }
+    # A seed of each of five clients, and what each of them has in common with the one that is gone.
+    assert len(masked) == 5
+    assert len(watch.keys) == 10
+    for number in (1, 2):
+        for keys in itertools.combinations(watch.keys, number):
+            assert all(is_even(without(numbers, keys).tobytes()) for numbers in masked.values())
+    for chosen in itertools.combinations(masked.values(), 4):
+        assert is_even(without(np.add.reduce(chosen, dtype=np.uint32), watch.keys).tobytes())
+    # One key too few leaves chance even of the whole sum; all of them open it.
     total = np.add.reduce(list(masked.values()), dtype=np.uint32)
-    for key in streams:
-        for numbers in masked.values():
-            tried = numbers.copy()
-            add_mask(tried, key, subtract=True)
-            assert is_even(tried.tobytes())
-        add_mask(total, key, subtract=True)
-    # The masks between the others and the client that is gone are still in it; its key, which they give out, is not.
-    assert is_even(total.tobytes())
+    for left in watch.keys:
+        assert is_even(without(total, [key for key in watch.keys if key is not left]).tobytes())
+    assert not is_even(without(total, watch.keys).tobytes())
     assert largest_difference(found.combined.delta, plain_mean(clients, set(tasks) - {gone})) <= 3e-8
 
 
 def test_nothing_of_a_single_client_is_in_the_server_unmasked(tmp_path, monkeypatch):
-    """Every array that the server adds up or subtracts from is masked until the last seed of a sum is removed."""
+    """All that the server has of a sum until it is opened looks like chance, and has nothing of an update in it."""
     clients = Clients(tmp_path, {f"c{index}": ("x",) for index in range(4)}, size=20_000)
-    plain = {
-        client: clients.plain_update(opened(clients).job(client, {})).delta[ENCODER].numpy() for client in clients.tasks
-    }
-    seen: list[np.ndarray] = []
-    first = secure_aggregation._change
-    is_server = [False]
-
-    def watched(parts, streams, *, subtract):
-        if is_server[0] and "values" in parts:
-            seen.append(parts["values"].copy())
-        first(parts, streams, subtract=subtract)
-
-    unmask = secure_aggregation._Session._unmask
-
-    def at_server(self, shared, context):
-        clients_answer = clients.answer
-
-        def answer(job):
-            is_server[0] = False
-            try:
-                return clients_answer(job)
-            finally:
-                is_server[0] = True
-
-        clients.answer = answer
-        is_server[0] = True
-        unmask(self, shared, context)
-
-    monkeypatch.setattr(secure_aggregation, "_change", watched)
-    monkeypatch.setattr(secure_aggregation._Session, "_unmask", at_server)
-    collect(clients)
-    large = [numbers for numbers in seen if len(numbers) == 20_000]
-    # Of one sum of four clients: before each of four seeds is removed.
-    assert len(large) == 4
-    for numbers in large:
+    plain = [clients.plain_update(opened(clients).job(client, {})).delta[ENCODER].numpy() for client in clients.tasks]
+    watch = Watch()
+    watch.install(monkeypatch)
+    mean = collect(clients).combined.delta[ENCODER].numpy()
+    # What came and the sum so far, of four clients, and the whole sum before its masks are removed.
+    assert len(watch.arrays) == 9
+    for numbers in watch.arrays:
         assert is_even(numbers.tobytes())
-        for values in plain.values():
-            assert abs(np.corrcoef(numbers.view(np.int32).astype(np.float64), values)[0, 1]) < 0.05
+        signed = numbers.view(np.int32).astype(np.float64)
+        assert all(abs(np.corrcoef(signed, values)[0, 1]) < 0.05 for values in plain)
+    # The mean of all has.
+    assert all(np.corrcoef(mean, values)[0, 1] > 0.2 for values in plain)
 
 
 def test_no_client_gives_out_both_secrets_of_another(tmp_path):

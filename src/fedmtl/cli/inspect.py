@@ -112,6 +112,7 @@ def status(run: Run, json_: Json = False) -> None:
             *_missing_words(progress),
             f"last failure: {last}",
             *spent,
+            *progress.privacy,
         ],
     )
 

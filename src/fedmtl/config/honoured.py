@@ -273,6 +273,7 @@ DISTILL = Honours(
         "training.smart": _OWN_LOSS,
         "training.distillation": _OWN_LOSS,
         "federation": _NO_CLIENTS,
+        "privacy": _NO_CLIENTS,
         "wire": _NO_CLIENTS,
         "evaluation": "a student is scored after every pass of the prediction stage; leave it out",
         "checkpoint": "every whole pass is saved, until the student is; leave it out",

@@ -30,7 +30,7 @@ from fedmtl.runs.events import (
 )
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
-from fedmtl.runs.summary import BEST, LAST, Round, task_rounds
+from fedmtl.runs.summary import BEST, LAST, Round, protection, task_rounds
 from fedmtl.tasks.task import read_tasks, task_facts
 
 NOT_STATED = "not stated"
@@ -244,6 +244,10 @@ def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
         if (plan is not None and plan.at_clients)
         else ""
     )
+    hidden = protection(events)
+    if hidden:
+        lines = "\n".join(f"* {_plain(line[:1].upper() + line[1:])}" for line in hidden)
+        return f"{first}{stays}\n\nWhat left the clients was protected:\n\n{lines}"
     return (
         f"{first}{stays}\n\nNo noise was added and no secure aggregation was used: the server saw every update by"
         " itself, and no guarantee of differential privacy holds. A trained model can reveal what it was trained on."
@@ -285,4 +289,8 @@ def code(text: str) -> str:
 
 def _words(text: str) -> str:
     """A name or label, which may be anybody's, as one line that is no Markdown."""
-    return printable(excerpt(text)).replace("`", "'").replace("<", "&lt;")
+    return _plain(excerpt(text))
+
+
+def _plain(text: str) -> str:
+    return printable(text).replace("`", "'").replace("<", "&lt;")

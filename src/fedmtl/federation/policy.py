@@ -77,13 +77,34 @@ class SendPolicy(Section):
     )
 
 
-class RequirePolicy(Section):
-    noise: Any = Field(None, description="Noise on every update; not available yet, so anything here is refused.")
-    masking: Any = Field(
-        None, description="Updates that a server reads only in sum; not available yet, so anything here is refused."
+class SecureAggregationPolicy(Section):
+    min_clients: Annotated[int, Field(ge=2)] = Field(
+        3,
+        description="The fewest clients whose updates may be summed and opened; the server's number counts where it is"
+        " larger.",
+    )
+    peers: Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]], Empty] = Field(
+        default_factory=dict,
+        description="The other sites by name, each with the fingerprint of its key (`fedmtl certs node` prints it); no"
+        " other key is taken for theirs. Without any, the first key that comes under a name is remembered, and another"
+        " one is refused.",
     )
 
-    @field_validator("noise", "masking")
+
+class RequirePolicy(Section):
+    noise: Any = Field(None, description="Noise on every update; not available yet, so anything here is refused.")
+    secure_aggregation: SecureAggregationPolicy | None = Field(
+        None,
+        description="Updates and scores that the server opens only in sums (privacy.secure_aggregation of its config);"
+        " `true` or a section with what is to hold, and a server without it is refused.",
+    )
+
+    @field_validator("secure_aggregation", mode="before")
+    @classmethod
+    def _is_a_section(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+    @field_validator("noise")
     @classmethod
     def _is_not_there_yet(cls, value: Any) -> Any:
         if value not in (None, False):
@@ -163,6 +184,8 @@ class Policy(Section):
         leaves += ", scores" if send.scores else ""
         leaves += ", predictions with labels" if send.prediction_pairs else ""
         never = "texts never do" if send.prediction_pairs else "a text or an example's label never does"
+        masked = self.require.secure_aggregation
+        leaves += "" if masked is None else f"; updates and scores only in sums of {masked.min_clients} sites or more"
         most = self.max_personal_data
         personal = "" if most is None else f"; at most {most} examples with what looks like personal data"
         return (

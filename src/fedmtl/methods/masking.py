@@ -1,7 +1,7 @@
 """Masks that cancel in a sum, and the pieces they are made of: shared secrets, keys, streams, whole numbers.
 
 Shamir 1979, How to Share a Secret: a polynomial over the integers modulo a prime, whose value at 0 is the secret. Keys
-are agreed on by X25519 and derived by HKDF with SHA-256. Masks are AES-256 in counter mode, shares travel under
+are agreed on by X25519 and derived by HKDF with SHA-256. Masks are AES-128 in counter mode, shares travel under
 AES-GCM. Nothing here knows of clients or rounds: `secure_aggregation.py` is the protocol.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,18 @@ import numpy.typing as npt
 from fedmtl.errors import ConfigError, needs_extra
 from fedmtl.methods.noise import derive_key
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 # The smallest prime above 2**256: every secret of 32 bytes is a number below it.
 PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 # Subsets of shares that are tried where some are wrong.
 MOST_SUBSETS = 2000
-# Bytes of a stream at a time: few enough for a core's cache.
-CHUNK = 1 << 18
+# As in the paper; a longer key takes half as long again, of a time that is most of what masks cost.
+STREAM_KEY_BYTES = 16
+# Bytes of a stream, and entries of an update, at a time: few enough for a core's cache.
+CHUNK, PIECE = 1 << 17, 1 << 15
 # A weight is a multiple of 2**-29 of its unit, so that its product with a 32-bit float is exact in 64 bits.
 WEIGHT_BITS = 29
 # Whole numbers up to this are exact as 64-bit floats; the entry of one client is never larger.
@@ -114,18 +120,24 @@ def new_secret() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
+    return _private_key(private).public_key().public_bytes_raw()
+
+
+# A client agrees with all others, one after the other.
+@lru_cache(maxsize=1)
+def _private_key(private: bytes) -> X25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(private)
 
 
 def agree(private: bytes, public: bytes, *purpose: object) -> bytes:
     """The key that two sides have in common for a purpose; a ValueError where the other side's is no key."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    common = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    common = _private_key(private).exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), SECRET_BYTES, salt=None, info=_words(purpose)).derive(common)
 
 
@@ -159,20 +171,27 @@ def _words(parts: Iterable[object]) -> bytes:
 # Masks ---------------------------------------------------------------------------------------------------------------
 
 
-def add_mask(total: Masked, key: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of a key to unsigned whole numbers, in place, modulo two to the power of their bits."""
+def add_masks(total: Masked, added: Sequence[bytes], removed: Sequence[bytes] = ()) -> None:
+    """Add and subtract the streams of some keys, in place, modulo two to the power of the numbers' bits.
+
+    All streams go over a part of the numbers before the next part begins: that part stays in the cache.
+    """
+    streams = [(_stream(key), np.add) for key in added] + [(_stream(key), np.subtract) for key in removed]
+    size = total.dtype.itemsize
+    zeros, buffer = memoryview(bytes(CHUNK)), bytearray(CHUNK + 15)
+    numbers = np.frombuffer(buffer, total.dtype, CHUNK // size)
+    for start in range(0, len(total), len(numbers)):
+        part = total[start : start + len(numbers)]
+        due, mask = zeros[: len(part) * size], numbers[: len(part)]
+        for stream, change in streams:
+            stream.update_into(due, buffer)
+            change(part, mask, out=part)
+
+
+def _stream(key: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-    size = total.dtype.itemsize
-    zeros, buffer = bytes(CHUNK), bytearray(CHUNK + 15)
-    per_chunk = CHUNK // size
-    change = np.subtract if subtract else np.add
-    for start in range(0, len(total), per_chunk):
-        part = total[start : start + per_chunk]
-        num_bytes = len(part) * size
-        stream.update_into(memoryview(zeros)[:num_bytes], buffer)
-        change(part, np.frombuffer(buffer, total.dtype, len(part)), out=part)
+    return Cipher(algorithms.AES128(key[:STREAM_KEY_BYTES]), modes.CTR(bytes(16))).encryptor()
 
 
 # Whole numbers -------------------------------------------------------------------------------------------------------
@@ -206,18 +225,29 @@ class FixedPoint:
     def dtype(self) -> npt.DTypeLike:
         return np.uint32 if self.bits == 32 else np.uint64
 
+    @property
+    def _signed(self) -> npt.DTypeLike:
+        return np.int32 if self.bits == 32 else np.int64
+
     def encode(self, values: npt.NDArray[np.float32], weight: float, into: Masked) -> None:
         """Write a client's entries as whole numbers; negative ones are counted down from the modulus."""
-        for start in range(0, len(values), CHUNK):
-            part = values[start : start + CHUNK].astype(np.float64)
-            np.clip(part, -self.max_value, self.max_value, out=part)
-            np.multiply(part, weight * 2.0**self.exponent, out=part)
-            into[start : start + CHUNK] = np.rint(part, out=part).astype(np.int64).astype(self.dtype)
+        signed, scale = into.view(self._signed), weight * 2.0**self.exponent
+        # Of 32 bits, and not above the bound: all clients at it must not wrap.
+        most = np.float32(self.max_value)
+        most = np.nextafter(most, np.float32(0)) if most > self.max_value else most
+        cut, whole = np.empty(PIECE, np.float32), np.empty(PIECE, np.float64)
+        for start in range(0, len(values), PIECE):
+            part = values[start : start + PIECE]
+            np.clip(part, -most, most, out=cut[: len(part)])
+            np.multiply(cut[: len(part)], scale, out=whole[: len(part)])
+            signed[start : start + PIECE] = np.rint(whole[: len(part)], out=whole[: len(part)])
 
     def decode(self, total: Masked, weight: float) -> npt.NDArray[np.float32]:
         """The mean of the entries from their sum, of clients whose weights add up to this."""
-        signed = total.view(np.int32 if self.bits == 32 else np.int64).astype(np.float64)
-        found: npt.NDArray[np.float32] = np.multiply(signed, self.step / weight, out=signed).astype(np.float32)
+        signed = total.view(self._signed)
+        found = np.empty(len(signed), np.float32)
+        for start in range(0, len(signed), PIECE):
+            found[start : start + PIECE] = signed[start : start + PIECE].astype(np.float64) * (self.step / weight)
         return found
 
     def error(self, num_clients: int, weight: float) -> float:

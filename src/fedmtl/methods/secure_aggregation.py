@@ -28,7 +28,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from secrets import token_hex
@@ -54,7 +54,7 @@ from fedmtl.methods.masking import (
     WEIGHT_BITS,
     FixedPoint,
     Masked,
-    add_mask,
+    add_masks,
     agree,
     check_available,
     commitment,
@@ -71,10 +71,10 @@ from fedmtl.methods.masking import (
     weight_unit,
 )
 from fedmtl.methods.noise import derive_key
-from fedmtl.runs.event_lines import Count, Counts, Event, Number, Round, Seconds, Text, event_kind
-from fedmtl.runs.events import RemarkEvent, WarningEvent
+from fedmtl.runs.event_lines import Event
+from fedmtl.runs.events import RemarkEvent, SecureAggregationEvent, WarningEvent
 from fedmtl.runs.folder import make_private_folder, write_atomic
-from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, is_personal, owner_task, scope_tasks, weights_sha256
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, is_personal, scope_tasks, weights_sha256
 from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.metrics import Sums
 from fedmtl.tasks.task import Task
@@ -161,6 +161,12 @@ class Contribute(_Message):
     sharers: Annotated[list[Client], Field(max_length=MOST_CLIENTS)]
 
 
+class MaskedNumbers(_Message):
+    """The masked numbers of every sum of a client, eight bytes each; its values are tensors beside them."""
+
+    numbers: Annotated[dict[SumName, Hex], Field(max_length=MOST_SUMS)]
+
+
 class Unmask(_Message):
     """Whose masked update came, and the shares that were sealed for this client."""
 
@@ -199,39 +205,6 @@ class Options(_Message):
         return min(num_clients, max(share, num_clients // 2 + 1, SMALLEST_THRESHOLD))
 
 
-@event_kind(NAME)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecureAggregationEvent(Event):
-    """How a round's sums were opened: by sum, of how many clients, or that they were too few.
-
-    `dropped` counts clients by the exchange that they did not answer. `step` is that of the whole numbers, `error` how
-    far an entry of a mean may be from the plain mean. Seconds are those beside the clients' jobs.
-    """
-
-    round: Round
-    purpose: Text
-    clients: Count
-    returned: Count
-    threshold: Count
-    min_clients: Count
-    opened: Counts
-    closed: Counts = field(default_factory=dict)
-    dropped: Counts = field(default_factory=dict)
-    step: Number | None = None
-    error: Number | None = None
-    seconds: Seconds = 0.0
-    bytes_up: Count = 0
-    bytes_down: Count = 0
-
-    def lines(self) -> Sequence[str]:
-        what = "does not move" if self.purpose == "train" else "has no score"
-        return [
-            f"  {name}: {what} in this round, {found} clients returned it and a sum has {self.min_clients} at least"
-            for name, found in self.closed.items()
-            if not name.startswith(COUNTS) and found < self.min_clients
-        ]
-
-
 # What both sides compute ---------------------------------------------------------------------------------------------
 
 
@@ -255,17 +228,28 @@ def context_of(round_number: int, purpose: Purpose, share: Share) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def starts_of(sums: Iterable[str], weights: Mapping[Key, Tensor], plan: SharingPlan) -> dict[str, str]:
-    """A digest of the values that the clients of each sum start from, or are scored with."""
+def digests_of(weights: Mapping[Key, Tensor]) -> dict[str, str]:
+    """A digest of the values of each scope."""
+    by_scope: dict[str, dict[Key, Tensor]] = {}
+    for key in weights:
+        by_scope.setdefault(key.scope, {})[key] = weights[key]
+    return {scope: weights_sha256(values) for scope, values in sorted(by_scope.items())}
 
-    def belongs(key: Key, name: str) -> bool:
-        if name.startswith(SCORES):
-            task = name.removeprefix(SCORES)
-            return owner_task(key.name) in (None, task) and bool(scope_tasks(plan, key.scope, [task]))
-        return key.scope == name
 
-    moving = [key for key in weights if key.scope != "fixed"]
-    return {name: weights_sha256({key: weights[key] for key in moving if belongs(key, name)}) for name in sums}
+def starts_of(sums: Iterable[str], digests: Mapping[str, str], plan: SharingPlan) -> dict[str, str]:
+    """What the clients of each sum must have in common: the values that they start from, or are scored with.
+
+    `digests` are those of each scope that a client was sent.
+    """
+    moving = {scope: digest for scope, digest in digests.items() if scope != "fixed"}
+
+    def start(name: str) -> str:
+        if not name.startswith(SCORES):
+            return moving.get(name, "")
+        task = name.removeprefix(SCORES)
+        return json.dumps([pair for pair in sorted(moving.items()) if scope_tasks(plan, pair[0], [task])])
+
+    return {name: start(name) for name in sums}
 
 
 def minimum(name: str, roster: Mapping[ClientId, Advert], least: int) -> int:
@@ -283,20 +267,18 @@ def _signed(session: str, purpose: str, round_number: int, client: ClientId, adv
     return json.dumps(["fedmtl", NAME, 1, session, purpose, round_number, client, plain], sort_keys=True).encode()
 
 
-def _pair_streams(pair: bytes, name: str, start: str) -> Callable[[str], bytes]:
-    return lambda part: derive_key(pair, "pair", name, start, part)
-
-
-def _self_streams(seed: bytes) -> Callable[[str], bytes]:
-    return lambda part: derive_key(seed, "self", part)
+def _pair_key(pair: bytes, name: str, start: str) -> bytes:
+    """The key of the masks that two clients have in common in a sum."""
+    return derive_key(pair, "pair", name, start)
 
 
 Part = dict[str, Masked]
 
 
-def _change(parts: Part, streams: Callable[[str], bytes], *, subtract: bool) -> None:
+def _change(parts: Part, added: Sequence[bytes], removed: Sequence[bytes] = ()) -> None:
+    """Add and remove the masks of some keys or seeds, each of which has a stream for every part of a sum."""
     for part, numbers in parts.items():
-        add_mask(numbers, streams(part), subtract=subtract)
+        add_masks(numbers, *([derive_key(key, "mask", part) for key in keys] for keys in (added, removed)))
 
 
 # The client's half ---------------------------------------------------------------------------------------------------
@@ -352,10 +334,9 @@ def _store(folder: Path, secrets: Secrets) -> None:
     if secrets.advert.identity is not None:
         write_atomic(folder / FILE, data)
         return
-    new = folder / f".{FILE}.new"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    # A broken one is a session that the client dropped out of.
+    with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
-    new.replace(folder / FILE)
 
 
 def _refuse(reason: str) -> PolicyError:
@@ -503,16 +484,16 @@ class MaskedUpdate(UpdateFilter):
         if reason is not None:
             raise _refuse(f"the update stays here: {reason}")
         # Before anything is computed: a repeated job must not be answered under the same masks with other values.
-        secrets = self._begun("train", job, client.folder)
+        secrets, digests = self._begun("train", job, client.folder)
         assert secrets.share is not None
         share = secrets.share
         numbers = self._options.numbers(len(share.roster))
         parts = {name: self._part(name, update, job, share, numbers) for name in secrets.advert.sums}
-        return self._masked(update, parts, secrets, job), client.stored
+        return self._masked(update, parts, secrets, job, digests), client.stored
 
     def scores_at_client(self, update: Update, client: FilterClient) -> Update:
         job = client.job
-        secrets = self._begun("evaluate", job, client.folder)
+        secrets, digests = self._begun("evaluate", job, client.folder)
         assert secrets.share is not None
         parts: dict[str, Part] = {}
         for name in secrets.advert.sums:
@@ -522,10 +503,10 @@ class MaskedUpdate(UpdateFilter):
             if numbers is None:
                 raise _refuse(f"the scores of {task.name} cannot be added up under masks")
             parts[name] = {NUMBERS: encode_numbers(numbers, len(secrets.share.roster))}
-        return self._masked(update, parts, secrets, job)
+        return self._masked(update, parts, secrets, job, digests)
 
-    def _begun(self, purpose: Purpose, job: Job, folder: Path) -> Secrets:
-        """The session of a job, in which this is the only one."""
+    def _begun(self, purpose: Purpose, job: Job, folder: Path) -> tuple[Secrets, dict[str, str]]:
+        """The session of a job, in which this is the only one, and digests of what the job brought."""
         secrets = _load(folder)
         try:
             contribute = Contribute.model_validate(dict(job.extra.get(NAME, NO_EXTRA).values))
@@ -544,12 +525,13 @@ class MaskedUpdate(UpdateFilter):
             raise _refuse("those who shared are not of the session")
         if len(sharers) < self._options.needed(len(roster)):
             raise _refuse(f"{len(sharers)} of {len(roster)} clients shared their secrets, which are too few to go on")
-        work = _work(job)
+        digests = digests_of(job.weights)
+        work = _work(job, digests)
         if secrets.work is not None and (secrets.work, secrets.contribute) != (work, contribute):
             raise _refuse("the job is another one than this session's")
         secrets = secrets.model_copy(update={"work": work, "contribute": contribute})
         _store(folder, secrets)
-        return secrets
+        return secrets, digests
 
     def _part(self, name: str, update: Update, job: Job, share: Share, numbers: FixedPoint) -> Part:
         """What a client has in a sum: its values times its weight, and the weight; or the counts of a task."""
@@ -570,7 +552,9 @@ class MaskedUpdate(UpdateFilter):
             start += len(entries)
         return {VALUES: values, NUMBERS: encode_numbers(np.array([part]), count)}
 
-    def _masked(self, update: Update, parts: Mapping[str, Part], secrets: Secrets, job: Job) -> Update:
+    def _masked(
+        self, update: Update, parts: Mapping[str, Part], secrets: Secrets, job: Job, digests: Mapping[str, str]
+    ) -> Update:
         assert secrets.share is not None
         assert secrets.contribute is not None
         assert secrets.mask_secret is not None
@@ -578,9 +562,9 @@ class MaskedUpdate(UpdateFilter):
         if scopes != {name for name, part in parts.items() if VALUES in part}:
             raise _refuse("the update is of other scopes than this client advertised")
         roster, context = secrets.share.roster, secrets.context
-        starts = starts_of(parts, job.weights, job.plan)
-        for name, part in parts.items():
-            _change(part, _self_streams(bytes.fromhex(secrets.seeds[name])), subtract=False)
+        starts = starts_of(parts, digests, job.plan)
+        added = {name: [bytes.fromhex(secrets.seeds[name])] for name in parts}
+        removed: dict[str, list[bytes]] = {name: [] for name in parts}
         for other in secrets.contribute.sharers:
             common = [name for name in parts if name in roster[other].sums]
             if other == job.client or not common:
@@ -588,9 +572,12 @@ class MaskedUpdate(UpdateFilter):
             mask_key = bytes.fromhex(roster[other].mask_key)
             pair = agree(bytes.fromhex(secrets.mask_secret), mask_key, "mask", context)
             for name in common:
-                _change(parts[name], _pair_streams(pair, name, starts[name]), subtract=job.client > other)
-        tensors = {Key(name, what): _tensor(numbers) for name, part in parts.items() for what, numbers in part.items()}
-        extra = {NAME: Extra(tensors={MASKED: tensors})}
+                (removed if job.client > other else added)[name].append(_pair_key(pair, name, starts[name]))
+        for name, part in parts.items():
+            _change(part, added[name], removed[name])
+        tensors = {Key(name, VALUES): _tensor(part[VALUES]) for name, part in parts.items() if VALUES in part}
+        masked = MaskedNumbers(numbers={name: part[NUMBERS].tobytes().hex() for name, part in parts.items()})
+        extra = {NAME: Extra(masked.model_dump(), {MASKED: tensors})}
         return replace(update, delta={}, rows=None, num_examples={}, losses={}, sums={}, seen={}, extra=extra)
 
 
@@ -598,14 +585,14 @@ def _tensor(numbers: Masked) -> Tensor:
     return torch.from_numpy(numbers.view(np.int32 if numbers.dtype.itemsize == 4 else np.int64))
 
 
-def _work(job: Job) -> str:
+def _work(job: Job, digests: Mapping[str, str]) -> str:
     """A digest of all that decides what a client computes: the same work gives the same update."""
     extra = {name: one for name, one in job.extra.items() if name != NAME}
     slots = [values for name in sorted(extra) for _, values in sorted(extra[name].tensors.items())]
     tensors = [weights_sha256(dict(values)) for values in slots]
     plain = [job.kind, job.round, job.client, job.tasks, job.seed, job.state_round, job.settings, job.plan.to_dict()]
     others = [dict(job.fixed), {name: one.values for name, one in extra.items()}, tensors]
-    words = json.dumps([*plain, *others, weights_sha256(dict(job.weights))], sort_keys=True, default=str)
+    words = json.dumps([*plain, *others, digests], sort_keys=True)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
@@ -701,7 +688,9 @@ class _Session:
         self._options, self._open, self._purpose = options, open_round, purpose
         self._id = token_hex(16)
         plan, clients = open_round.state.plan, open_round.clients
-        self._sums = {client: sums_of(purpose, plan, names, tasks, client) for client, tasks in clients.items()}
+        # Clients of the same tasks have the same sums: what is theirs alone is in none.
+        by_tasks = {tasks: sums_of(purpose, plan, names, tasks, "") for tasks in dict.fromkeys(clients.values())}
+        self._sums = {client: by_tasks[tasks] for client, tasks in clients.items()}
         self.keys: dict[str, list[Key]] = {}
         for sums in self._sums.values():
             self.keys.update(sums)
@@ -838,22 +827,27 @@ class _Session:
             )
 
     def _read_parts(self, answer: Update, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Part]:
-        masked = answer.extra.get(NAME, NO_EXTRA).slot(MASKED)
         if answer.round != self._open.number or set(answer.tasks) != set(self._open.clients[answer.client]):
             raise ValueError("is of another round, or of other tasks")
         plain = (answer.delta, answer.num_examples, answer.losses, answer.sums, answer.seen)
         if any(plain) or set(answer.extra) != {NAME}:
             raise ValueError("returned what is not masked")
-        due = {(name, what): size for name in self._sums[answer.client] for what, size in sizes[name].items()}
-        if set(map(tuple, masked)) != set(due):
+        extra, sums = answer.extra[NAME], self._sums[answer.client]
+        numbers, values = MaskedNumbers.model_validate(dict(extra.values)).numbers, extra.slot(MASKED)
+        if set(numbers) != set(sums) or set(values) != {Key(name, VALUES) for name in sums if VALUES in sizes[name]}:
             raise ValueError("returned other sums than it has")
-        parts: dict[str, Part] = {}
-        for (name, what), size in due.items():
-            value = masked[Key(name, what)]
-            dtype = np.dtype(self.numbers.dtype) if what == VALUES else np.dtype(np.uint64)
-            if tuple(value.shape) != (size,) or value.dtype != (torch.int32 if dtype.itemsize == 4 else torch.int64):
-                raise ValueError(f"its {what} of {name} are {value.dtype} {tuple(value.shape)}")
-            parts.setdefault(name, {})[what] = value.numpy().view(dtype)
+        parts = {}
+        for name in sums:
+            part = {NUMBERS: np.frombuffer(bytes.fromhex(numbers[name]), np.uint64)}
+            if VALUES in sizes[name]:
+                value = values[Key(name, VALUES)]
+                dtype = np.dtype(self.numbers.dtype)
+                if value.dtype != (torch.int32 if dtype.itemsize == 4 else torch.int64) or value.dim() != 1:
+                    raise ValueError(f"its values of {name} are {value.dtype} {tuple(value.shape)}")
+                part[VALUES] = value.numpy().view(dtype)
+            if any(len(part[what]) != size for what, size in sizes[name].items()):
+                raise ValueError(f"its part of {name} has another size")
+            parts[name] = part
         return parts
 
     def _add(self, client: ClientId, parts: Mapping[str, Part]) -> None:
@@ -891,21 +885,25 @@ class _Session:
         answered = self._exchange("unmask", requests, Opening, read)
         if len(answered) < self.threshold:
             raise TooFew(f"{len(answered)} clients gave out shares to open the sums, and {self.threshold} are needed")
+        masks: dict[str, tuple[list[bytes], list[bytes]]] = {}
         for name, clients in list(opened.items()):
             if max(len(seeds.get((name, client), ())) for client in clients) < self.threshold:
                 self._withhold(name)
                 del opened[name]
                 continue
-            for client in clients:
-                seed = self._recovered(
-                    seeds.get((name, client), {}),
-                    bytes.fromhex(shared[client].commitments[name]),
-                    lambda secret, name=name, client=client: commitment(secret, context, client, name),  # type: ignore[misc]
-                    client,
-                )
-                _change(self.totals[name], _self_streams(seed), subtract=True)
-        self._remove_pairs(sorted(set(shared) - set(returned)), opened, keys, context)
+            found = [self._seed(name, client, seeds.get((name, client), {}), shared, context) for client in clients]
+            masks[name] = ([], found)
+        self._find_pairs(sorted(set(shared) - set(returned)), opened, keys, context, masks)
+        for name, (added, removed) in masks.items():
+            _change(self.totals[name], added, removed)
         self.totals = {name: self.totals[name] for name in opened}
+
+    def _seed(
+        self, name: str, client: ClientId, given: Mapping[int, bytes], shared: Mapping[ClientId, Shares], context: str
+    ) -> bytes:
+        """The seed of a client's masks in a sum, which are its alone."""
+        known = bytes.fromhex(shared[client].commitments[name])
+        return self._recovered(given, known, lambda secret: commitment(secret, context, client, name), client)
 
     def _withhold(self, name: str) -> None:
         """Note that its clients do not open a sum, though it has enough of them."""
@@ -913,20 +911,24 @@ class _Session:
         words = f"{name} was not opened: its clients opened almost the same sum of this round before"
         self.remarks.append(RemarkEvent(round=self.number, client="", reason=words))
 
-    def _remove_pairs(
+    def _find_pairs(
         self,
         gone: Sequence[ClientId],
         opened: Mapping[str, Sequence[ClientId]],
         keys: Mapping[ClientId, Mapping[int, bytes]],
         context: str,
+        masks: Mapping[str, tuple[list[bytes], list[bytes]]],
     ) -> None:
-        """Remove what clients that dropped out after they shared left in the sums of the others."""
+        """Find the masks that others have in common with clients that dropped out after they shared.
+
+        They are added to those that `masks` has for each sum: what is to be added, and what is to be removed.
+        """
         starts: dict[str, str] = {}
         for client in gone:
             common = [name for name in self.roster[client].sums if name in opened]
             if not common:
                 continue
-            starts = starts or starts_of(opened, self._starting, self._open.state.plan)
+            starts = starts or starts_of(opened, digests_of(self._starting), self._open.state.plan)
             secret = self._recovered(
                 keys.get(client, {}), bytes.fromhex(self.roster[client].mask_key), public_key, client
             )
@@ -934,8 +936,8 @@ class _Session:
                 pair = agree(secret, bytes.fromhex(self.roster[other].mask_key), "mask", context)
                 for name in common:
                     if other in opened[name]:
-                        streams = _pair_streams(pair, name, starts[name])
-                        _change(self.totals[name], streams, subtract=other < client)
+                        added, removed = masks[name]
+                        (removed if other < client else added).append(_pair_key(pair, name, starts[name]))
 
     def _recovered(
         self, shares: Mapping[int, bytes], known: bytes, shown: Callable[[bytes], bytes], client: ClientId

@@ -17,8 +17,8 @@ TITLES = {
     "data": "Data",
     "config": "Config",
 }
-# What a run says of itself is marked, but for how far it is ahead.
-_LOOK = {"ahead": "good"}
+# What a run says of itself is marked, but for how far it is ahead and what it hides.
+_LOOK = {"ahead": "good", "privacy": "good"}
 _STATUS = {"done": "done", "interrupted": "interrupted", "failed": "failed"}
 
 

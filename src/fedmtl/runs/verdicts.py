@@ -21,7 +21,7 @@ from fedmtl.runs.events import (
     StartEvent,
     TaskFacts,
 )
-from fedmtl.runs.summary import LAST, best_overall, task_rounds
+from fedmtl.runs.summary import LAST, best_overall, protection, task_rounds
 
 NAMES = {
     "constant": "the majority class or the mean score",
@@ -73,7 +73,10 @@ class _Record:
 
 
 def verdicts(events: Sequence[Event], name: str = "RUN") -> list[Verdict]:
-    """The lines about a run, losses first: one for each check that a task fails, then one for all that it wins."""
+    """The lines about a run, losses first: one for each check that a task fails, then one for all that it wins.
+
+    Last comes what protected the updates.
+    """
     found: list[Verdict] = []
     won: list[str] = []
     for record in _records(events, name):
@@ -83,7 +86,7 @@ def verdicts(events: Sequence[Event], name: str = "RUN") -> list[Verdict]:
             won.append(words)
     if won:
         found.append(Verdict("ahead", "", f"against the best baseline: {'; '.join(won)}"))
-    return found
+    return [*found, *(Verdict("privacy", "", words) for words in protection(events))]
 
 
 def standard_error(metric: str, value: float, examples: int) -> float | None:

@@ -35,7 +35,6 @@ EXTRA, BITS = "extra/", "bits/"
 MOST_EXTRAS, MOST_MASKS = 100, 8
 MOST_EXAMPLES = 1 << 53
 MOST_SEED = 1 << 64
-MOST_COUNTS = 1 << 20
 MOST_ROUND = 1 << 31
 # What an event may say (runs/events.py).
 MOST_SECONDS, MOST_NUMBER = 1e15, 1e100
@@ -149,13 +148,10 @@ def decode_update(data: Any, max_bytes: int = MAX_BYTES, max_tensor_bytes: int |
 
 
 def answer_bytes(job: Job) -> int:
-    """The most that the answer's tensors can take when decoded: each method may send as much as the weights are.
-
-    Counts and sums, where a method has them travel as tensors, are small beside them.
-    """
+    """The most that the answer's tensors can take when decoded: each method may send as much as the weights are."""
     rows = 0 if job.rows is None else job.rows.nbytes
     weights = (claimed_bytes(tuple(weight.shape), CODES[weight.dtype]) for weight in job.weights.values())
-    return sum(weights) * (1 + len(job.settings.get("methods", ()))) + rows + 8 + MOST_COUNTS
+    return sum(weights) * (1 + len(job.settings.get("methods", ()))) + rows + 8
 
 
 def _rows(rows: np.ndarray | None) -> dict[Key, Coded]:
