@@ -24,7 +24,7 @@ from fedmtl.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
-    from fedmtl.federation.filters.protocol import UpdateFilter
+    from fedmtl.federation.filters.protocol import ExchangeClient, UpdateFilter
     from fedmtl.federation.policy import Policy
     from fedmtl.federation.server_method import ServerMethod, ServerSetup
     from fedmtl.runs.log import Tracker
@@ -49,8 +49,9 @@ BUILT_IN = {
     "uncertainty_weights": "fedmtl.methods.uncertainty_weights",
     "pcgrad": "fedmtl.methods.pcgrad",
     "example_privacy": "fedmtl.methods.example_privacy",
-    # Last: a filter of updates, and nothing may be made of them after it.
+    # The last filters: nothing may be made of an update after its noise, and nothing can be under its masks.
     "client_privacy": "fedmtl.methods.client_privacy",
+    "secure_aggregation": "fedmtl.methods.secure_aggregation",
 }
 
 AGGREGATORS = {
@@ -98,8 +99,9 @@ class Capability:
     name with an update of some tasks cannot be, and `check_received` the same of what a server sent with a job;
     whatever they are not prepared for, they need not catch. `tracker` is made of the options and the run's folder,
     and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names. `update_filter` makes a filter
-    of updates of the same options as `local`. `check_policy` says why a server's config does not give the protection
-    that a site's policy requires; it is asked of every capability in the package, switched on or not.
+    of updates of the same options as `local`. `exchange` answers at a client what the server's half sends in an
+    exchange. `check_policy` says why a server's config does not give the protection that a site's policy requires; it
+    is asked of every capability in the package, switched on or not.
     """
 
     name: str
@@ -114,6 +116,12 @@ class Capability:
     task_kind: type[TaskKind] | None = None
     update_filter: Callable[[Mapping[str, Any]], UpdateFilter] | None = None
     check_policy: Callable[[Policy, Config], str | None] | None = None
+    exchange: Callable[[Extra, ExchangeClient], Extra] | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether its client's half may send something beside the update."""
+        return self.check_sent is not _sends_nothing
 
 
 _REGISTERED: dict[str, Capability] = {}
@@ -226,8 +234,17 @@ def unprotected(policy: Policy, config: Config) -> str | None:
 def server_methods(setup: ServerSetup) -> list[ServerMethod]:
     """The server's halves of all capabilities that the config switches on."""
     halves = [find(name).server for name in switched_on(setup.config)]
-    made = [half(setup) for half in halves if half is not None]
-    return [method for method in made if method is not None]
+    made = [method for half in halves if half is not None and (method := half(setup)) is not None]
+    _check_readers(made)
+    return made
+
+
+def _check_readers(methods: Sequence[ServerMethod]) -> None:
+    """Raise for a method that reads single updates beside one that collects them so that nobody can."""
+    hiding = next((one.name for one in methods if one.hides_updates), None)
+    reading = next((one.name for one in methods if one.reads_updates), None)
+    if hiding and reading:
+        raise ConfigError(f"{reading}: reads single updates, which {hiding} hides; leave one of them out")
 
 
 def aggregator(config: Config, aggregation: AggregationConfig | None = None) -> Callable[[Weights, Extra], Aggregator]:
@@ -351,6 +368,11 @@ def update_filters(methods: Mapping[str, Mapping[str, Any]], built_in: Sequence[
         module, leaf = UPDATE_FILTERS[name]
         made.append(getattr(import_module(module), leaf)({}))
     return made
+
+
+def scoring_methods(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those of a client's methods that have a part in evaluation jobs: filters of what clients scored."""
+    return {name: dict(given) for name, given in methods.items() if getattr(find(name).update_filter, "scores", False)}
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -159,7 +159,17 @@ def client(
     files |= policy_files(rules, names, files)
     site_folder = folder or Path("sites") / client_id
     settings = SiteSettings(
-        client_id, names, site_folder, site_folder / "spool", files, root, model, device, rules, save_model
+        client_id,
+        names,
+        site_folder,
+        site_folder / "spool",
+        files,
+        root,
+        model,
+        device,
+        rules,
+        save_model,
+        None if key is None else key.absolute(),
     )
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()

@@ -112,6 +112,7 @@ def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
         *_privacy(config),
         *_course(config),
         *_sharing(config, encoder),
+        *_dense(config),
     )
     return tuple(choice for choice in rules if not _is_given(given, choice.key))
 
@@ -291,6 +292,12 @@ def _sharing(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
     if number:
         last = [{f"{encoder.layers}.{layer}.*": "task"} for layer in range(total - number, total)]
         yield Choice("sharing.rules", [{"heads.*": "task"}, *last, {"*": "all"}], f"{encoder.origin}, rule last-layers")
+
+
+def _dense(config: Config) -> Iterator[Choice]:
+    """The token rows that a client is sent tell its words, which masks would hide."""
+    if config.privacy.secure_aggregation is not None:
+        yield Choice("federation.vocabulary_slices", False, "rule masked-rows")
 
 
 # What is known of an encoder ----------------------------------------------------------------------------------------

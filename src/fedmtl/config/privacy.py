@@ -101,12 +101,24 @@ class SecureAggregationConfig(Section):
 
     threshold: Share = Field(
         2 / 3,
-        description="The share of a round's clients that must stay to its end; more dropouts end the round.",
+        description="The share of a round's clients that must stay to its end, more than a half; more dropouts end the"
+        " round. Where fewer than 2 * threshold - 1 of the clients and the server work together, they open nothing but"
+        " sums.",
     )
     bits: Literal[32, 64] = Field(32, description="Bits of a masked number; 64 doubles the bytes and the precision.")
     max_value: Positive = Field(
         1.0, description="Entries of an update are cut to this size before they become whole numbers."
     )
+
+    @model_validator(mode="after")
+    def _needs_more_than_half(self) -> Self:
+        if self.threshold <= 0.5:
+            raise WrongKey(
+                "threshold",
+                f"found {self.threshold:g}, and with half of the clients a server could have both secrets of one given"
+                " out; write more than 0.5",
+            )
+        return self
 
 
 class PrivacyConfig(Section):
@@ -124,3 +136,9 @@ class PrivacyConfig(Section):
     min_clients: Count = Field(
         3, description="With secure_aggregation, the fewest clients whose updates may be summed and opened."
     )
+
+    @model_validator(mode="after")
+    def _sums_over_several(self) -> Self:
+        if self.secure_aggregation is not None and self.min_clients < 2:
+            raise WrongKey("min_clients", "found 1, and a sum over one client is its update; write 2 or more")
+        return self

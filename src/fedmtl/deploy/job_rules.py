@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,8 +24,9 @@ from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.experiment.population import client_settings, mode_codecs
 from fedmtl.federation.client import DIGEST, Site
+from fedmtl.federation.client_evaluation import scoring_settings
 from fedmtl.federation.handshake import Welcome
-from fedmtl.federation.messages import Job, Update
+from fedmtl.federation.messages import Job, JobKind, Update
 from fedmtl.federation.policy import Policy, round_up
 from fedmtl.model.lora import extended_plan
 from fedmtl.runs.folder import make_private_folder, write_atomic
@@ -155,6 +156,8 @@ class JobRules:
         """Return the job as this site runs it; raise a PolicyError where it breaks a rule."""
         self._check_who(job)
         self._check_plan(job.plan)
+        if job.kind == "exchange":
+            return replace(job, settings=self._exchanging(job))
         self._check_values(job)
         chosen = self._training(job) if job.kind == "train" else self._scoring(job)
         self._counts.take(self._welcomed.run, job)
@@ -170,7 +173,7 @@ class JobRules:
         )
 
     def _check_who(self, job: Job) -> None:
-        if job.kind not in ("train", "evaluate"):
+        if job.kind not in get_args(JobKind):
             raise PolicyError("the job is neither for training nor for scoring").coded("message_unreadable")
         if job.client != self._site_settings.client:
             raise PolicyError(f"the job is for another client; this site is {self._site_settings.client}").coded(
@@ -202,6 +205,15 @@ class JobRules:
         self._check_examples(job, LocalSettings.from_dict(expected))
         return expected
 
+    def _exchanging(self, job: Job) -> dict[str, Any]:
+        """An exchange is of one capability of the config, and brings nothing else; examples have no part in it."""
+        names = [name for name in job.extra if name in self._settings.methods]
+        expected = {"methods": {name: _plain(self._settings.methods[name]) for name in names}}
+        if job.weights or job.fixed or job.rows is not None or len(job.extra) != 1 or job.settings != expected:
+            raise PolicyError("the job is no exchange of a capability of the server's config").coded("job_settings")
+        self._check_extra(job)
+        return expected
+
     def _loss_weights(self, sent: Any) -> dict[str, float]:
         ours = self._settings.loss_weights
         follows = self._welcomed.config.federation.task_weighting.kind == "progress"
@@ -227,9 +239,10 @@ class JobRules:
 
     def _scoring(self, job: Job) -> dict[str, Any]:
         evaluation = self._welcomed.config.evaluation
-        expected = {"batch_size": evaluation.batch_size, "share_pairs": evaluation.share_pairs}
-        if not self._welcomed.evaluated or job.extra:
+        expected = _plain(scoring_settings(evaluation, self._settings.methods))
+        if not self._welcomed.evaluated or set(job.extra) - set(expected.get("methods", ())):
             raise PolicyError("the server's config scores nothing at sites").coded("job_settings")
+        self._check_extra(job)
         if not self._policy.send.scores:
             raise PolicyError("the policy lets no scores leave (send.scores)").coded("policy_scores")
         if job.settings != expected:
@@ -244,7 +257,7 @@ class JobRules:
         for task in job.tasks:
             fingerprints = _fingerprints(self._welcomed.site.validation_shard(job.client, task))
             _check_count(task, num_distinct(fingerprints, self._least[task].scored), self._least[task].scored)
-        return expected
+        return dict(expected)
 
     def _check_examples(self, job: Job, settings: LocalSettings) -> None:
         """Walk through the steps that the job would take, until every task has shown enough distinct examples.

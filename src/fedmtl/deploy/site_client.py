@@ -7,11 +7,11 @@ import secrets
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedmtl import __version__
 from fedmtl.config import Config
@@ -21,6 +21,8 @@ from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
+from fedmtl.engines.flower.certificates import read_private_key
+from fedmtl.engines.flower.peers import PEERS, SiteIdentity
 from fedmtl.engines.flower.site_service import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
@@ -109,6 +111,8 @@ class JoinedSite:
 
 def _job_line(job: Job, update: Update, seconds: float) -> str:
     """What this site did in a round, for its terminal."""
+    if job.kind == "exchange":
+        return f"round {job.round}: answered an exchange of {', '.join(job.extra)} ({seconds:.1f} s)"
     if job.kind == "evaluate":
         return f"round {job.round}: scored {', '.join(job.tasks)} ({seconds:.1f} s)"
     losses = [f"{task} loss {update.losses[task]:.3f}" if task in update.losses else task for task in update.tasks]
@@ -154,11 +158,12 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         secret=site_secret(settings.folder),
         required=settings.policy.require.model_dump(exclude_none=True),
     )
-    site = open_site(setup, model)
+    site = replace(open_site(setup, model), identity=_identity(settings))
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
     rules = JobRules(Welcomed(welcome.run, welcome.evaluated, server_side, config, site, rows), settings, counts)
     rules.check_hello()
-    tells_rows = settings.policy.send.token_rows
+    # Where no slices are cut, nobody needs to know the site's words.
+    tells_rows = settings.policy.send.token_rows and server_side.federation.vocabulary_slices
     hello = Hello(
         client=settings.client,
         terms=terms,
@@ -168,6 +173,19 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         wants_model=settings.save_model is not None,
     )
     return _Opened(words, site, rules, max_bytes, hello.model_dump_json(), encoder, config, settings)
+
+
+def _identity(settings: SiteSettings) -> SiteIdentity | None:
+    """Who this site is to the others; without a key, on loopback, it is nobody."""
+    required = settings.policy.require.secure_aggregation
+    peers = {} if required is None else required.peers
+    if settings.key is None:
+        if peers:
+            raise PolicyError(
+                "require.secure_aggregation.peers: without keys there are none to compare; give --ca and --key"
+            ).coded("policy_protection")
+        return None
+    return SiteIdentity(read_private_key(settings.key), settings.folder / PEERS, peers)
 
 
 def _load(config: Config) -> dict[str, TaskData]:

@@ -80,6 +80,11 @@ def site_config(config: Config, settings: SiteSettings) -> Config:
     reason = unprotected(settings.policy, config)
     if reason is not None:
         raise PolicyError(reason).coded("policy_privacy")
+    if settings.policy.require.secure_aggregation is not None and config.privacy.secure_aggregation is None:
+        raise PolicyError(
+            "the server's config does not sum updates under masks (privacy.secure_aggregation), which the policy"
+            " requires (require.secure_aggregation)"
+        ).coded("policy_protection")
     for name in settings.tasks:
         _check_task(config, name, settings)
     tasks = {name: config.tasks[name] for name in config.tasks if name in settings.tasks}

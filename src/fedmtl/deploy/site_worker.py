@@ -32,7 +32,8 @@ class SiteSettings:
 
     `files` are given per task; `root` is a folder of the built-in tasks. Without either, a task's examples are those
     in the package that the server's config deals to this client. `policy` is what the server may have of all this;
-    `save_model` is the folder that gets the finished model.
+    `save_model` is the folder that gets the finished model. `key` is the file of the private key that the site is
+    enrolled with; on loopback there is none.
     """
 
     client: str
@@ -45,6 +46,7 @@ class SiteSettings:
     device: str = "auto"
     policy: Policy = field(default_factory=Policy)
     save_model: Path | None = None
+    key: Path | None = None
 
 
 def start_site(settings: SiteSettings) -> Callable[[Any], Any]:

@@ -166,7 +166,7 @@ def round_event(round_: Round, seconds: float) -> RoundEvent:
         aggregated=_aggregated(round_),
         losses=dict(_mean_losses(round_)),
         seen=_seen(round_),
-        samples=sum(map(trained_samples, round_.updates)),
+        samples=sum(map(trained_samples, round_.readable)),
         averages=averages,
         seconds=seconds,
         train_seconds=round_.train_seconds,
@@ -258,7 +258,7 @@ def _aggregated(round_: Round) -> list[Aggregated]:
 def _seen(round_: Round) -> dict[str, int]:
     """Examples trained on per task, every pass at every client counted."""
     seen: dict[str, int] = {}
-    for update in round_.updates:
+    for update in round_.readable:
         for task, number in update.seen.items():
             seen[task] = seen.get(task, 0) + number
     return seen
@@ -267,7 +267,7 @@ def _seen(round_: Round) -> dict[str, int]:
 def _mean_losses(round_: Round) -> dict[str, float]:
     """Training loss per task, weighted by examples."""
     sums: dict[str, tuple[float, int]] = {}
-    for update in round_.updates:
+    for update in round_.readable:
         for task, loss in update.losses.items():
             total, count = sums.get(task, (0.0, 0))
             sums[task] = (total + loss * update.num_examples[task], count + update.num_examples[task])

@@ -176,7 +176,9 @@ def assemble(
     settings, federation = client_settings(config, tasks, plan, list(model.canonical())), mode_federation(config)
     adaptive = config.sharing.adaptive is not None
     check_patterns(federation.aggregation, combined_scopes(plan, list(model.canonical()), list(tasks), adaptive))
-    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret)
+    holders = {task: [each for each in population.train if task in population.train.tasks_of(each)] for task in tasks}
+    known = holders if len(population.train) else None
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret, known)
     server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),

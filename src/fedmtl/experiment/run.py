@@ -226,11 +226,19 @@ class _Watched:
         return self._engine.clients()
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[Update | Failure]:
-        for result in self._engine.run(jobs, deadline):
+        kinds: dict[ClientId, str] = {}
+
+        def noted() -> Iterator[Job]:
+            for job in jobs:
+                kinds[job.client] = job.kind
+                yield job
+
+        for result in self._engine.run(noted(), deadline):
             # A client whose code made an error of its own of a signal has not failed.
             self._check()
-            samples = trained_samples(result) if isinstance(result, Update) else 0
-            self._observe(AnswerEvent(round=result.round, client=result.client, samples=samples))
+            if kinds.get(result.client) != "exchange":
+                samples = trained_samples(result) if isinstance(result, Update) else 0
+                self._observe(AnswerEvent(round=result.round, client=result.client, samples=samples))
             yield result
 
     def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:

@@ -264,7 +264,7 @@ def _privacy(config: Config, start: StartEvent, events: Sequence[Event]) -> str:
     hidden = [*protection(events), *(f"{line}." for line in privacy_lines(events))]
     if hidden:
         lines = "\n".join(f"* {_plain(line[:1].upper() + line[1:])}" for line in hidden)
-        return f"{first}{stays}\n\nNoise was added to what left the clients or to what was made of it:\n\n{lines}"
+        return f"{first}{stays}\n\nWhat left the clients was protected:\n\n{lines}"
     return (
         f"{first}{stays}\n\nNo noise was added and no secure aggregation was used: the server saw every update by"
         " itself, and no guarantee of differential privacy holds. A trained model can reveal what it was trained on."

@@ -13,7 +13,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmtl.capabilities import local_methods, update_filters
+from fedmtl.capabilities import find, local_methods, update_filters
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
+from fedmtl.federation.filters.protocol import ExchangeClient, FilterClient, Identity, UpdateFilter
 from fedmtl.federation.messages import Job, Traffic, Update
 from fedmtl.federation.wire.messages import encode_delta
 from fedmtl.model.multitask import BoundModel, Buffers, MultiTaskModel
@@ -63,7 +64,10 @@ Shards = Callable[[str, str], Shard]
 
 @dataclass(frozen=True)
 class Site:
-    """Where clients live: a model to bind values into, their examples, and a folder for what they keep."""
+    """Where clients live: a model to bind values into, their examples, and a folder for what they keep.
+
+    In a deployment the one client has an identity, and its owner's demands by capability.
+    """
 
     model: MultiTaskModel
     initial: InitialValues
@@ -76,13 +80,14 @@ class Site:
     secret: bytes = b""
     # What the site's policy requires of updates, as plain values.
     required: Mapping[str, Any] = field(default_factory=dict)
+    identity: Identity | None = None
 
 
 def run_job(job: Job, site: Site) -> Update:
     """Do what the job says; everything that can go wrong at a client is a FedmtlError with its reason."""
     started = time.perf_counter()
     try:
-        update = _train(job, site) if job.kind == "train" else _evaluate(job, site)
+        update = {"train": _train, "evaluate": _evaluate, "exchange": _exchange}[job.kind](job, site)
     except torch.OutOfMemoryError as error:
         raise TrainingFailed(out_of_memory(job)).coded("out_of_memory") from error
     except RuntimeError as error:
@@ -200,7 +205,7 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         seen=trained.seen,
         extra=trained.sent,
     )
-    update, filtered = _filter(update, job, opened, site.model.table)
+    update, filtered = _filter(update, job, opened, site)
     fresh: dict[str, Mapping[Key, Tensor]] = {
         **{OPTIMIZER + slot: tensors for slot, tensors in trained.optimizer.items()},
         **extra_slots(trained.stored),
@@ -213,25 +218,31 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
     return update
 
 
-def _filter(update: Update, job: Job, opened: Opened, table: str) -> tuple[Update, dict[str, Mapping[Key, Tensor]]]:
+def _filter(update: Update, job: Job, opened: Opened, site: Site) -> tuple[Update, dict[str, Mapping[Key, Tensor]]]:
     """The update as it leaves, and the slots of what filters store, which replace all that they stored before."""
     stored = from_slots(opened.state, prefix=FILTER_PREFIX) if opened.filters else {}
     slots: dict[str, Mapping[Key, Tensor]] = {}
     for each in opened.filters:
         before = stored.get(each.name, NO_EXTRA)
-        try:
-            update, after = each.at_client(update, FilterClient(job, before, table))
+        client = FilterClient(job, before, site.model.table, site.folder / job.client, site.model.tasks)
+        with _named(each):
+            update, after = each.at_client(update, client)
             if not isinstance(update, Update):
                 raise TypeError(f"at_client returns {type(update).__name__} in place of an Update")
             slots |= {slot: {} for slot in extra_slots({each.name: before}, FILTER_PREFIX)}
             slots |= extra_slots({each.name: after}, FILTER_PREFIX)
-        except FedmtlError:
-            raise
-        except Exception as error:
-            raise FedmtlError(f"{each.name} failed with {type(error).__name__}: {error}").coded(
-                "filter_failed"
-            ) from error
     return replace(update, delta=encode_delta(update.delta, job.codecs)), slots
+
+
+@contextmanager
+def _named(each: UpdateFilter) -> Iterator[None]:
+    """Whatever goes wrong in a filter is an error that names it."""
+    try:
+        yield
+    except FedmtlError:
+        raise
+    except Exception as error:
+        raise FedmtlError(f"{each.name} failed with {type(error).__name__}: {error}").coded("filter_failed") from error
 
 
 def _train(job: Job, site: Site) -> Update:
@@ -272,7 +283,23 @@ def _evaluate(job: Job, site: Site) -> Update:
             bool(job.settings["share_pairs"]),
         ).to_dict()
         counts[task] = len(shard)
-    return Update(job.round, job.client, job.tasks, {}, job.rows, counts, {}, sums)
+    update = Update(job.round, job.client, job.tasks, {}, job.rows, counts, {}, sums)
+    client = FilterClient(job, NO_EXTRA, site.model.table, site.folder / job.client, site.model.tasks)
+    for each in update_filters(job.settings.get("methods", {})):
+        with _named(each):
+            update = each.scores_at_client(update, client)
+    return update
+
+
+def _exchange(job: Job, site: Site) -> Update:
+    """What the client's half of a capability answers its server's half; no example is looked at."""
+    ((name, received),) = job.extra.items() if len(job.extra) == 1 else (("", NO_EXTRA),)
+    answers = find(name).exchange if name else None
+    if answers is None:
+        raise FedmtlError("the job is an exchange of no capability that has any").coded("job_settings")
+    names, required = list(site.model.canonical()), site.required.get(name, {})
+    client = ExchangeClient(job, site.folder / job.client, names, site.identity, required)
+    return Update(job.round, job.client, job.tasks, {}, None, {}, {}, extra={name: answers(received, client)})
 
 
 def _gather(job: Job, site: Site, personal: Weights) -> Weights:

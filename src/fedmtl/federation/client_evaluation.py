@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
+from typing import Any
 
+from fedmtl.capabilities import scoring_methods
+from fedmtl.config import EvaluationConfig
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.dispatch import Dispatch, ServerSettings
 from fedmtl.federation.messages import ClientId, Engine, Evaluation, Failure, Job, State, Traffic, Update
+from fedmtl.federation.server_method import OpenRound
 from fedmtl.federation.validate import Expected, expect, read_scores, unwelcome
+from fedmtl.sharing.plan import Extra
 from fedmtl.tasks.metrics import Sums, averages, score
 from fedmtl.tasks.task import Task
 
@@ -24,21 +29,30 @@ def client_evaluator(server: ServerSettings, engine: Engine) -> Callable[[State]
 def _evaluate(state: State, server: ServerSettings, engine: Engine, dispatch: Dispatch) -> Evaluation:
     infos = engine.clients()
     expected: dict[ClientId, tuple[Expected, Mapping[str, str]]] = {}
-    settings = {"batch_size": server.evaluation.batch_size, "share_pairs": server.evaluation.share_pairs}
+    settings = scoring_settings(server.evaluation, server.settings.methods)
+    active = {client: server.active_tasks(client, max(1, state.round)) for client in sorted(infos)}
+    active = {client: tasks for client, tasks in active.items() if tasks}
 
-    def jobs() -> Iterator[Job]:
-        for client in sorted(infos):
-            tasks = server.active_tasks(client, max(1, state.round))
-            if tasks:
-                info = infos[client]
-                job = dispatch.job("evaluate", state, client, tasks, info.evaluation_rows, state.round, settings)
-                expected[client] = (expect(job, info), job.fixed)
-                yield job
+    def job(client: ClientId, extra: Mapping[str, Extra] | None = None) -> Job:
+        info, tasks = infos[client], active[client]
+        made = dispatch.job("evaluate", state, client, tasks, info.evaluation_rows, state.round, settings, extra)
+        expected[client] = (expect(made, info), made.fixed)
+        return made
+
+    open_round = OpenRound(state, state.round, engine, active, infos, job, server.federation.round_timeout)
+    for method in server.methods:
+        found = method.collect_scores(open_round)
+        if found is not None:
+            for client in found.clients:
+                dispatch.answered(client, expected[client][1])
+            for failure in found.failures:
+                dispatch.lost(failure.client)
+            return _evaluation(server.tasks, found.sums, {}, found.failures, found.traffic)
 
     scored: dict[ClientId, Mapping[str, Sums]] = {}
     failures: list[Failure] = []
     down = up = 0
-    for answer in engine.run(jobs(), server.federation.round_timeout):
+    for answer in engine.run(map(job, active), server.federation.round_timeout):
         down, up = down + answer.traffic.bytes_down, up + answer.traffic.bytes_up
         sums = _scores(answer, expected, scored, server.tasks)
         if isinstance(sums, str):
@@ -98,6 +112,23 @@ def _merge(
         for name, task in tasks.items()
         if name in parts
     }
+    return _evaluation(tasks, sums, clients, failures, traffic)
+
+
+def _evaluation(
+    tasks: Mapping[str, Task],
+    sums: Mapping[str, Sums],
+    clients: Mapping[str, Mapping[ClientId, float | None]],
+    failures: Sequence[Failure],
+    traffic: Traffic,
+) -> Evaluation:
     scores = {name: score(tasks[name], total) for name, total in sums.items()}
     overall, classification = averages(list(tasks.values()), scores)
     return Evaluation(scores, sums, overall, classification, clients, tuple(failures), traffic)
+
+
+def scoring_settings(evaluation: EvaluationConfig, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What clients are given for evaluation, of a config and its clients' methods."""
+    settings: dict[str, Any] = {"batch_size": evaluation.batch_size, "share_pairs": evaluation.share_pairs}
+    scoring = scoring_methods(methods)
+    return {**settings, "methods": scoring} if scoring else settings

@@ -13,7 +13,7 @@ from fedmtl.config import EvaluationConfig, FederationConfig
 from fedmtl.federation.aggregators.mean import Mean
 from fedmtl.federation.aggregators.protocol import Aggregator
 from fedmtl.federation.client import fixed_digest
-from fedmtl.federation.messages import ClientId, ClientInfo, Codecs, Job, State
+from fedmtl.federation.messages import ClientId, ClientInfo, Codecs, Job, JobKind, State
 from fedmtl.federation.server_method import ServerMethod
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import Extra, Key, Rows, Weights, take_rows
@@ -103,7 +103,7 @@ class Dispatch:
     @timed("cutting slices")
     def job(
         self,
-        kind: Literal["train", "evaluate"],
+        kind: JobKind,
         state: State,
         client: ClientId,
         tasks: tuple[str, ...],

@@ -53,6 +53,8 @@ SENTENCES = {
     "job_settings": "the job's settings are not those of the config that the site was welcomed with",
     "job_plan": "the job's sharing plan does not fit the config that the site was welcomed with",
     "job_weights": "the job's values are not those of the model",
+    "exchange_refused": "an exchange of a capability broke a rule of it; the site's terminal says which",
+    "policy_protection": "the site's policy requires a protection of updates that the server's config does not have",
     "training_failed": "training failed",
     "filter_failed": "a filter of its update failed there; the site's terminal says which",
     "diverged": "the loss became infinite or not a number; a smaller learning rate may help",

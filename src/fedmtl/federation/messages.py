@@ -14,6 +14,7 @@ from fedmtl.sharing.plan import Extra, Key, Rows, SharingPlan, Weights
 from fedmtl.tasks.metrics import Scores, Sums
 
 ClientId = str
+JobKind = Literal["train", "evaluate", "exchange"]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Job:
     """One piece of work for one client; `settings` are plain values, `plan` says which value serves which task.
 
     `fixed` gives the digest of every fixed value; those the client was not sent before are in `weights`. `extra` is
-    what capabilities send along, by name.
+    what capabilities send along, by name. An `exchange` has nothing else: it is between the two halves of one
+    capability, and touches no example.
     """
 
-    kind: Literal["train", "evaluate"]
+    kind: JobKind
     round: int
     client: ClientId
     tasks: tuple[str, ...]
@@ -165,7 +167,8 @@ class State:
 class Round:
     """What one pass of the loop yields; `state` is the state after it, `events` are what methods have to say of it.
 
-    `shares` has for every accepted client its share of the weight in the mean of each scope.
+    `shares` has for every accepted client its share of the weight in the mean of each scope. Where no single update
+    may be read, `combined` has what all of them add up to, and `updates` say who returned one.
     """
 
     number: int
@@ -177,6 +180,12 @@ class Round:
     evaluate_seconds: float = 0.0
     events: tuple[Event, ...] = ()
     shares: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+    combined: Update | None = None
+
+    @property
+    def readable(self) -> tuple[Update, ...]:
+        """The updates whose counts and losses can be read: each by itself, or one for all of them together."""
+        return self.updates if self.combined is None else (self.combined,)
 
 
 class Scorer(Protocol):

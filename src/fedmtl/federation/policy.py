@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.config.file import expand
@@ -78,6 +78,20 @@ class SendPolicy(Section):
     )
 
 
+class SecureAggregationPolicy(Section):
+    min_clients: Annotated[int, Field(ge=2)] = Field(
+        3,
+        description="The fewest clients whose updates may be summed and opened; the server's number counts where it is"
+        " larger.",
+    )
+    peers: Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]], Empty] = Field(
+        default_factory=dict,
+        description="The other sites by name, each with the fingerprint of its key (`fedmtl certs node` prints it); no"
+        " other key is taken for theirs. Without any, the first key that comes under a name is remembered, and another"
+        " one is refused.",
+    )
+
+
 class ExamplePrivacyPolicy(Section):
     """The most that may be told of one example, over all runs of the site's folder."""
 
@@ -96,23 +110,26 @@ class RequirePolicy(Section):
         description="Every example's gradient is clipped and has noise (privacy.example of the server), or jobs"
         " are refused; `{}` is epsilon 8 at delta 1e-5, empty is not required.",
     )
+    secure_aggregation: SecureAggregationPolicy | None = Field(
+        None,
+        description="Updates and scores that the server opens only in sums (privacy.secure_aggregation of its config);"
+        " `true` or a section with what is to hold, and a server without it is refused.",
+    )
     masking: Any = Field(
-        None, description="Updates that a server reads only in sum; not available yet, so anything here is refused."
+        None, description="An old name; sums are required by secure_aggregation, so anything here is refused."
     )
 
-    @field_validator("noise")
+    @field_validator("secure_aggregation", mode="before")
     @classmethod
-    def _has_a_name(cls, value: Any) -> Any:
-        if value not in (None, False):
-            raise ValueError("write `example_privacy: {max_epsilon: 8}` for noise on every example's gradient")
-        return None
+    def _is_a_section(cls, value: Any) -> Any:
+        return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
-    @field_validator("masking")
+    @field_validator("noise", "masking")
     @classmethod
-    def _is_not_there_yet(cls, value: Any) -> Any:
+    def _has_a_name(cls, value: Any, info: ValidationInfo) -> Any:
         if value not in (None, False):
-            raise ValueError("this protection is not available in this version; leave it out, and do not take part"
-                             " if you need it")  # fmt: skip
+            named = {"noise": "`example_privacy: {max_epsilon: 8}`", "masking": "`secure_aggregation: true`"}
+            raise ValueError(f"write {named[info.field_name or 'noise']} instead")
         return None
 
 
@@ -187,6 +204,8 @@ class Policy(Section):
         leaves += ", scores" if send.scores else ""
         leaves += ", predictions with labels" if send.prediction_pairs else ""
         never = "texts never do" if send.prediction_pairs else "a text or an example's label never does"
+        masked = self.require.secure_aggregation
+        leaves += "" if masked is None else f"; updates and scores only in sums of {masked.min_clients} sites or more"
         most = self.max_personal_data
         personal = "" if most is None else f"; at most {most} examples with what looks like personal data"
         return (

@@ -30,7 +30,7 @@ from fedmtl.federation.messages import (
     State,
     Update,
 )
-from fedmtl.federation.server_method import PHASES, RoundSettings, ServerMethod, Step
+from fedmtl.federation.server_method import PHASES, Collected, OpenRound, RoundSettings, ServerMethod, Step
 from fedmtl.federation.validate import Expected, counted_examples, expect, refusal, unwelcome
 from fedmtl.foreign import excerpt, printable
 from fedmtl.runs.event_lines import Event
@@ -132,8 +132,14 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
             with _blamed(method.name, number):
                 method.add(update)
 
-    wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
-    accepted, failures = _collect(state, server, engine, dispatch, settings, extra, wanted, add)
+    collected = _collected_by_method(state, server, engine, dispatch, settings, extra, sampled, infos, counting)
+    if collected is None:
+        wanted = ((client, tasks, infos[client]) for client, tasks in sampled.items())
+        accepted, failures = _collect(state, server, engine, dispatch, settings, extra, wanted, add)
+    else:
+        accepted, failures = collected.updates, collected.failures
+        with _blamed(rule, number):
+            aggregator.add(collected.combined, collected.weights)
     _check_enough(server, accepted, failures, number, len(sampled) if sampled.by_method else None)
     moved = _moved(state, server, aggregator, number, failures)
     averaged = replace(
@@ -141,6 +147,7 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
     )
     after = _through(server, averaged, lambda method, at: method.after_aggregation(state, at), failures)
     said = [event for one in given.values() for event in one.events]
+    said += collected.events if collected else ()
     return Round(
         number,
         after.state,
@@ -150,7 +157,44 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
         train_seconds=time.perf_counter() - started,
         events=(*said, *after.events),
         shares=shares_of(counted),
+        combined=_without_values(collected.combined) if collected else None,
     )
+
+
+def _collected_by_method(
+    state: State,
+    server: ServerSettings,
+    engine: Engine,
+    dispatch: Dispatch,
+    settings: LocalSettings,
+    extra: Mapping[str, Extra],
+    sampled: Mapping[ClientId, tuple[str, ...]],
+    infos: Mapping[ClientId, ClientInfo],
+    counting: ClientWeights,
+) -> Collected | None:
+    """What the method that collects updates in its own way made of the round; None where there is no such method."""
+    number = state.round + 1
+    fixed: dict[ClientId, Mapping[str, str]] = {}
+    plain = settings.to_dict()
+
+    def job(client: ClientId, more: Mapping[str, Extra]) -> Job:
+        made = dispatch.job(
+            "train", state, client, sampled[client], infos[client].rows, number, plain, {**extra, **more}
+        )
+        fixed[client] = made.fixed
+        return made
+
+    open_round = OpenRound(state, number, engine, sampled, infos, job, server.federation.round_timeout, counting)
+    for method in server.methods:
+        with _blamed(method.name, number):
+            collected = method.collect(open_round)
+        if collected is not None:
+            for update in collected.updates:
+                dispatch.answered(update.client, fixed[update.client])
+            for failure in collected.failures:
+                dispatch.lost(failure.client)
+            return collected
+    return None
 
 
 def _weights(server: ServerSettings, given: Iterable[RoundSettings]) -> tuple[Mapping[str, float], LocalSettings]:

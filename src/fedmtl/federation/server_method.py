@@ -7,17 +7,29 @@ averaged weights), then `constraint` (what must hold whatever the others did).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fedmtl.config import Config
+from fedmtl.federation.aggregators.mean import ClientWeights
 from fedmtl.federation.aggregators.protocol import Aggregator
-from fedmtl.federation.messages import ClientId, ClientInfo, Evaluation, State, Update
+from fedmtl.federation.messages import (
+    ClientId,
+    ClientInfo,
+    Engine,
+    Evaluation,
+    Failure,
+    Job,
+    State,
+    Traffic,
+    Update,
+)
 from fedmtl.model.encoder import Encoder
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.runs.event_lines import Event, Observer
 from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan, Weights
+from fedmtl.tasks.metrics import Sums
 from fedmtl.tasks.task import Task
 from fedmtl.training.local_method import LocalSettings
 
@@ -31,6 +43,7 @@ class ServerSetup:
 
     `observe` gets the events of what takes long, and warnings. `secret` is what only this server knows: noise and draws
     that nobody else may know come from it. In a simulation there is none, and they come from the config's seed.
+    `clients` are those of each task where all of them are known before the first round, as in a simulation.
     """
 
     config: Config
@@ -42,6 +55,7 @@ class ServerSetup:
     device: str
     observe: Observer = lambda event: None
     secret: bytes | None = None
+    clients: Mapping[str, Sequence[ClientId]] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,49 @@ class Step:
     events: tuple[Event, ...] = ()
 
 
+@dataclass(frozen=True)
+class OpenRound:
+    """A round of training or of scoring whose jobs are still to be sent, with all that is needed to send them.
+
+    `clients` are those that take part, with their tasks. `job` makes the job of one of them, with the extra that a
+    method sends along. `weights` says how much clients count in a mean; scores are not weighted.
+    """
+
+    state: State
+    number: int
+    engine: Engine
+    clients: Mapping[ClientId, tuple[str, ...]]
+    infos: Mapping[ClientId, ClientInfo]
+    job: Callable[[ClientId, Mapping[str, Extra]], Job]
+    deadline: float
+    weights: ClientWeights | None = None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a method made of a round's jobs, where no single update may be read.
+
+    `updates` say who returned one, without values, counts and losses. `combined` has the mean of those that could be
+    opened, their counts and losses, and `weights` what it counts in each scope.
+    """
+
+    updates: tuple[Update, ...]
+    failures: tuple[Failure, ...]
+    combined: Update
+    weights: Mapping[str, float]
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a method made of the jobs of an evaluation: sums over all clients of a task, and who answered."""
+
+    sums: Mapping[str, Sums]
+    clients: tuple[ClientId, ...]
+    failures: tuple[Failure, ...]
+    traffic: Traffic
+
+
 class ServerMethod:
     """The hooks, all empty."""
 
@@ -79,6 +136,15 @@ class ServerMethod:
         or empty, and the round goes on.
         """
         return None
+    @property
+    def reads_updates(self) -> bool:
+        """Whether it has to see single updates."""
+        return type(self).add is not ServerMethod.add
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether it collects updates so that nobody sees a single one."""
+        return type(self).collect is not ServerMethod.collect
 
     def start(self, state: State) -> Step:
         """Round 0: the state before anybody trained."""
@@ -92,6 +158,14 @@ class ServerMethod:
 
     def add(self, update: Update) -> None:
         """Every accepted update of a round, in the order in which they are averaged."""
+
+    def collect(self, open_round: OpenRound) -> Collected | None:
+        """Send the jobs of a round and combine their updates in another way than one by one; None leaves it."""
+        return None
+
+    def collect_scores(self, open_round: OpenRound) -> Scored | None:
+        """The same for an evaluation at the clients."""
+        return None
 
     def step(self, state: State, delta: Weights) -> tuple[Weights, Extra] | None:
         """New weights from the mean delta, and the method's next extra; None leaves weights plus delta."""

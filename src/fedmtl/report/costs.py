@@ -146,6 +146,14 @@ def _contributions(
             if has_shares:
                 row += [_share(sent, f"task:{task}"), _shared(sent) if number == 0 else ""]
             rows.append(row)
+    if not rows:
+        return (
+            tag(
+                "p",
+                "What each client brought is not known: the server opened sums of clients alone (secure aggregation),"
+                " so that there are no losses, scores or shares of single ones.",
+            ),
+        )
     head = ["Client", "Task", "Examples", "Loss, first round", "Last round"]
     head += ["Score, last evaluation"] if any(scores.values()) else []
     head += ["Share of the task’s mean", "Share of the shared mean"] if has_shares else []

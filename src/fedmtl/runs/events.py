@@ -604,6 +604,39 @@ class PrivacyEvent(Event):
     details: Numbers = field(default_factory=dict)
 
 
+@event_kind("secure_aggregation")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecureAggregationEvent(Event):
+    """How a round's sums were opened: by sum, of how many clients, or that they were too few.
+
+    `dropped` counts clients by the exchange that they did not answer. `step` is that of the whole numbers, `error` how
+    far an entry of a mean may be from the plain mean. Seconds are those beside the clients' jobs.
+    """
+
+    round: Round
+    purpose: Text
+    clients: Count
+    returned: Count
+    threshold: Count
+    min_clients: Count
+    opened: Counts
+    closed: Counts = field(default_factory=dict)
+    dropped: Counts = field(default_factory=dict)
+    step: Number | None = None
+    error: Number | None = None
+    seconds: Seconds = 0.0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+
+    def lines(self) -> Sequence[str]:
+        what = "does not move" if self.purpose == "train" else "has no score"
+        return [
+            f"  {name}: {what} in this round, {found} clients returned it and a sum has {self.min_clients} at least"
+            for name, found in self.closed.items()
+            if not name.startswith("counts:") and found < self.min_clients
+        ]
+
+
 # For observers only, never in the file.
 
 

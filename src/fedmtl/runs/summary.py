@@ -27,6 +27,7 @@ from fedmtl.runs.events import (
     PlanEvent,
     PrivacyEvent,
     RoundEvent,
+    SecureAggregationEvent,
     SiteEvent,
     StartEvent,
     TaskFacts,
@@ -405,8 +406,23 @@ def _members(tree: Any) -> list[str]:
 
 
 def protection(events: Sequence[Event]) -> list[str]:
-    """What noise has come to by now, one statement for each unit that it hides."""
-    return list({event.unit: event.words for event in events if isinstance(event, PrivacyEvent)}.values())
+    """What protected updates in the rounds so far, one statement for each protection, with what it does not cover."""
+    masked = [event for event in events if isinstance(event, SecureAggregationEvent)]
+    trained = [event for event in masked if event.purpose == "train"]
+    noisy = {event.unit: event.words for event in events if isinstance(event, PrivacyEvent)}
+    if not masked:
+        return list(noisy.values())
+    least = min(count for event in masked for count in event.opened.values())
+    closed = sum(len(event.closed) for event in masked)
+    stayed = f", {closed} sums of fewer stayed closed" if closed else ""
+    error = max((event.error or 0.0 for event in trained), default=0.0)
+    return [
+        *noisy.values(),
+        f"secure aggregation: in {len(trained)} rounds the server opened sums over {least} clients or more and no"
+        f" single update{stayed}; a mean is within {error:.1g} of the plain one in each entry; not covered: what a sum"
+        " itself tells, who takes part and how long it takes, the numbers of examples, labels and tokens that a client"
+        " declares when it joins, and a client that sends something else than its update"
+    ]
 
 
 @dataclass(frozen=True)
@@ -427,7 +443,7 @@ class RunStatus:
     """`status` is that of the end, or `waiting`, `running` or `killed` where there is none.
 
     `missing` are the sites without an update in the last round, or, before round 1, those that have not come; each with
-    the round of its last update, which is None where there is none. `privacy` has a line for what noise has come to,
+    the round of its last update, which is None where there is none. `privacy` has a line for each protection,
     and one for what is averaged over so few clients that it shows what they returned.
     """
 

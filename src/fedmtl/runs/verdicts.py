@@ -77,7 +77,7 @@ class _Record:
 def verdicts(events: Sequence[Event], name: str = "RUN") -> list[Verdict]:
     """The lines about a run, losses first: one for each check that a task fails, then one for all that it wins.
 
-    Last comes what noise hides, and what is averaged over so few clients that it shows what they returned.
+    Last comes what protected the updates, and what is averaged over so few clients that it shows what they returned.
     """
     found: list[Verdict] = []
     won: list[str] = []

@@ -95,6 +95,7 @@ class Site:
     leaves_after: int | None = None
     policy: Policy = field(default_factory=Policy)
     save_model: Path | None = None
+    key: Path | None = None
     said: list[str] = field(default_factory=list)
     outcome: Any = None
 
@@ -127,6 +128,7 @@ class Site:
             device="cpu",
             policy=self.policy,
             save_model=self.save_model,
+            key=self.key,
         )
         return WorkerPool(partial(start_in_turn, leaves_after=self.leaves_after), settings, 0)
 

@@ -136,7 +136,7 @@ def describe_frame(path: Path) -> dict[str, Any]:
         header = json.loads(zlib.decompressobj().decompress(deflated, min(MAX_HEADER, MAX_INFLATION * length)))
         shapes = [entry[4] for entry in header["tensors"]]
         return {
-            "job": header.get("kind") if header.get("kind") in ("train", "evaluate") else None,
+            "job": header.get("kind") if header.get("kind") in ("train", "evaluate", "exchange") else None,
             "round": header["round"] if type(header["round"]) is int else None,
             "tasks": [task if is_safe_name(str(task)) else "?" for task in header["tasks"][:MOST_TASKS]],
             "tensors": len(shapes),

@@ -100,7 +100,7 @@ class Guard:
         key = _decoded(shown[KEY])
         if not self._is_known(key, path):
             raise Refused(401, "unknown-key")
-        if not _is_valid(
+        if not is_signed(
             key, _decoded(shown[SIGNATURE]), _signed(method, path, *(shown[n] for n in (TIME, NONCE, DIGEST)))
         ):
             raise Refused(401, "signature")
@@ -175,7 +175,8 @@ def _decoded(text: str) -> bytes:
         raise Refused(401, "unsigned") from None
 
 
-def _is_valid(key: bytes, signature: bytes, signed: bytes) -> bool:
+def is_signed(key: bytes, signature: bytes, signed: bytes) -> bool:
+    """Whether a public key signed these bytes."""
     public = _public_key(key)
     if public is None:
         return False

@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmtl.errors import ConfigError, WireError
-from fedmtl.federation.messages import Codecs, Job, Update
+from fedmtl.federation.messages import Codecs, Job, JobKind, Update
 from fedmtl.federation.wire.codecs import CODES, Bytes, Coded, CodedTensors, decode, encode, encode_rows, encode_tensors
 from fedmtl.federation.wire.frame import (
     MAX_BYTES,
@@ -258,10 +258,11 @@ def _sums(values: Any) -> dict[str, Mapping[str, Any]]:
     return dict(values)
 
 
-def _kind(value: Any) -> Literal["train", "evaluate"]:
-    if value not in ("train", "evaluate"):
-        raise ValueError("a job of another kind than train and evaluate")
-    return "train" if value == "train" else "evaluate"
+def _kind(value: Any) -> JobKind:
+    found: JobKind | None = next((kind for kind in get_args(JobKind) if kind == value), None)
+    if found is None:
+        raise ValueError(f"a job of another kind than {', '.join(get_args(JobKind))}")
+    return found
 
 
 def _addressee(value: Any) -> str:

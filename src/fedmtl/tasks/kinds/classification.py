@@ -168,6 +168,14 @@ class LabelledKind(TaskKind):
             )
         return sums
 
+    def sums_to_numbers(self, task: Task, sums: ClassificationSums) -> npt.NDArray[np.float64]:
+        return np.array([*sums.confusion.reshape(-1), sums.loss, sums.broken], dtype=np.float64)
+
+    def sums_from_numbers(self, task: Task, numbers: npt.NDArray[np.float64]) -> ClassificationSums:
+        width = len(task.labels)
+        cells = np.rint(numbers[:-2]).astype(np.int64).reshape(width, width)
+        return ClassificationSums(cells, float(numbers[-2]), round(numbers[-1]))
+
     def score(self, task: Task, sums: ClassificationSums) -> tuple[dict[str, Value], str | None]:
         # Python's integers: products of four counts overflow 64 bits at some ten thousand examples.
         confusion: list[list[int]] = sums.confusion.tolist()

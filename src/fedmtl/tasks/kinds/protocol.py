@@ -216,6 +216,17 @@ class TaskKind(ABC):
     def read_sums(self, task: Task, data: Mapping[str, Any], *, with_pairs: bool) -> Sums:
         """The sums that a client sent, which may be hostile: a WireError where no outputs can have them."""
 
+    def sums_to_numbers(self, task: Task, sums: Any) -> npt.NDArray[np.float64] | None:
+        """The sums as numbers, which are those of all clients once they are added up; None where there are no such.
+
+        How many there are follows from the task alone, and none is larger than the examples by far.
+        """
+        return None
+
+    def sums_from_numbers(self, task: Task, numbers: npt.NDArray[np.float64]) -> Sums:
+        """The sums of all clients from the numbers that theirs add up to, which may be off in their last digits."""
+        raise NotImplementedError
+
     @abstractmethod
     def score(self, task: Task, sums: Any) -> tuple[dict[str, Value], str | None]:
         """All `metrics`, and in words whether the model does no better than a constant."""

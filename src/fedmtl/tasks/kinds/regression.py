@@ -32,6 +32,8 @@ MEAN = "no better than the mean prediction"
 FOLLOWS = 0.1
 # Two passes over one text differ by this share of the range when padded differently: no difference.
 _SAME = 1e-6
+# A smaller sum of squares, in units of the range, may be what rounding left of numbers that clients added up.
+_ROUNDED = 1e-7
 RESIDUAL_BINS = 20
 # Into how many quantiles scores are cut to be dealt unevenly.
 SCORE_BINS = 5
@@ -246,6 +248,53 @@ class Regression(TaskKind):
             raise WireError(f"evaluation sums: labels outside the score_range of task {task.name}")
         return sums
 
+    def sums_to_numbers(self, task: Task, sums: RegressionSums) -> npt.NDArray[np.float64]:
+        """Moments about the middle of the score's range and in its units, so that none is larger than the examples."""
+        prediction, score = (_from_middle(task, mean) for mean in (sums.mean_prediction, sums.mean_score))
+        unit, count = _width(task), sums.count
+        moments = [
+            count * prediction,
+            count * score,
+            sums.spread_prediction / unit**2 + count * prediction**2,
+            sums.spread_score / unit**2 + count * score**2,
+            sums.spread_both / unit**2 + count * prediction * score,
+            sums.squared_error / unit**2,
+            sums.absolute_error / unit,
+        ]
+        return np.array([count, sums.broken, sums.loss, *moments, *sums.residuals], dtype=np.float64)
+
+    def sums_from_numbers(self, task: Task, numbers: npt.NDArray[np.float64]) -> RegressionSums:
+        """Of the ranges only the constant ones are known: another one is taken for the whole range of scores."""
+        count, broken = round(numbers[0]), round(numbers[1])
+        prediction, score, prediction_square, score_square, both = numbers[3:8] / max(1, count)
+        unit, (low, high) = _width(task), task.score_range
+        middle = (low + high) / 2
+        spreads = [
+            max(0.0, float(square - mean**2)) * count * unit**2
+            for square, mean in ((prediction_square, prediction), (score_square, score))
+        ]
+        means = [middle + unit * float(mean) for mean in (prediction, score)]
+        least = max(_ROUNDED, count * _SAME**2) * unit**2
+        ranges = [
+            None if not count else (low, high) if spread > least else (mean, mean)
+            for spread, mean in zip(spreads, means, strict=True)
+        ]
+        return RegressionSums(
+            count=count,
+            mean_prediction=means[0] if count else 0.0,
+            mean_score=means[1] if count else 0.0,
+            spread_prediction=spreads[0],
+            spread_score=spreads[1],
+            spread_both=float(both - prediction * score) * count * unit**2,
+            squared_error=float(numbers[8]) * unit**2,
+            absolute_error=float(numbers[9]) * unit,
+            range_prediction=ranges[0],
+            range_score=ranges[1],
+            residuals=np.rint(numbers[10:]).astype(np.int64),
+            loss=float(numbers[2]),
+            broken=broken,
+        )
+
     def score(self, task: Task, sums: RegressionSums) -> tuple[dict[str, Value], str | None]:
         if sums.count == 0:
             return dict.fromkeys(self.metrics, "no examples"), None
@@ -290,6 +339,17 @@ def residual_edges(task: Task) -> Floats:
     """The 21 edges of the residuals' histogram: from minus to plus the score's range."""
     low, high = task.score_range
     return np.linspace(low - high, high - low, RESIDUAL_BINS + 1)
+
+
+def _width(task: Task) -> float:
+    low, high = task.score_range
+    return high - low
+
+
+def _from_middle(task: Task, value: float) -> float:
+    """A score's place between minus and plus a half."""
+    low, high = task.score_range
+    return (value - (low + high) / 2) / (high - low)
 
 
 def _in_range(task: Task, scaled: npt.NDArray[Any]) -> Floats:
