@@ -437,7 +437,7 @@ def _settings(options: FederatedOptions, data: Settings, tasks: Settings) -> Set
         "data": data,
         "tasks": tasks,
         # By examples alone, similarity would have a twentieth of the say in the encoder.
-        "federation": {"average": "tasks"},
+        "federation": {"aggregation": {"average": "tasks"}},
         "training": training,
     }
     return with_overrides(with_absolute_paths(base, Path.cwd()), options.overrides)

@@ -30,8 +30,8 @@ MODES = (FEDERATED, "federated-single-task", CENTRALIZED, "centralized-single-ta
 VARIANTS: dict[str, dict[str, Any]] = {
     "federated-fedadam": {"federation": {"server_optimizer": {"kind": "fedadam", "learning_rate": 5e-3}}},
     "federated-prox": {"training": {"proximal": 0.1}},
-    "federated-weighted": {"federation": {"average": "weighted"}},
-    "federated-uniform": {"federation": {"average": "uniform"}},
+    "federated-weighted": {"federation": {"aggregation": {"average": "weighted"}}},
+    "federated-uniform": {"federation": {"aggregation": {"average": "uniform"}}},
     "federated-constant": {"training": {"schedule": "constant", "warmup_rounds": 0.0}},
 }
 WORDS = {

@@ -187,8 +187,8 @@ def test_settings_of_some_modes_go_over_all_else(tmp_path):
     settings = {name.removesuffix("-seed0"): cell.settings for name, cell in found.items()}
     assert settings["long-federated-prox"]["training"]["proximal"] == 1
     assert "proximal" not in settings["base-federated"]["training"]
-    assert settings["base-federated"]["federation"]["average"] == "weighted"
-    assert settings["base-centralized"]["federation"]["average"] == "tasks"
+    assert settings["base-federated"]["federation"]["aggregation"]["average"] == "weighted"
+    assert settings["base-centralized"]["federation"]["aggregation"]["average"] == "tasks"
     with pytest.raises(ConfigError, match=r"--set-for training\.proximal=1: write"):
         read_override("training.proximal=1")
 

@@ -162,6 +162,9 @@ def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     if isinstance(overrides, str | bytes):
         raise ConfigError(f"overrides: found the text {shown(overrides)}; give a list of them, such as [{overrides!r}]")
     changed = copy.deepcopy(dict(raw))
+    # A key that has moved is set where it is now; what the config has under its old name would contradict it there.
+    if overrides and isinstance(changed.get("federation"), Mapping):
+        changed["federation"] = with_moved_keys(changed["federation"])
     for override in overrides:
         _set(changed, override)
     return changed

@@ -136,6 +136,7 @@ class ServerMethod:
         or empty, and the round goes on.
         """
         return None
+
     @property
     def reads_updates(self) -> bool:
         """Whether it has to see single updates."""

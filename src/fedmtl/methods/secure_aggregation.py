@@ -1172,10 +1172,8 @@ KEYS_OF = {"scaffold": "methods.scaffold", "adaptive_sharing": "sharing.adaptive
 def conflict(config: Config) -> str | None:
     """Why a config cannot have its updates summed under masks: the key, what was found, and what to write."""
     federation, own = config.federation, "privacy.secure_aggregation"
-    if federation.aggregation != "mean":
-        return (
-            f"federation.aggregation: found {federation.aggregation} with {own}, which needs single updates; write mean"
-        )
+    for key, rule in federation.aggregation.looks_at_updates().items():
+        return f"{key}: found {rule} with {own}, which needs single updates; write mean"
     if federation.max_share is not None:
         return f"federation.max_share: found with {own}, under which no share is known; leave it out"
     if config.wire.up != "fp32":
@@ -1192,10 +1190,9 @@ def conflict(config: Config) -> str | None:
             f"federation.clients_per_round: found {federation.clients_per_round}, and a sum has privacy.min_clients,"
             f" {config.privacy.min_clients}, at least; sample more"
         )
-    if config.privacy.client is not None and config.privacy.client.noise_at == "server":
+    if config.privacy.client is not None:
         return (
-            f"privacy.client.noise_at: found server with {own}, under which the server cannot clip single updates;"
-            " write clients"
+            f"privacy.client: found with {own}, under which the server cannot clip single updates; leave one of them out"
         )
     return None
 

@@ -421,7 +421,7 @@ def protection(events: Sequence[Event]) -> list[str]:
         f"secure aggregation: in {len(trained)} rounds the server opened sums over {least} clients or more and no"
         f" single update{stayed}; a mean is within {error:.1g} of the plain one in each entry; not covered: what a sum"
         " itself tells, who takes part and how long it takes, the numbers of examples, labels and tokens that a client"
-        " declares when it joins, and a client that sends something else than its update"
+        " declares when it joins, and a client that sends something else than its update",
     ]
 
 
