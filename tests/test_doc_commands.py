@@ -321,8 +321,9 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
         for given in ("run --name demo", "export demo --to hf", "export demo --to sentence-transformers"):
             shorter = [*SHORTER["run"], *SMALL] if given.startswith("run") else []
             assert type_in(f"fedmtl {given}", monkeypatch, *shorter) == 0
-    if page == "docs/serve.md":
-        assert type_in("fedmtl export RUN --to onnx", monkeypatch) == 0
+    exported = {"docs/serve.md": "RUN", "docs/compress.md": "teacher"}.get(page)
+    if exported is not None:
+        assert type_in(f"fedmtl export {exported} --to onnx", monkeypatch) == 0
     ran = 0
     for line in filter(is_run, lines_of(text)):
         # `[--out NAME]` is optional, `RUN...` is one or more.
