@@ -10,6 +10,7 @@ from fedmtl.cli.display import LiveDisplay, PlainDisplay
 from fedmtl.cli.progress import Detail
 from fedmtl.cli.terminal import Terminal
 from fedmtl.runs.events import (
+    AggregationEvent,
     AnswerEvent,
     ClientFacts,
     ClientsEvent,
@@ -19,6 +20,7 @@ from fedmtl.runs.events import (
     LayerMove,
     ResumedEvent,
     RoundEvent,
+    ScopeRule,
     SharingEvent,
     StartEvent,
     TaskFacts,
@@ -166,3 +168,13 @@ def test_a_capability_says_its_line_itself():
         "  sst2: stopped; what the server has of it alone stays as in round 1 (0.750)",
         "  encoder.layer.1: all -> task, tasks disagree",
     ]
+
+
+def test_where_no_rule_can_help_is_said_in_quiet_too():
+    for detail in Detail:
+        seen = io.StringIO()
+        scopes = {"task:a": ScopeRule(rule="multi_krum", clients=1)}
+        PlainDisplay(Terminal(file=seen, width=80, soft_wrap=True), detail)(
+            AggregationEvent(round=0, scopes=scopes, helpless=["task:a"])
+        )
+        assert seen.getvalue().endswith("fewer than three clients share a scope: task:a (1)\n")

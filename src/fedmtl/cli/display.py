@@ -29,6 +29,7 @@ from fedmtl.cli.terminal import Terminal, stamped
 from fedmtl.foreign import printable
 from fedmtl.runs.event_lines import Event, LiveEvent, round_of
 from fedmtl.runs.events import (
+    AggregationEvent,
     AnswerEvent,
     ClientsEvent,
     DataEvent,
@@ -55,7 +56,7 @@ RECENT = 5
 # So many tasks have their score in a round's line.
 MOST_TASKS = 6
 # What `--quiet` lets through.
-WARNINGS = (FailureEvent, RemarkEvent, ResumedEvent, WarningEvent)
+WARNINGS = (AggregationEvent, FailureEvent, RemarkEvent, ResumedEvent, WarningEvent)
 
 
 class Pace:
@@ -173,6 +174,8 @@ class PlainDisplay:
                 return [f"  {event.client} failed in round {event.round}: {event.reason}"]
             case RemarkEvent():
                 return [f"  note: {event.client}{' ' if event.client else ''}{event.reason}"]
+            case AggregationEvent():
+                return event.lines()
             case EvaluationEvent():
                 metric = self._metric(event.task)
                 self.scores[event.task] = (metric, event.metrics.get(metric))
