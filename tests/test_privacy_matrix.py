@@ -38,7 +38,6 @@ def test_every_pair_is_what_the_page_says(protection, known, tmp_path):
     assert column_of(protection, tmp_path) == known[protection], STALE
 
 
-@pytest.mark.xfail(reason="the capabilities behind these keys are not all in BUILT_IN", strict=True)
 def test_every_section_of_privacy_is_a_column():
     keys = {column.words.strip("`") for column in PROTECTIONS.values()}
     sections = {f"privacy.{name}" for name, field in PrivacyConfig.model_fields.items() if field.default is None}

@@ -555,7 +555,7 @@ REFUSED = {
     "training.logit_adjustment=1": "training.logit_adjustment: ",
     "sharing.adaptive={}": "sharing.adaptive: ",
     "methods.scaffold={}": "methods.scaffold: ",
-    "privacy.secure_aggregation={}": "privacy.secure_aggregation: ",
+    "privacy.secure_aggregation={}": "privacy.client: found with privacy.secure_aggregation",
     "privacy.client.noise_at=clients": "privacy.client.noise_at: ",
 }
 

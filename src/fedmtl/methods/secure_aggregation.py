@@ -1192,7 +1192,8 @@ def conflict(config: Config) -> str | None:
         )
     if config.privacy.client is not None:
         return (
-            f"privacy.client: found with {own}, under which the server cannot clip single updates; leave one of them out"
+            f"privacy.client: found with {own}, under which the server cannot clip single updates; leave one of them"
+            " out"
         )
     return None
 
