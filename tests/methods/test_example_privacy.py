@@ -181,6 +181,11 @@ def test_with_an_epsilon_a_client_makes_no_more_steps_than_its_noise_is_for(tmp_
     assert (caught.value.code, caught.value.task) == ("privacy_spent", "single")
 
 
+def test_an_epsilon_that_no_noise_reaches_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^privacy\.example\.epsilon: found 1e-09, which no noise reaches"):
+        run_step(tmp_path, options={"epsilon": 1e-9, "noise_multiplier": None})
+
+
 def test_a_site_spends_no_more_than_its_policy_allows_over_all_runs(tmp_path: Path) -> None:
     def answer(run: str, digest: str) -> None:
         model = small_model(SINGLE)
@@ -260,8 +265,9 @@ def test_a_run_says_what_was_spent(run_once: Callable[..., RunFolder]) -> None:
     run = run_once(*PRIVATE)
     lines = privacy_lines(read_events(run))
     epsilon = ledgers(run)[-1]["tasks"]["sentiment"]["epsilon"]
-    said = lines[0].split("sentiment epsilon ")[1].split()
-    assert (0 <= float(said[0]) - epsilon < 0.01 and said[1:4] == ["at", "delta", "1e-05;"]) or "similarity" in lines[0]
+    said, _, rest = lines[0].partition(": epsilon ")[2].partition(" at delta 1e-05 by ")
+    assert 0 <= float(said) - epsilon < 0.01
+    assert rest.startswith("privacy loss distributions (paraphrase, sentiment, similarity); for one example")
     assert lines[1] == NOT_COVERED
     page = run.report.read_text()
     assert "one example of one task at one client" in page

@@ -232,7 +232,10 @@ class PrivateGradients(LocalMethod):
             return Lot(size, num_examples, self._noise_multiplier)
         # Of clients with nearly as many examples the noise is found once: a larger chance asks for more of it.
         chance = min(1.0, _rounded_up(size / num_examples))
-        return Lot(size, num_examples, noise_for(self._epsilon, self._delta, chance, most))
+        try:
+            return Lot(size, num_examples, noise_for(self._epsilon, self._delta, chance, most))
+        except ConfigError as error:
+            raise ConfigError(f"privacy.example.{error}").coded("config_unusable", task) from None
 
     def _check_budget(self, task: str, releases: Releases, most: int) -> None:
         if self._epsilon is None:

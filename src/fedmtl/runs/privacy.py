@@ -25,7 +25,10 @@ def privacy_lines(events: Sequence[Event]) -> list[str]:
     found = last_of(events, ExamplePrivacyEvent)
     if found is None:
         return []
-    parts = ", ".join(f"{task} {_worded(one, found.delta)}" for task, one in found.tasks.items())
+    worded: dict[str, list[str]] = {}
+    for task, one in found.tasks.items():
+        worded.setdefault(_worded(one, found.delta), []).append(task)
+    parts = "; ".join(f"{words} ({', '.join(tasks)})" for words, tasks in worded.items())
     lines = [f"privacy of examples after round {found.round}: {parts}; for {UNIT}", NOT_COVERED]
     unconfirmed = sum(one.unconfirmed for one in found.tasks.values())
     unknown = sum(one.unknown for one in found.tasks.values())
@@ -40,5 +43,5 @@ def privacy_lines(events: Sequence[Event]) -> list[str]:
 
 
 def _worded(one: ExampleSpending, delta: float) -> str:
-    bound = "" if one.accountant == "pld" else "at most "
-    return f"{bound}epsilon {rounded_up(one.epsilon)} at delta {delta:g}"
+    bound, by = ("", "privacy loss distributions") if one.accountant == "pld" else ("at most ", "Renyi orders")
+    return f"{bound}epsilon {rounded_up(one.epsilon)} at delta {delta:g} by {by}"
