@@ -418,3 +418,56 @@ def test_a_personal_head_stays_personal(meet):
     job = met.job()
     assert met.code(with_rule(job, "heads.*", "task")) == "job_plan"
     assert met.code(job) == "done"
+
+
+SUMMED = ("privacy.secure_aggregation={}", "federation.vocabulary_slices=false")
+
+
+def exchange(met, **values):
+    """An exchange as an honest server sends it."""
+    job, options = met.job(), met.job().settings["methods"]
+    said = {"step": "advertise", "session": "0" * 32, "purpose": "train", **values}
+    return replace(
+        job, kind="exchange", weights={}, rows=None, fixed={}, state_round=0, settings={"methods": options},
+        extra={"secure_aggregation": Extra(said)},
+    )  # fmt: skip
+
+
+def test_an_exchange_brings_what_its_capability_reads_and_nothing_else(meet):
+    met = meet(*SUMMED, max_jobs=0)
+    job = exchange(met)
+    # It is no job in the policy's sense: it touches no example.
+    assert met.code(job) == "done"
+    options = job.settings["methods"]["secure_aggregation"]
+    weaker = {"methods": {"secure_aggregation": {**options, "min_clients": 1}}}
+    for changed in (
+        replace(job, weights=met.job().weights),
+        replace(job, settings={}),
+        replace(job, settings=weaker),
+        replace(job, extra={}),
+        replace(job, extra={"pruning": Extra({"step": "advertise"})}),
+        exchange(met, session="../x"),
+        exchange(met, step="dump"),
+    ):
+        assert met.code(changed) == "job_settings"
+    # Of a session that the site has no keys of.
+    late = Extra({"step": "unmask", "session": "1" * 32, "returned": [], "sealed": {}})
+    assert met.code(replace(job, extra={"secure_aggregation": late})) == "exchange_refused"
+
+
+def test_a_job_outside_a_session_gets_no_update_where_the_config_sums_under_masks(meet):
+    met = meet(*SUMMED)
+    assert met.code(met.job()) == "exchange_refused"
+    assert met.code(met.job("evaluate", 0)) in ("exchange_refused", "job_settings")
+
+
+def test_an_exchange_of_a_config_without_any_is_refused(meeting):
+    job = replace(meeting.job(), kind="exchange", weights={}, rows=None, settings={"methods": {}},
+                  extra={"secure_aggregation": Extra({"step": "advertise"})})  # fmt: skip
+    assert meeting.code(job) == "job_settings"
+
+
+def test_token_rows_stay_where_no_slices_are_cut(meet):
+    hello = meet(*SUMMED).hello()
+    assert (hello.rows, hello.evaluation_rows) == (None, None)
+    assert meet().hello().rows

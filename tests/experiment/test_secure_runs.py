@@ -166,6 +166,12 @@ def test_a_head_with_too_few_clients_in_a_round_does_not_move(make_config):
         ("federation.task_weighting.kind=progress", "federation.max_update_norm=100", "tasks.sentiment.patience=1"),
         ("federation.clients_per_round=8",),
         ("mode=federated_single_task",),
+        ("model.adapters={size: 8, heads: 2}", "training.proximal=0.1"),
+        (
+            "sharing.groups={pairs: [paraphrase, similarity]}",
+            'sharing.rules=[{"heads.*": task}, {"encoder.*": group}, {"*": all}]',
+            "training.smart={weight: 1}",
+        ),
     ],
     ids=lambda overrides: overrides[0].split("=")[0],
 )
