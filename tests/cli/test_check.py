@@ -32,7 +32,7 @@ def test_check_shows_counts_and_no_text(cli, files):
     assert done.code == 0
     assert "warning: train.tsv: texts of validation that are in train too: 4" in done.out
     assert "1 example has what looks like personal data (1 e-mail addresses)" in done.out
-    assert "train.tsv: a label of 1 example is but for a letter, case or spaces a label of 20" in done.out
+    assert "is but for a letter, case or spaces a label of 20; is it a typing mistake?" in done.out
     assert "good" in done.out
     for piece in ("privatew", "jane.doe", "some words"):
         assert piece not in done.out + done.err
