@@ -4,8 +4,8 @@
     python benchmarks/secure_aggregation.py --sites 30 --rounds 5 --encoder random-2x128
 
 Runs with and without masks take turns, all in this process (no workers), so that every second of a core is counted and
-other load on the machine does not change it. What is inside the call that trains is subtracted. Scoring is left out: the
-last round's comes after the time that is counted.
+other load on the machine does not change it. What is inside the call that trains is subtracted. Scoring is left out, as
+it comes after the time that is counted.
 """
 
 from __future__ import annotations
