@@ -223,6 +223,48 @@ def open_evaluation(folder: Path) -> Run:
     return run
 
 
+def open_exchange(folder: Path) -> Run:
+    """A client of a session with two others; `@a@` in an input is the advert of a, `@sealed a@` its share."""
+    from fedmtl.federation.filters.protocol import ExchangeClient
+    from fedmtl.methods.secure_aggregation import FILE, NAME, answer_exchange
+    from fedmtl.sharing.plan import Extra
+    from fuzz.seeds import exchange_job
+
+    def ask(client: str, values: Any) -> Any:
+        job = exchange_job(client, values)
+        return answer_exchange(job.extra[NAME], ExchangeClient(job, folder / client, ("layer",))).values
+
+    session = "0" * 32
+    adverts = {name: ask(name, {"step": "advertise", "session": session, "purpose": "train"}) for name in "abc"}
+    before = (folder / "a" / FILE).read_bytes()
+    units = {"all": 16.0}
+    request = {"step": "share", "session": session, "roster": adverts, "task_weights": {"sst2": 1.0}, "units": units}
+    sealed = {name: ask(name, request)["sealed"]["a"] for name in "abc"}
+    shared = json.loads((folder / "a" / FILE).read_bytes())
+    contribute = {"session": session, "sharers": ["a", "b", "c"]}
+    after = json.dumps({**shared, "work": "0" * 64, "contribute": contribute}).encode()
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [filled(inner) for inner in value]
+        if isinstance(value, str) and value[:1] == "@":
+            return adverts.get(value.strip("@"), sealed.get(value.strip("@").removeprefix("sealed "), value))
+        return value
+
+    def run(data: bytes) -> None:
+        values = filled(_header(data))
+        if not isinstance(values, dict):
+            raise WireError("not the values of an exchange")
+        (folder / "a" / FILE).write_bytes(after if values.get("step") == "unmask" else before)
+        job = exchange_job("a", values)
+        found = answer_exchange(Extra(values), ExchangeClient(job, folder / "a", ("layer",)))
+        json.dumps(dict(found.values))
+
+    return run
+
+
 def _words(data: bytes) -> str:
     """Words as protobuf carries them: it refuses what is not UTF-8."""
     try:
@@ -245,6 +287,7 @@ TARGETS = (
     Target("envelope", open_envelope_target, "a Flower message, object by object", Objects(), share=12),
     Target("hello", open_hello, "a site's hello, then the server's judgement", Json(), share=12),
     Target("welcome", open_welcome, "the server's welcome at a site, up to its data", Json(), share=1),
+    Target("exchange", open_exchange, "an exchange of secure aggregation at a client", Json(), share=2),
     Target("sums", open_sums, "evaluation sums, merged and scored", Json(), share=12),
     Target(
         "evaluation",

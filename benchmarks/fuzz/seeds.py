@@ -97,6 +97,42 @@ def wire_update(codec: str) -> Update:
     )  # fmt: skip
 
 
+def exchange_job(client: str, values: Any) -> Job:
+    """An exchange of secure aggregation, with these values of the server's."""
+    options = {
+        "bits": 32,
+        "max_value": 1.0,
+        "threshold": 0.6,
+        "min_clients": 3,
+        "average": "weighted",
+        "max_norm": None,
+    }
+    settings, extra = {"methods": {"secure_aggregation": options}}, {"secure_aggregation": Extra(values)}
+    plan = SharingPlan((("*", "all"),))
+    return Job("exchange", 1, client, ("sst2",), {}, plan, None, 0, 0, settings, extra=extra)
+
+
+def _exchanges() -> dict[str, bytes]:
+    session = "0" * 32
+    said = {
+        "advertise": {"step": "advertise", "session": "1" * 32, "purpose": "evaluate"},
+        "share": {
+            "step": "share",
+            "session": session,
+            "roster": {name: f"@{name}@" for name in "abc"},
+            "task_weights": {"sst2": 1.0},
+            "units": {"all": 16.0},
+        },
+        "unmask": {
+            "step": "unmask",
+            "session": session,
+            "returned": ["a", "b", "c"],
+            "sealed": {name: f"@sealed {name}@" for name in "abc"},
+        },
+    }
+    return {name: json.dumps(values).encode() for name, values in said.items()}
+
+
 @functools.cache
 def evaluated_tasks() -> dict[str, Task]:
     return {
@@ -185,6 +221,7 @@ def _network() -> dict[str, dict[str, bytes]]:
         "envelope": _envelopes(),
         "hello": {"two": _hello(("sst2", "stsb")), "bank": _hello(("qqp",), "bank"), "bare": _bare_hello()},
         "welcome": {"small": _welcome()},
+        "exchange": _exchanges(),
         "sums": sums,
         "evaluation": {"plain": bytes(encode_update(answer)), "pairs": bytes(encode_update(pairs))},
         "http": recorded_requests(),

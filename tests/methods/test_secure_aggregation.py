@@ -508,6 +508,9 @@ def test_a_round_again_with_one_client_fewer_is_not_opened(tmp_path):
     [
         ("share", lambda said: {**said, "roster": {k: v for k, v in said["roster"].items() if k == "c0"}}, "read"),
         ("share", lambda said: {**said, "more": 1}, "cannot be read"),
+        ("share", lambda said: {**said, "step": {}}, "none of its exchanges"),
+        ("share", lambda said: {**said, "units": {}}, "are missing"),
+        ("share", lambda said: {**said, "task_weights": {"x": -1.0}}, "cannot be read"),
         ("share", lambda said: {**said, "session": "0" * 32}, "no keys of"),
         ("share", lambda said: {**said, "roster": {k: {**v, "mask_key": said["roster"]["c1"]["mask_key"]}
                                                    if k == "c2" else v for k, v in said["roster"].items()}}, "one key"),

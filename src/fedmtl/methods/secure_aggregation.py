@@ -363,8 +363,9 @@ def _plain(message: _Message) -> Extra:
 
 
 def _read_request(received: Extra) -> Advertise | Share | Unmask:
-    kinds: dict[Any, type[Advertise | Share | Unmask]] = {"advertise": Advertise, "share": Share, "unmask": Unmask}
-    kind = kinds.get(received.values.get("step"))
+    kinds: dict[str, type[Advertise | Share | Unmask]] = {"advertise": Advertise, "share": Share, "unmask": Unmask}
+    step = received.values.get("step")
+    kind = kinds.get(step) if isinstance(step, str) else None
     if kind is None or received.tensors:
         raise _refuse("the job is none of its exchanges")
     try:
@@ -452,6 +453,9 @@ def _check_roster(request: Share, secrets: Secrets, client: ExchangeClient) -> N
     keys = [key for advert in roster.values() for key in (advert.cipher_key, advert.mask_key)]
     if len(set(keys)) < len(keys):
         raise _refuse("two adverts have one key")
+    scopes = {each for each in secrets.advert.sums if not each.startswith((COUNTS, SCORES))}
+    if not scopes <= set(request.units) or (scopes and not set(client.job.tasks) <= set(request.task_weights)):
+        raise _refuse("the weights of a task or a scope are missing")
     if client.identity is None:
         return
     if len({advert.identity for advert in roster.values()}) < len(roster):
@@ -976,14 +980,14 @@ class _Session:
                 assert isinstance(answer, Update)
                 extra = answer.extra.get(NAME, NO_EXTRA)
                 try:
-                    if answer.round != number or extra.tensors or answer.delta:
-                        raise ValueError("its answer is not that of the exchange")
                     said = kind.model_validate(dict(extra.values))
-                    reason = read(answer.client, said)
+                    is_due = answer.round == number and not extra.tensors and not answer.delta
+                    reason = read(answer.client, said) if is_due else "its answer is not that of the exchange"
                 except ValidationError as error:
                     reason = f"its answer cannot be read ({_first(error)})"
-                except ValueError as error:
-                    reason = str(error)
+                except Exception as error:
+                    # Whatever is wrong with one client's answer costs that client alone.
+                    reason = f"its answer cannot be read: {type(error).__name__}"
                 else:
                     if reason is None:
                         found[answer.client] = said
