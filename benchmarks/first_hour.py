@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -124,6 +125,12 @@ def candidates(encoder: str) -> dict[str, Settings]:
             "last 3e-4 no head dropout, stsb 1 of 16": r(3e-4, by_task=1, head_dropout=0.0, tasks=smaller),
             "single 2e-4 no head dropout": r(2e-4, mode=single, head_dropout=0.0),
             "single 1e-4 no head dropout": r(1e-4, mode=single, head_dropout=0.0),
+            "single 1.5e-4 no head dropout": r(1.5e-4, mode=single, head_dropout=0.0),
+            "both 3e-4 no head dropout": r(3e-4, by_task=2, head_dropout=0.0),
+            "both 2e-4 no head dropout": r(2e-4, by_task=2, head_dropout=0.0),
+            "both 1.5e-4 no head dropout": r(1.5e-4, by_task=2, head_dropout=0.0),
+            "last 1.5e-4 no head dropout": r(1.5e-4, by_task=1, head_dropout=0.0),
+            "last 1e-4 no head dropout": r(1e-4, by_task=1, head_dropout=0.0),
         }
     if encoder.startswith("minilm"):
         return {
@@ -168,7 +175,7 @@ def candidates(encoder: str) -> dict[str, Settings]:
 BY_HAND = {
     "tiny": ("last 8e-4", "last 4e-4", "last 2e-4", "all 4e-4", "all 8e-4", "both 4e-4", "last 8e-4 dropout .1",
              "last 4e-4 head 3", "last 4e-4 batch 64", "last 4e-4 stsb 2 of 8", "last 4e-4 weighted",
-             "last 4e-4 no head dropout"),
+             "last 4e-4 no head dropout", "both 1.5e-4 no head dropout"),
     "minilm-l6": ("three 2e-4", "three 1e-4", "three 5e-5", "all 1e-4", "all 2e-4", "three 1e-4 dropout 0",
                   "three 2e-4 dropout 0", "three 4e-4", "five 1e-4", "three 1e-4 head 30", "three 1e-4 stsb 2 of 8",
                   "three 1e-4 no head dropout"),
@@ -288,7 +295,7 @@ def run_one(trial: Trial, root: Path, options: argparse.Namespace) -> dict[str, 
         "compute": {"workers": options.workers},
         "output": str((options.out / "runs").absolute()),
     }
-    run = fedmtl.run(config, name=trial.key.replace("/", "-").replace(" ", "_"))
+    run = fedmtl.run(config, name=re.sub(r"[^A-Za-z0-9._-]+", "_", trial.key))
     curve: dict[str, list[float | None]] = {name: [] for name in SIZES}
     for row in run.metrics():
         if row["task"] in curve:
