@@ -147,6 +147,7 @@ _SHOWN = {
     "model.encoder_dropout": "",
     "training.schedule": "",
     "federation.average": "average ",
+    "federation.vocabulary_slices": "vocabulary slices ",
 }
 
 
