@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmtl.config.file import load_config
+from fedmtl.config.auto import chosen_line
+from fedmtl.config.file import explained_config, load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.prepare import open_engine, prepare
 from fedmtl.experiment.run import resume_run, start_run
@@ -232,4 +233,6 @@ def test_without_a_word_on_them_slices_are_off(tmp_path):
     given = [override for override in SMALL if override != "defaults=plain"]
     config = load_config(None, [*given, f"output={tmp_path}", "privacy.secure_aggregation={}"])
     assert config.federation.vocabulary_slices is False
+    explained = explained_config(None, [*given, "privacy.secure_aggregation={}"])
+    assert "vocabulary_slices False" in str(chosen_line(explained.choices))
     assert load_config(None, [*given, f"output={tmp_path}"]).federation.vocabulary_slices is True
