@@ -1170,7 +1170,12 @@ def num_scores(task: Task) -> int:
 
 # What it goes together with ------------------------------------------------------------------------------------------
 
-KEYS_OF = {"scaffold": "methods.scaffold", "adaptive_sharing": "sharing.adaptive", "pcgrad": "training.gradients"}
+KEYS_OF = {
+    "scaffold": "methods.scaffold",
+    "adaptive_sharing": "sharing.adaptive",
+    "pcgrad": "training.gradients",
+    "example_privacy": "privacy.example",
+}
 
 
 def conflict(config: Config) -> str | None:
