@@ -83,8 +83,8 @@ class ClientPrivacyConfig(Section):
     )
     noise_at: Literal["server", "clients"] = Field(
         "server",
-        description="Who adds the noise: the server, which must be trusted with single updates. `clients`, each its part"
-        " of it under masks, is refused: noise and secure_aggregation do not go together yet.",
+        description="Who adds the noise: the server, which must be trusted with single updates. `clients`, each its"
+        " part of it under masks, is refused: noise and secure_aggregation do not go together yet.",
     )
     adaptive_clipping: AdaptiveClippingConfig | None = Field(
         None, description="Let max_norm follow a quantile of the clients' norms; `{}` turns it on, empty is off."
