@@ -96,9 +96,8 @@ def test_a_run_that_learns_nothing_says_that_it_lost_and_what_to_try(loser):
 def test_a_run_that_learns_says_how_far_ahead_it_is_and_nothing_else(files, tmp_path):
     learns = ("training.learning_rate=1e-2", "training.num_rounds=6", "model.encoder_dropout=0")
     run = start_run(config_of(files, tmp_path, *learns), "winner")
-    (only, exposed) = verdicts(read_events(run), "winner")
-    assert only.code == "ahead"
-    assert exposed.code == "exposed"
+    only, few = verdicts(read_events(run), "winner")
+    assert (only.code, few.code) == ("ahead", "exposed")
     assert "mood accuracy 1.000 is +0.000 to " in only.words
 
 

@@ -530,11 +530,19 @@ def test_clients_that_train_at_once_are_clipped_and_counted_alike(make_config, r
         ['sharing.rules=[{"heads.similarity.*": client}, {"heads.*": task}, {"*": all}]',
          "training.keep_optimizer=true", "wire.up=topk", "wire.topk_share=0.1", "wire.down=fp16"],
         ["mode=federated_single_task", "model.lora={rank: 2}"],
+        ["clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}, c: {tasks: [paraphrase]}}",
+         "training.task_schedule=joint", "training.gradients=pcgrad", "training.loss_weighting=uncertainty",
+         "federation.server_optimizer.kind=fedavgm", "training.keep=best"],
+        ["training.smart={weight: 0.1}", "training.distillation={teacher: TEACHER}"],
+        ["training.distillation={teacher: TEACHER, where: server, texts: [TEXTS], tasks: [sentiment], steps: 2}"],
     ],
-    ids=["pruning", "weights", "personal and codecs", "single"],
+    ids=["pruning", "weights", "personal and codecs", "single", "joint", "smart and distillation", "at the server"],
 )  # fmt: skip
-def test_it_goes_together_with(make_config, overrides):
-    run = start_run(make_config(*ON, *overrides), "together")
+def test_it_goes_together_with(make_config, run_once, tmp_path, overrides):
+    teacher, texts = str(run_once().path) if "TEACHER" in overrides[-1] else "", tmp_path / "texts.txt"
+    texts.write_text("a fine film\na dull film\n" * 20)
+    options = (each.replace("TEACHER", teacher).replace("TEXTS", str(texts)) for each in overrides)
+    run = start_run(make_config(*ON, *options), "together")
 
     last = [event for event in raw_events(run) if event["event"] == "privacy"][-1]
     assert last["releases"] == [{"chance": 0.6, "noise_multiplier": 0.7, "times": 2}]
