@@ -530,7 +530,8 @@ def test_clients_that_train_at_once_are_clipped_and_counted_alike(make_config, r
         ['sharing.rules=[{"heads.similarity.*": client}, {"heads.*": task}, {"*": all}]',
          "training.keep_optimizer=true", "wire.up=topk", "wire.topk_share=0.1", "wire.down=fp16"],
         ["mode=federated_single_task", "model.lora={rank: 2}"],
-        ["clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]}, c: {tasks: [paraphrase]}}",
+        ["clients={a: {tasks: [sentiment, similarity]}, b: {tasks: [similarity, paraphrase]},"
+         " c: {tasks: [paraphrase]}}",
          "training.task_schedule=joint", "training.gradients=pcgrad", "training.loss_weighting=uncertainty",
          "federation.server_optimizer.kind=fedavgm", "training.keep=best"],
         ["training.smart={weight: 0.1}", "training.distillation={teacher: TEACHER}"],
