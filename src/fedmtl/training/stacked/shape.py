@@ -21,7 +21,8 @@ SHARE = 0.6
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    `trained` are the names of the values that take gradients, `num_steps` the most steps of a round.
+    A client has at most `num_examples` in a pass, in `num_sequences`. `trained` are the names of the values that take
+    gradients, `num_steps` the most steps of a round.
     """
 
     num_clients: int
@@ -29,6 +30,7 @@ class StackShape:
     pool: str
     heads: tuple[tuple[str, int, int], ...]
     trained: tuple[str, ...]
+    num_examples: int
     num_sequences: int
     num_steps: int
 
