@@ -29,7 +29,7 @@ from fedmtl.training.stacked import stack as stack_module
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.outcomes import Outcome
 from fedmtl.training.stacked.plan import Member, named_state
-from fedmtl.training.stacked.shape import reached
+from fedmtl.training.stacked.shape import reached, stacks_with
 
 from ..small_client import (
     CPU,
@@ -116,6 +116,8 @@ def one_by_one(
 def enter(
     model: MultiTaskModel, member: Member, settings: LocalSettings, folder: Path, round_number: int = 1
 ) -> Member:
+    if NAME not in settings.methods:
+        return member
     method = PrivateStack(settings.methods[NAME])
     release = partial(release_of, folder, f"{member.client}.{round_number}")
     return method.enter(member, model, settings, round_number, release)
@@ -138,7 +140,7 @@ def check_same(
         assert isinstance(outcome.trained, Trained)
         assert (outcome.trained.steps, outcome.trained.seen) == (trained.steps, trained.seen)
         assert outcome.trained.losses == pytest.approx(trained.losses, rel=1e-5 if far > 1e-9 else 1e-7)
-        assert outcome.trained.sent[NAME].values == trained.sent[NAME].values
+        assert outcome.trained.sent == trained.sent
         moved = {member.keys[name]: value for name, value in outcome.delta.items()}
         assert furthest({key: values[key] - before[key] for key in moved}, moved) < far
         assert all(torch.equal(values[key], before[key]) for key in values if key not in moved)
@@ -154,7 +156,8 @@ TASKS = {
     "pooler": SINGLE, "mean": MEAN, "cls": CLS, "hidden": HIDDEN, "dual": DUAL, "dual hidden": HIDDEN_DUAL,
     "dual cls": make_task("dual", text=("a", "b"), pair="dual", pool="cls"),
 }  # fmt: skip
-PLANS = {"whole": PLAN, "table fixed": FIXED, "biases and norms": NORMS, "odd ones": ODD}
+HEADS_ALONE = SharingPlan((("heads.*", "task"), ("*", "fixed")))
+PLANS = {"heads alone": HEADS_ALONE, "whole": PLAN, "table fixed": FIXED, "biases and norms": NORMS, "odd ones": ODD}
 
 
 def gradients_of(model: MultiTaskModel, member: Member, names: Sequence[str], example: int) -> dict[str, Tensor]:
@@ -260,6 +263,14 @@ def test_it_does_so_whatever_is_trained(plan: str, tmp_path: Path) -> None:
     model, settings = small_model(CLS), private(make_settings(CLS))
     clients = make_clients(model, [CLS], tmp_path, PLANS[plan])
     expected = one_by_one(model, clients, settings, tmp_path / "1", PLANS[plan])
+    check_same(clients, expected, stacked(model, clients, settings, tmp_path / "2"))
+
+
+def test_heads_alone_train_in_a_stack_without_noise_too(tmp_path: Path) -> None:
+    model, settings = small_model(CLS), make_settings(CLS)
+    clients = make_clients(model, [CLS], tmp_path, HEADS_ALONE)
+    assert stacks_with(model, ["single"], HEADS_ALONE.keys(model.canonical(), ["single"], ""), HEADS_ALONE)
+    expected = one_by_one(model, clients, settings, tmp_path / "1", HEADS_ALONE)
     check_same(clients, expected, stacked(model, clients, settings, tmp_path / "2"))
 
 

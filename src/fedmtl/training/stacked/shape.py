@@ -51,7 +51,7 @@ def stacks_with(
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}
     fixed = sorted(name for name, key in encoders[0].items() if not plan.trains(key))
-    trained = [name for name in reached(model, tasks[0], keys[tasks[0]], fixed) if not name.startswith(HEADS)]
+    trained = reached(model, tasks[0], keys[tasks[0]], fixed)
     if not trained or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
         return None
     parts = ["dual" if model.tasks[task].is_dual else "one" for task in tasks]
