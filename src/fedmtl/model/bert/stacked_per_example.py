@@ -113,6 +113,7 @@ class ExampleRecords:
 
     # What came of it.
 
+    @torch.no_grad()
     def squares(self) -> Tensor:
         """The squared norm of every example's gradient: (clients, examples)."""
         shape = len(self._batch.ids), self._num
@@ -126,6 +127,7 @@ class ExampleRecords:
                 found += self._table_squares(record)
         return found
 
+    @torch.no_grad()
     def add(self, factors: Tensor, targets: Targets) -> None:
         """Add all examples' gradients, each times its factor (clients, examples), to the clients' gradients."""
         for record in self._records:

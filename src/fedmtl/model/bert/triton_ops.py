@@ -305,9 +305,9 @@ def linear_squares(inputs: Tensor, gradient: Tensor, batch: StackedBatch, num_ex
     found = torch.empty(clients, num_examples, dtype=torch.float32, device=inputs.device)
     block = max(16, triton.next_power_of_2(batch.width))
     kernels.linear_squares[(clients * num_examples,)](
-        inputs, gradient, batch.global_starts().view(-1), batch.lengths.reshape(-1), found, inner, outer, num_examples,
-        sequences, BIAS=bias, PARTS=sequences // num_examples, BLOCK=block, CHUNK=64 if block <= 64 else 32,
-        num_warps=4 if block <= 64 else 8,
+        inputs.contiguous(), gradient, batch.global_starts().view(-1), batch.lengths.reshape(-1), found, inner, outer,
+        num_examples, sequences, BIAS=bias, PARTS=sequences // num_examples, BLOCK=block,
+        CHUNK=64 if block <= 64 else 32, num_warps=4 if block <= 64 else 8,
     )  # fmt: skip
     return found
 
