@@ -5,10 +5,11 @@
 
 Every task has an encoder and a head of its own, each averaged over its three sites. Delta is 1e-5;
 noise is found for each epsilon of all rounds together. `--grid` scores candidates at epsilon 8 on a part cut from train
-(sst2 without phrases of the sentences that score); settings are chosen there and written into `CHOSEN`. `--final` reads
-dev once, after the last round, and chooses nothing: for every encoder, part, epsilon and seed. Each run is a process;
-its result is a line of OUT/results.jsonl as soon as it ends, and a run that is there is not repeated. What matters most
-runs first; after `--seconds` no run begins. All of sst2 and stsb is used, and a half of qqp.
+(sst2 without phrases of the sentences that score). `--final` reads dev once, after the last round, for every encoder,
+part, epsilon and seed; its settings with noise are each part's best on the cut, where OUT has such runs, otherwise
+`CHOSEN`. Each run is a process; its result is a line of OUT/results.jsonl as soon as it ends, and is not repeated.
+What matters most runs first; after `--seconds` no run begins, and at `--stop` those that run are ended. All of sst2 and
+stsb is used, and a half of qqp.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fedmtl.methods.accounting import Releases, most_spent
+from fedmtl.methods.noise import KeyedNoise
 from first_hour import _cut, _table, _write, read
 
 Settings = dict[str, Any]
@@ -120,6 +123,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="of the final runs (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=36000.0, help="begin no run after this")
+    parser.add_argument("--stop", type=float, default=math.inf, help="end the runs that are there after this")
     parser.add_argument(
         "--at-once", type=int, default=512, help="examples of a client in a pass (default: %(default)s)"
     )
@@ -128,6 +132,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="at most so many examples of a task, to try the script")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    # What noise needs, before hours are spent on runs without it.
+    KeyedNoise(bytes(32))
+    most_spent([Releases(1.0, 1.0, 1)], DELTA)
     if options.grid or options.final:
         run_all(options, list(planned(options)))
     show(options.out / "results.jsonl")
@@ -153,8 +160,9 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
                         yield Trial("cut", encoder, part, 8.0, 0, of(encoder, recipe), tasks)
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    chosen = CHOSEN | best_on_cut(options.out / "results.jsonl")
     trials = [
-        Trial("dev", encoder, part, epsilon, seed, of(encoder, (PLAIN if epsilon is None else CHOSEN)[part]), tasks)
+        Trial("dev", encoder, part, epsilon, seed, of(encoder, (PLAIN if epsilon is None else chosen)[part]), tasks)
         for encoder in encoders
         for part in parts
         for epsilon in epsilons
@@ -174,19 +182,33 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
     yield from sorted(trials, key=urgency)
 
 
+def best_on_cut(results: Path) -> dict[str, Recipe]:
+    """Each part's best candidate by sst2 on the cut, with the larger encoder."""
+    rows = [row for row in read(results) if "scores" in row and row["split"] == "cut" and row["encoder"] != "tiny"]
+    by_name = {(part, recipe.name): recipe for part, recipes in GRID.items() for recipe in recipes}
+    rows.sort(key=lambda row: float(row["scores"]["sst2"]))
+    found = {row["part"]: by_name.get((row["part"], row["recipe"])) for row in rows}
+    return {part: recipe for part, recipe in found.items() if recipe is not None}
+
+
 def run_all(options: argparse.Namespace, trials: list[Trial]) -> None:
     results = options.out / "results.jsonl"
     done = {row["key"] for row in read(results) if "scores" in row}
     waiting = [trial for trial in trials if trial.key not in done]
     for split in {trial.split for trial in waiting}:
         write_data(options, split)
-    ends = time.monotonic() + options.seconds
+    ends, stops = time.monotonic() + options.seconds, time.monotonic() + min(options.stop, 1e9)
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         following = iter(waiting)
         running = {pool.submit(run_one, trial, options): trial for trial in islice(following, options.jobs)}
         while running:
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            finished, _ = wait(running, stops - time.monotonic(), return_when=FIRST_COMPLETED)
+            if not finished:
+                for process in multiprocessing.active_children():
+                    process.kill()
+                print("runs were ended by --stop", flush=True)
+                break
             for future in finished:
                 trial = running.pop(future)
                 error = future.exception()
