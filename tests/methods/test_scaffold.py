@@ -16,12 +16,15 @@ from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client import load_state
 from fedmtl.federation.messages import ClientInfo, Update
 from fedmtl.federation.server import rounds
+from fedmtl.methods.example_privacy import PrivateGradients
 from fedmtl.methods.scaffold import CONTROL, MOVES, NAME, Scaffold, ScaffoldClient
 from fedmtl.model.multitask import Buffers, Flat
 from fedmtl.runs.folder import RunFolder
-from fedmtl.sharing.plan import NO_EXTRA, Extra, from_slots, is_personal
-from fedmtl.training.local_method import LocalClient, Part
+from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan, from_slots, is_personal
+from fedmtl.training.local import train
+from fedmtl.training.local_method import LocalClient, LocalMethods, Part, Release
 from raw_events import raw_events
+from training.small_client import CPU, SINGLE, bind, make_settings, make_shard, small_model
 
 ON = "methods.scaffold={}"
 RATE = 0.25
@@ -49,7 +52,7 @@ class TwoClients(FakeEngine):
             views={"sst2": {key.name: key for key in keys}},
             model=SimpleNamespace(table="none"),
         )
-        method = ScaffoldClient({"rate_factors": factors})
+        method = ScaffoldClient({"rate_factors": factors, "corrects_all_rows": False})
         method.start(
             LocalClient(bound, {}, torch.device("cpu"), 0, job.round),
             job.extra.get(NAME, NO_EXTRA),
@@ -187,6 +190,32 @@ def test_vocabulary_slices_change_nothing(make_config):
         start_run(make_config(ON, f"federation.vocabulary_slices={flag}"), flag) for flag in ("true", "false")
     )
     assert digest(sliced) == digest(unsliced)
+
+
+def test_with_noise_on_gradients_every_row_is_corrected_whatever_the_texts(make_config, tmp_path):
+    """Which rows moved by c would tell the words of the texts past all noise: here nothing else moves them."""
+    settings = make_settings(SINGLE, optimizer="sgd", momentum=0.0, learning_rate=1e-12, weight_decay=0.0, local_steps=2)
+    model = small_model(SINGLE)
+    bound = bind(model)
+    (table,) = (key for key in bound.flat.spans if key.name == model.table)
+    before = bound.weights()[table].clone()
+    options = {
+        name: capability_options(make_config(ON, "privacy.example.noise_multiplier=1"), name)
+        for name in ("example_privacy", NAME)
+    }
+    methods = LocalMethods(
+        [PrivateGradients(options["example_privacy"]), ScaffoldClient({**options[NAME], "rate_factors": [1.0]})],
+        {NAME: Extra(tensors={CONTROL: {table: torch.ones_like(before)}})},
+        release=lambda: Release(bytes(32), "digest", tmp_path / "client"),
+    )
+    shards = {SINGLE.name: make_shard(SINGLE, tmp_path / "tokens")}
+    train(bound, shards, settings, round_number=1, seed=1, device=CPU, methods=methods)
+    moved = bound.weights()[table] - before
+    torch.testing.assert_close(moved, torch.full_like(moved, 2.0))
+
+
+def capability_options(config, name):
+    return find(name).client_options(config, SharingPlan(()), ())
 
 
 def test_what_stays_at_a_client_has_no_control_variate(make_config):

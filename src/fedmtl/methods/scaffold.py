@@ -12,7 +12,8 @@ correcting gradients ended in models that answer one label (docs/results/scaffol
 schedule's factor at the middle of the round, so that they serve the next one, whose steps are shorter or longer.
 
 A value that some of the tasks share has a c over the clients of those tasks. Values that stay at a client are not
-corrected, nor are token rows that no text of a client uses.
+corrected, nor are token rows that no text of a client uses. With noise on gradients (`privacy.example`) they are: every
+row moves, and which of them were corrected would tell a client's words.
 
 What bounds a hostile client's update does not bound what c does with it in all later rounds, so the two are refused
 together.
@@ -136,6 +137,7 @@ class ScaffoldClient(LocalMethod):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._factors: Sequence[float] = options["rate_factors"]
+        self._corrects_all_rows: bool = options["corrects_all_rows"]
         self._num_moves = Counter[Key]()
         self._moving: list[slice] = []
 
@@ -150,7 +152,8 @@ class ScaffoldClient(LocalMethod):
                 if key in control:
                     part = self._correction[span]
                     part.add_(control[key].reshape(-1).to(part.device), alpha=sign * self._factor)
-            if key.name == client.bound.model.table and client.bound.index is None:
+            is_whole_table = key.name == client.bound.model.table and client.bound.index is None
+            if is_whole_table and not self._corrects_all_rows:
                 self._clear_unused_rows(client, key)
 
     def gradient(self, parts: Sequence[Part]) -> None:
@@ -218,7 +221,9 @@ def _rate_factors(config: Config) -> list[float]:
 
 
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
-    return {"rate_factors": _rate_factors(config)} if NAME in config.methods else None
+    if NAME not in config.methods:
+        return None
+    return {"rate_factors": _rate_factors(config), "corrects_all_rows": config.privacy.example is not None}
 
 
 def _open(setup: ServerSetup) -> Scaffold:
