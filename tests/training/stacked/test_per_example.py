@@ -365,6 +365,20 @@ def test_a_pass_has_place_for_most_lots() -> None:
     assert PrivateStack({**OPTIONS, "examples_at_once": 5}).most_examples(settings) == 5
 
 
+def test_what_is_recorded_is_tried_first_without_a_trace(tmp_path: Path) -> None:
+    """A term that a method adds to noisy gradients would otherwise be in a recorded step several times."""
+    model, settings = small_model(SINGLE), private(make_settings(SINGLE, proximal=0.7, learning_rate=0.01))
+    stacks = Stacks(model, CPU, torch.float64)
+    stacked(model, make_clients(model, [SINGLE], tmp_path), settings, tmp_path, stacks)
+    ((stack, steps),) = stacks.made.values()
+    buffers = [buffer for block in stack.blocks for buffer in (block.gradients, block.values, *block.slots)]
+    before = [buffer.clone() for buffer in (*buffers, stack.inputs.factors)]
+    with steps._at_rest():
+        stack.move()
+        assert any(not torch.equal(*pair) for pair in zip(buffers, before, strict=False))
+    assert all(torch.equal(*pair) for pair in zip((*buffers, stack.inputs.factors), before, strict=True))
+
+
 def test_the_stack_module_knows_its_margin() -> None:
     methods: list[Any] = [PrivateStack(OPTIONS)]
     fine, coarse = (stack_module._clip(methods, dtype) for dtype in (torch.float32, torch.bfloat16))

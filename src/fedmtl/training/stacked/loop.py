@@ -6,7 +6,8 @@ On a GPU the steps are recorded once for each shape of batch as CUDA graphs, and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -69,24 +70,34 @@ class Steps:
         self._graphs[shape].replay()
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record some work. That needs warm-ups, which must not count: meanwhile no client has a learning rate."""
+        """Record some work; that needs warm-ups, which must not count."""
+        with self._at_rest():
+            torch.cuda.synchronize(self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_STEPS):
+                    work()
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        return graph
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """No client has a learning rate meanwhile, and afterwards inputs and gradients are what they were."""
         stack = self._stack
         factors = stack.inputs.factors.clone()
         now = None if stack.lazy is None else stack.lazy.now.clone()
+        # Gradients of several passes are there already, and methods change them.
+        gradients = [] if stack.clip is None else [block.gradients.clone() for block in stack.blocks]
         stack.inputs.factors[0].fill_(-1.0)
-        torch.cuda.synchronize(self._device)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_STEPS):
-                work()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            work()
+        yield
         stack.inputs.factors.copy_(factors)
         if now is not None:
             stack.lazy.now.copy_(now)
-        return graph
+        for block, before in zip(stack.blocks, gradients, strict=False):
+            block.gradients.copy_(before)
 
 
 @dataclass
