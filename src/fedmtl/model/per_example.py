@@ -26,6 +26,7 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 # A clipped gradient stays below the bound in spite of rounding: norms are found to a few parts in a million.
 MARGIN = 1e-5
 # What is multiplied in bf16 has 8 bits: a factor that is rounded may make a gradient longer by one part in 256.
+# Of tokens whose gradients nearly cancel rounding may leave more than that: it is no bound of any example's.
 COARSE_MARGIN = 0.01
 
 

@@ -295,6 +295,13 @@ def test_a_client_with_several_tasks_is_a_stack_of_one(training: Any, tmp_path: 
     check_same(clients, expected, stacked(model, clients, settings, tmp_path / "2"))
 
 
+def test_a_client_with_a_task_of_which_nothing_moves_trains_alone() -> None:
+    plan = SharingPlan((("heads.third.*", "fixed"), ("heads.*", "task"), ("*", "fixed")))
+    model = small_model(*SEVERAL)
+    for tasks, label in ((["third", "single"], False), (["single", "third"], False), (["single"], True)):
+        assert (stacks_with(model, tasks, plan.keys(model.canonical(), tasks, ""), plan) is not None) is label
+
+
 def test_the_next_round_goes_on_with_what_optimizers_kept(tmp_path: Path) -> None:
     model, settings = small_model(SINGLE), private(make_settings(SINGLE))
     clients = make_clients(model, [SINGLE], tmp_path)

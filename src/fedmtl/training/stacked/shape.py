@@ -51,8 +51,10 @@ def stacks_with(
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}
     fixed = sorted(name for name, key in encoders[0].items() if not plan.trains(key))
-    trained = reached(model, tasks[0], keys[tasks[0]], fixed)
-    if not trained or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
+    unmoved = {name for view in keys.values() for name, key in view.items() if not plan.trains(key)}
+    # A step of a task of which nothing moves is a loss to report, and no step.
+    is_moved = all(reached(model, task, keys[task], unmoved) for task in tasks)
+    if not is_moved or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
         return None
     parts = ["dual" if model.tasks[task].is_dual else "one" for task in tasks]
     return "/".join([*pools, *parts, *fixed])
