@@ -329,6 +329,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, required=True, help="file for the scores, as JSON")
     options = parser.parse_args()
+    if unknown := set(options.arms.split(",")) - set(map("-".join, ARMS)):
+        parser.error(f"--arms: {', '.join(sorted(unknown))}; there are {', '.join(map('-'.join, ARMS))}")
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         options.work, options.encoder = (options.work or Path(folder) / "work").resolve(), options.encoder.resolve()

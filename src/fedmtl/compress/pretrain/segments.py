@@ -232,7 +232,8 @@ def _between(tokenizer: Any) -> list[int]:
     encoded = tokenizer.encode("a", "a")
     marks = encoded.special_tokens_mask
     texts = [position for position, mark in enumerate(marks) if not mark]
-    return [encoded.ids[position] for position in range(texts[0], texts[-1]) if marks[position]]
+    inner = range(texts[0], texts[-1]) if texts else ()
+    return [encoded.ids[position] for position in inner if marks[position]]
 
 
 def divider(tokenizer: Any) -> int | None:
