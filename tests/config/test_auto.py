@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedmtl.config.auto import CARD, LARGE_TASK, PACKAGED, choose, chosen_line
-from fedmtl.config.file import config_from, dump_config, explained_config, load_config
+from fedmtl.config.file import config_from, demo_config, dump_config, explained_config, explained_demo, load_config
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder_files import SHIPPED
@@ -268,3 +268,18 @@ def test_examples_that_are_not_counted_are_said_to_be():
 )  # fmt: skip
 def test_examples_are_counted_only_where_they_choose_something(overrides, follows):
     assert explained_config(None, overrides).follows_examples is follows
+
+
+@pytest.mark.parametrize("encoder", ["random-2x32", "sentence-transformers/all-MiniLM-L6-v2", "prajjwal1/bert-tiny"])
+def test_the_demonstration_with_another_encoder_has_that_encoders_settings(encoder):
+    changed = explained_demo([f"model.server_model={encoder}"])
+    own = explained_config(None, [f"model.server_model={encoder}", "tasks={sentiment: , paraphrase: , similarity: }"])
+    assert changed.config.training.learning_rate == own.config.training.learning_rate != 1e-3
+    assert changed.config.model == own.config.model
+    assert demo_config([f"model.server_model={encoder}", "training.learning_rate=3e-3"]).training.learning_rate == 3e-3
+
+
+def test_the_demonstration_itself_is_chosen_by_no_rule():
+    for overrides in ([], ["model.server_model=tiny"], ["training.num_rounds=1"]):
+        assert explained_demo(overrides).choices == ()
+        assert demo_config(overrides).training.learning_rate == 1e-3

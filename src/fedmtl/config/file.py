@@ -147,9 +147,24 @@ def demo_config(overrides: Sequence[str] = ()) -> Config:
 
 
 def explained_demo(overrides: Sequence[str] = ()) -> Explained:
-    """The packaged demonstration, with where its values come from."""
+    """The packaged demonstration, with where its values come from.
+
+    Its rate and its way of encoding are those of its encoder: with another one, rules choose them.
+    """
     with as_file(files("fedmtl") / "demo.yaml") as demo:
-        return explained_config(demo, overrides)
+        raw = _read(demo)
+    changed = with_overrides(raw, overrides)
+    # What is no section is an error of the config, which is named below.
+    before, after = raw["model"], changed.get("model")
+    if isinstance(after, dict) and any(after.get(key) != before.get(key) for key in _ENCODER):
+        raw = {key: value for key, value in raw.items() if key != "defaults"}
+        raw["model"] = {key: value for key, value in before.items() if key in _ENCODER}
+        raw["training"] = {key: value for key, value in raw["training"].items() if key != "learning_rate"}
+    return explained_config(raw, overrides)
+
+
+# What decides which encoder a run begins with.
+_ENCODER = ("server_model", "client_model", "initial", "start_from")
 
 
 def _unchecked(source: ConfigSource) -> dict[str, Any]:
