@@ -27,7 +27,6 @@ import typer
 from fedmtl.cli import main
 from fedmtl.cli.app import app
 from fedmtl.cli.guide_main import as_command
-from fedmtl.model.encoder_files import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -235,7 +234,6 @@ RUN_PAGES = (
     "docs/seeds.md",
     "docs/serve.md",
     "docs/settings.md",
-    "docs/studies.md",
     "docs/tutorial.md",
     "docs/wire.md",
 )
@@ -245,12 +243,11 @@ NOT_RUN = {
     r"^python (benchmarks|scripts)/(?!serve_load|collapse.py show)": (
         "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
     ),
-    r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|mlm:|first\.yaml|federated-first": "files of the reader's",
-    r"^fedmtl study .*(--quick|--preset|--data)": "dozens of runs; tests/studies runs small ones of each",
+    r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|/models/|mlm:|first\.yaml|federated-first": "files of the reader's",
+    r"--student general": "goes on with what the line above it makes of the reader's files",
+    r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
     r"^fedmtl measure sst2 ": "runs of a study that takes hours",
 }
-# What stands there of the reader's machine, and what is there in tests.
-THERE = {"/models/minilm-l6": str(SHIPPED["tiny"]), "--minutes 2": "--steps 2"}
 # Settings and options that make a line short, by its command; what it does is the same.
 SHORTER = {
     "run": ["--set=training.num_rounds=1", "--set=compute.workers=0"],
@@ -258,8 +255,6 @@ SHORTER = {
     "prune": ["--epochs=1"],
     "serve": ["--port=0"],
     "study": ["--set=training.num_rounds=1", *SMALL],
-    "study compression": ["--epochs-intermediate=1", "--epochs-prediction=1", "--no-measure"],
-    "study federated": ["--rounds=1", "--seeds=0"],
     "benchmarks/serve_load.py": ["--rate=20", "--seconds=1"],
     "server": ["--set=training.num_rounds=1", "--set=training.local_epochs=1", "--quiet"],
 }
@@ -336,11 +331,10 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
     for line in filter(is_run, lines_of(text)):
         # `[--out NAME]` is optional, `RUN...` is one or more.
         line = re.sub(r" \[.*?\]", "", line).replace("RUN...", "RUN")
-        for theirs, ours in THERE.items():
-            line = line.replace(theirs, ours)
         words = shlex.split(line, comments=True)
         if words[0] == "python":
             # Of benchmarks and their results nothing is in the folder that a test runs in.
+            words = [word.replace("runs/demo", "runs/RUN") for word in words]
             command = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:]]
             command = [sys.executable, *command, *SHORTER.get(words[1], ())]
             Path("docs/results").mkdir(parents=True, exist_ok=True)
@@ -349,8 +343,7 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
             serve_once(line)
         else:
             is_demo = words[1] == "run" and not any(word.endswith(".yaml") for word in words)
-            name = next((name for name in (" ".join(words[1:3]), words[1]) if name in SHORTER), "")
-            more = [*SHORTER.get(name, ()), *(SMALL if is_demo else ())]
+            more = [*SHORTER.get(words[1], ()), *(SMALL if is_demo else ())]
             assert type_in(line, monkeypatch, *more) == 0, f"{line}: {capsys.readouterr().err}"
         ran += 1
     for language, body in FENCE.findall(text):
