@@ -240,7 +240,7 @@ RUN_PAGES = (
 # Why a line of a page is read by its program and not run here: the first pattern that is in it.
 NOT_RUN = {
     r"^(make|pip|\. \.venv)": "sets up what the tests run in, or is what runs them",
-    r"^python (benchmarks|scripts)/(?!serve_load|collapse.py show)": (
+    r"^python (benchmarks|scripts)/(?!collapse.py show)": (
         "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
     ),
     r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|/models/|mlm:|first\.yaml|federated-first": "files of the reader's",
@@ -255,7 +255,6 @@ SHORTER = {
     "prune": ["--epochs=1"],
     "serve": ["--port=0"],
     "study": ["--set=training.num_rounds=1", *SMALL],
-    "benchmarks/serve_load.py": ["--rate=20", "--seconds=1"],
     "server": ["--set=training.num_rounds=1", "--set=training.local_epochs=1", "--quiet"],
 }
 
@@ -334,11 +333,9 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
         words = shlex.split(line, comments=True)
         if words[0] == "python":
             # Of benchmarks and their results nothing is in the folder that a test runs in.
-            words = [word.replace("runs/demo", "runs/RUN") for word in words]
             command = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:]]
-            command = [sys.executable, *command, *SHORTER.get(words[1], ())]
             Path("docs/results").mkdir(parents=True, exist_ok=True)
-            subprocess.run(command, check=True, env=environment, timeout=120)
+            subprocess.run([sys.executable, *command], check=True, env=environment, timeout=120)
         elif words[1] == "serve":
             serve_once(line)
         else:
