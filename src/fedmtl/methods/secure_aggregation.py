@@ -19,7 +19,9 @@ shares in `masking.py`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from fedmtl.capabilities import Capability, find, is_known
 from fedmtl.config import Config
+from fedmtl.config.privacy import ClientPrivacyConfig
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.messages import ClientId, Evaluation, Failure, State, Traffic, Update
@@ -38,15 +41,18 @@ from fedmtl.methods.masking import check_available, decode_numbers
 from fedmtl.methods.secure_client import MaskedUpdate, answer_exchange
 from fedmtl.methods.secure_protocol import (
     COUNTS,
+    FEWEST,
     MOST_CLIENTS,
     NAME,
     NUM_COUNTS,
     NUMBERS,
     SCORES,
+    SMALLEST_THRESHOLD,
     VALUES,
     Contribute,
     Options,
     Purpose,
+    SharedNoise,
     read_request,
     sums_of,
 )
@@ -69,6 +75,10 @@ class SecureAggregation(ServerMethod):
         self._said: list[Event] = []
 
     def collect(self, open_round: OpenRound) -> Collected:
+        reason = self._too_small(open_round) if open_round.may_be_small else None
+        if reason is not None:
+            remark = RemarkEvent(round=open_round.number, client="", reason=reason)
+            return Collected((), (), _combined(open_round.number, {}, {}), {}, (remark,), is_skipped=True)
         session = Session(self._options, open_round, "train", self._names)
         weights = open_round.state.weights
         sizes = {
@@ -99,11 +109,25 @@ class SecureAggregation(ServerMethod):
             for key, part in zip(keys, torch.split(values, [weights[key].numel() for key in keys]), strict=True):
                 delta[key] = part.view(weights[key].shape).to(weights[key].dtype)
             totals[name] = weight * session.units[name]
-        combined = _combined(open_round.number, delta, _counts(session))
+        said = Extra({FEWEST: {name: session.fewest(name) for name in totals}})
+        combined = replace(_combined(open_round.number, delta, _counts(session)), extra={NAME: said})
         opened = {name: set(clients) for name, clients in session.opened().items()}
         updates = tuple(_record(client, open_round, session, opened) for client in sorted(session.returned))
         event = self._event(session, open_round, "train", time.perf_counter() - began, error_bound)
         return Collected(updates, _failures(session), combined, totals, (*session.remarks, event))
+
+    def _too_small(self, open_round: OpenRound) -> str | None:
+        """Why no sum of a sample can be opened, which was drawn by chance and is sent nothing then."""
+        plan, found = open_round.state.plan, Counter[str]()
+        for tasks in open_round.clients.values():
+            found.update(name for name, keys in sums_of("train", plan, self._names, tasks, "").items() if keys)
+        most, needed = max(found.values(), default=0), max(self._options.min_clients, SMALLEST_THRESHOLD)
+        if most >= needed:
+            return None
+        return (
+            f"{len(open_round.clients)} clients were drawn, of whom {most} share a value, and a sum is of {needed} at"
+            " least (privacy.min_clients): nobody was sent anything, and nothing moved"
+        )
 
     def collect_scores(self, open_round: OpenRound) -> Scored:
         session = Session(self._options, open_round, "evaluate", self._names)
@@ -216,7 +240,6 @@ KEYS_OF = {
     "scaffold": "methods.scaffold",
     "adaptive_sharing": "sharing.adaptive",
     "pcgrad": "training.gradients",
-    "example_privacy": "privacy.example",
 }
 
 
@@ -241,10 +264,10 @@ def conflict(config: Config) -> str | None:
             f"federation.clients_per_round: found {federation.clients_per_round}, and a sum has privacy.min_clients,"
             f" {config.privacy.min_clients}, at least; sample more"
         )
-    if config.privacy.client is not None:
+    if config.privacy.client is not None and config.privacy.client.noise_at == "server":
         return (
-            f"privacy.client: found with {own}, under which the server cannot clip single updates; leave one of them"
-            " out"
+            f"privacy.client.noise_at: found server with {own}, under which the server cannot clip single updates;"
+            " write clients"
         )
     return None
 
@@ -265,7 +288,7 @@ def _refuse_senders(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
         if options is None:
             continue
         key = KEYS_OF.get(name, f"methods.{name}")
-        if capability.sends:
+        if capability.sends and not capability.is_quiet_under_masks:
             raise ConfigError(
                 f"{key}: found with privacy.secure_aggregation, and it needs more of single clients than sums; leave"
                 " one of them out"
@@ -299,7 +322,18 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
         min_clients=config.privacy.min_clients,
         average=config.federation.average,
         max_norm=config.federation.max_update_norm,
+        noise=None if config.privacy.client is None else _shared_noise(config.privacy.client),
     ).model_dump(mode="json")
+
+
+def _shared_noise(client: ClientPrivacyConfig) -> SharedNoise:
+    return SharedNoise(
+        max_norm=client.max_norm,
+        bound=client.bound,
+        delta=client.delta,
+        epsilon=client.epsilon,
+        noise_multiplier=client.noise_multiplier,
+    )
 
 
 def _open(setup: ServerSetup) -> SecureAggregation | None:

@@ -27,6 +27,7 @@ from fedmtl.federation.aggregators.mean import client_weight
 from fedmtl.federation.filters.protocol import ExchangeClient, FilterClient, UpdateFilter
 from fedmtl.federation.messages import ClientId, Job, Update
 from fedmtl.federation.validate import expect, refusal
+from fedmtl.methods.client_noise import NoisePart, multiplier_of
 from fedmtl.methods.masking import (
     SHARE_BYTES,
     WEIGHT_BITS,
@@ -70,6 +71,7 @@ from fedmtl.methods.secure_protocol import (
     change_masks,
     context_of,
     digests_of,
+    fewest,
     first_mistake,
     members,
     minimum,
@@ -265,9 +267,18 @@ class MaskedUpdate(UpdateFilter):
         # Before anything is computed: a repeated job must not be answered under the same masks with other values.
         secrets, digests = self._begun("train", job, client.folder)
         assert secrets.share is not None
-        share = secrets.share
-        numbers = self._options.numbers(len(share.roster))
+        share, given, multiplier = secrets.share, self._options.noise, multiplier_of(job)
+        numbers = self._options.numbers(len(share.roster), multiplier)
+        noise = None
+        if given is not None:
+            # Without keys there is no deployment, and the noise is that of the job alone.
+            noise = NoisePart(given, client, secrets.session if secrets.advert.identity else None)
+            update = noise.clipped(update, numbers)
+            noise.count()
         parts = {name: self._part(name, update, job, share, numbers) for name in secrets.advert.sums}
+        for name, part in parts.items():
+            if noise is not None and VALUES in part:
+                noise.add(name, fewest(name, share.roster, self._options), numbers, part[VALUES])
         return self._masked(update, parts, secrets, job, digests), client.stored
 
     def scores_at_client(self, update: Update, client: FilterClient) -> Update:
@@ -341,7 +352,7 @@ class MaskedUpdate(UpdateFilter):
         if scopes != {name for name, part in parts.items() if VALUES in part}:
             raise refuse("the update is of other scopes than this client advertised")
         roster, context = secrets.share.roster, secrets.context
-        starts = starts_of(parts, digests, job.plan)
+        starts = starts_of(parts, digests, job.plan, multiplier_of(job))
         added = {name: [bytes.fromhex(secrets.seeds[name])] for name in parts}
         removed: dict[str, list[bytes]] = {name: [] for name in parts}
         for other in secrets.contribute.sharers:
@@ -395,7 +406,8 @@ def _unmask(request: Unmask, secrets: Secrets, client: ExchangeClient, options: 
     for name in sorted({name for advert in roster.values() for name in advert.sums}):
         # A client whose shares open under these adverts is there now, and saw the same.
         there = [each for each in members(name, returned, roster) if each in shares]
-        least = minimum(name, roster, options.min_clients)
+        # Whoever counted on the noise of so many opens no sum of fewer.
+        least = minimum(name, roster, options.min_clients) if options.noise is None else fewest(name, roster, options)
         if len(there) >= least and not _is_almost_known(name, there, least, secrets):
             opened[name] = there
     if not opened:

@@ -21,13 +21,15 @@ from fedmtl.errors import PolicyError
 from fedmtl.federation.faults import NAME as SAFE_NAME
 from fedmtl.federation.messages import ClientId
 from fedmtl.methods.masking import FixedPoint, Masked, add_masks
-from fedmtl.methods.noise import derive_key
+from fedmtl.methods.noise import LARGEST_NORMAL, derive_key
 from fedmtl.sharing.plan import Extra, Key, SharingPlan, is_personal, scope_tasks, weights_sha256
 
 NAME = "secure_aggregation"
 FILE = f"{NAME}.json"
 # The slot of what is masked, and the two parts of a sum.
 MASKED, VALUES, NUMBERS = "masked", "values", "numbers"
+# What the sums of a round say of themselves: the fewest clients that each could have been of.
+FEWEST = "fewest"
 COUNTS, SCORES = "counts:", "scores:"
 # Examples, examples seen, losses times examples, and the examples of those.
 NUM_COUNTS = 4
@@ -128,6 +130,16 @@ class Opening(Message):
     seeds: Annotated[dict[SumName, dict[Client, Hex]], Field(max_length=MOST_SUMS)]
 
 
+class SharedNoise(Message):
+    """What clients are given of `privacy.client` where they add its noise themselves (`client_noise.py`)."""
+
+    max_norm: float
+    bound: Literal["together", "by_scope"]
+    delta: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+
+
 class Options(Message):
     """What clients are given of the config."""
 
@@ -137,9 +149,15 @@ class Options(Message):
     min_clients: int
     average: Literal["weighted", "uniform", "tasks"]
     max_norm: float | None
+    noise: SharedNoise | None = None
 
-    def numbers(self, num_clients: int) -> FixedPoint:
-        return FixedPoint(self.bits, self.max_value, num_clients)
+    def numbers(self, num_clients: int, multiplier: float = 0.0) -> FixedPoint:
+        """How entries become whole numbers; `multiplier` is that of the noise that clients add to theirs."""
+        if self.noise is None:
+            return FixedPoint(self.bits, self.max_value, num_clients)
+        # Of the fewest clients that a sum can be of, whose parts of the noise are the largest.
+        part = LARGEST_NORMAL * multiplier * self.noise.max_norm / math.sqrt(max(1, self.min_clients - 1))
+        return FixedPoint(self.bits, min(self.max_value, self.noise.max_norm), num_clients, part)
 
     def needed(self, num_clients: int) -> int:
         """How many of so many clients give a secret back.
@@ -178,16 +196,18 @@ def digests_of(weights: Mapping[Key, Tensor]) -> dict[str, str]:
     return {scope: weights_sha256(values) for scope, values in sorted(by_scope.items())}
 
 
-def starts_of(sums: Iterable[str], digests: Mapping[str, str], plan: SharingPlan) -> dict[str, str]:
+def starts_of(
+    sums: Iterable[str], digests: Mapping[str, str], plan: SharingPlan, multiplier: float = 0.0
+) -> dict[str, str]:
     """What the clients of each sum must have in common: the values that they start from, or are scored with.
 
-    `digests` are those of each scope that a client was sent.
+    `digests` are those of each scope that a client was sent, `multiplier` that of the noise that clients add.
     """
     moving = {scope: digest for scope, digest in digests.items() if scope != "fixed"}
 
     def start(name: str) -> str:
         if not name.startswith(SCORES):
-            return moving.get(name, "")
+            return moving.get(name, "") + (f" with noise {multiplier!r}" if multiplier else "")
         task = name.removeprefix(SCORES)
         return json.dumps([pair for pair in sorted(moving.items()) if scope_tasks(plan, pair[0], [task])])
 
@@ -197,6 +217,12 @@ def starts_of(sums: Iterable[str], digests: Mapping[str, str], plan: SharingPlan
 def minimum(name: str, roster: Mapping[ClientId, Advert], least: int) -> int:
     """The fewest clients of a sum that may be opened: none of them has its part in one of fewer than it wants."""
     return max(least, *(advert.min_clients for advert in roster.values() if name in advert.sums), 1)
+
+
+def fewest(name: str, roster: Mapping[ClientId, Advert], options: Options) -> int:
+    """The fewest clients that a sum can be of when it is opened, whoever dropped out."""
+    others = sum(name not in advert.sums for advert in roster.values())
+    return max(minimum(name, roster, options.min_clients), options.needed(len(roster)) - others)
 
 
 def members(name: str, clients: Collection[ClientId], roster: Mapping[ClientId, Advert]) -> list[ClientId]:

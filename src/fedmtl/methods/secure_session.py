@@ -21,6 +21,7 @@ from fedmtl.federation.aggregators.mean import client_weight
 from fedmtl.federation.messages import ClientId, Failure, Job, Traffic, Update
 from fedmtl.federation.server_method import OpenRound
 from fedmtl.federation.validate import unwelcome
+from fedmtl.methods.client_noise import multiplier_of
 from fedmtl.methods.masking import FixedPoint, agree, commitment, is_share, public_key, recover, weight_unit
 from fedmtl.methods.secure_protocol import (
     COUNTS,
@@ -44,6 +45,7 @@ from fedmtl.methods.secure_protocol import (
     change_masks,
     context_of,
     digests_of,
+    fewest,
     first_mistake,
     members,
     minimum,
@@ -88,6 +90,7 @@ class Session:
         self.returned: list[ClientId] = []
         self.totals: dict[str, Part] = {}
         self._starting: dict[Key, Tensor] = {}
+        self._multiplier = 0.0
 
     @property
     def number(self) -> int:
@@ -95,7 +98,7 @@ class Session:
 
     @property
     def numbers(self) -> FixedPoint:
-        return self._options.numbers(len(self.roster))
+        return self._options.numbers(len(self.roster), self._multiplier)
 
     @property
     def threshold(self) -> int:
@@ -103,6 +106,9 @@ class Session:
 
     def minimum(self, name: str) -> int:
         return minimum(name, self.roster, self._options.min_clients)
+
+    def fewest(self, name: str) -> int:
+        return fewest(name, self.roster, self._options)
 
     def opened(self) -> dict[str, list[ClientId]]:
         """The sums of enough clients, with those whose update came."""
@@ -184,6 +190,7 @@ class Session:
             for client in self._open.clients:
                 if client in sharers:
                     job = self._open.job(client, contribute)
+                    self._multiplier = multiplier_of(job)
                     for key, value in job.weights.items():
                         self._starting.setdefault(key, value)
                     yield job
@@ -311,7 +318,7 @@ class Session:
             common = [name for name in self.roster[client].sums if name in opened]
             if not common:
                 continue
-            starts = starts or starts_of(opened, digests_of(self._starting), self._open.state.plan)
+            starts = starts or starts_of(opened, digests_of(self._starting), self._open.state.plan, self._multiplier)
             secret = self._recovered(
                 keys.get(client, {}), bytes.fromhex(self.roster[client].mask_key), public_key, client
             )
