@@ -18,7 +18,7 @@ from fedmtl.config import Config
 from fedmtl.config.privacy import ClientPrivacyConfig
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.experiment.prepare import open_engine, prepare
-from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.experiment.run import start_run
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.filters.protocol import FilterClient
 from fedmtl.federation.messages import Failure, Job, State, Update
@@ -33,11 +33,11 @@ from fedmtl.methods.client_noise import (
 )
 from fedmtl.methods.masking import FixedPoint
 from fedmtl.methods.secure_protocol import NAME as MASKS
-from fedmtl.methods.secure_protocol import Advert, Options, SharedNoise, fewest
+from fedmtl.methods.secure_protocol import Advert, Options, SharedNoise, fewest, members, minimum
 from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan
 from fedmtl.training.local_method import Release
-from raw_events import raw_events
+from masked_runs import digest, killed_and_resumed, of_kind
 
 MASKED = (
     "privacy.secure_aggregation={}", "federation.vocabulary_slices=false", "federation.clients_per_task=4",
@@ -155,6 +155,24 @@ def test_the_fewest_clients_of_a_sum_follow_from_the_threshold_and_who_has_it() 
     assert fewest("four", roster, options) == 4
 
 
+@given(st.lists(st.sets(st.sampled_from(["x", "y"])), min_size=3, max_size=9), st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_sum_that_opens_is_of_fewer(kinds: list[set[str]], data: st.DataObject) -> None:
+    """Whoever drops out: clients open a sum of `min_clients` members at least, when the threshold's number returned."""
+    options = Options.model_validate(
+        {"bits": 32, "max_value": 1.0, "threshold": 2 / 3, "min_clients": 2, "average": "uniform", "max_norm": None}
+    )
+    roster = {
+        f"c{number}": Advert(cipher_key="0" * 64, mask_key="0" * 64, sums=sorted({"all", *sums}), min_clients=2)
+        for number, sums in enumerate(kinds)
+    }
+    returned = data.draw(st.sets(st.sampled_from(sorted(roster)), min_size=options.needed(len(roster))))
+    for name in ("all", "x", "y"):
+        there = members(name, returned, roster)
+        if len(there) >= minimum(name, roster, options.min_clients):
+            assert len(there) >= fewest(name, roster, options)
+
+
 def test_whole_numbers_of_all_clients_and_their_noise_do_not_wrap() -> None:
     options = Options.model_validate(
         {
@@ -224,14 +242,6 @@ def test_a_client_is_drawn_so_often_at_most() -> None:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def of_kind(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in raw_events(run) if event["event"] == kind]
-
-
-def digest(run: RunFolder) -> str:
-    return str(of_kind(run, "end")[-1]["weights_sha256"])
-
-
 def test_a_run_has_its_noise_and_says_for_whom(run_once: Callable[..., RunFolder]) -> None:
     run = run_once(*MASKED, NOISE)
     assert not of_kind(run, "failure")
@@ -265,23 +275,7 @@ def test_any_number_of_workers_gives_the_same_bits(
 def test_a_killed_run_goes_on_to_the_same_weights_and_ledger(
     make_config: Callable[..., Config], run_once: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmtl.methods.secure_session import Session
-
-    class Killed(BaseException):
-        pass
-
-    unmask = Session._unmask
-
-    def dying(self: Session, *given: Any) -> None:
-        unmask(self, *given)
-        if self.number == 2:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "_unmask", dying)
-        with pytest.raises(Killed):
-            start_run(make_config(*MASKED, NOISE), "killed")
-    resumed, whole = resume_run(RunFolder(Path(make_config().output) / "killed")), run_once(*MASKED, NOISE)
+    resumed, whole = killed_and_resumed(make_config(*MASKED, NOISE), monkeypatch), run_once(*MASKED, NOISE)
     assert digest(resumed) == digest(whole)
     assert of_kind(resumed, "privacy")[-1]["releases"] == of_kind(whole, "privacy")[-1]["releases"]
 

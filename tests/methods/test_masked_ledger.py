@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from fedmtl.config import Config
 from fedmtl.config.privacy import ExamplePrivacyConfig
 from fedmtl.errors import ConfigError
-from fedmtl.experiment.run import resume_run, start_run
+from fedmtl.experiment.run import start_run
 from fedmtl.federation.messages import State
 from fedmtl.methods.accounting import Releases, most_spent
 from fedmtl.methods.masked_ledger import NAME, MaskedExamplePrivacy, agreed
@@ -24,7 +22,7 @@ from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.privacy import privacy_lines
 from fedmtl.sharing.plan import SharingPlan
-from raw_events import raw_events
+from masked_runs import digest, killed_and_resumed, of_kind
 from training.small_client import make_settings, make_task
 
 MASKED = (
@@ -96,14 +94,6 @@ def test_without_masks_a_chance_is_counted_as_it_is(make_config: Callable[..., C
         make_config(NOISE)
 
 
-def of_kind(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    return [event for event in raw_events(run) if event["event"] == kind]
-
-
-def digest(run: RunFolder) -> str:
-    return str(of_kind(run, "end")[-1]["weights_sha256"])
-
-
 def test_a_run_has_noise_and_masks_and_names_no_client(run_once: Callable[..., RunFolder]) -> None:
     run = run_once(*MASKED, NOISE)
     assert not of_kind(run, "failure")
@@ -140,23 +130,7 @@ def test_any_number_of_workers_gives_the_same_bits(
 def test_a_killed_run_goes_on_to_the_same_weights_and_counts(
     make_config: Callable[..., Config], run_once: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmtl.methods.secure_session import Session
-
-    class Killed(BaseException):
-        pass
-
-    unmask = Session._unmask
-
-    def dying(self: Session, *given: Any) -> None:
-        if self.number == 2:
-            raise Killed
-        unmask(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "_unmask", dying)
-        with pytest.raises(Killed):
-            start_run(make_config(*MASKED, NOISE), "killed")
-    resumed, whole = resume_run(RunFolder(Path(make_config().output) / "killed")), run_once(*MASKED, NOISE)
+    resumed, whole = killed_and_resumed(make_config(*MASKED, NOISE), monkeypatch), run_once(*MASKED, NOISE)
     assert digest(resumed) == digest(whole)
     assert [event["tasks"] for event in of_kind(resumed, NAME)] == [event["tasks"] for event in of_kind(whole, NAME)]
 

@@ -46,6 +46,7 @@ from fedmtl.federation.messages import ClientId, ClientInfo, Job, State, Update
 from fedmtl.federation.server_method import RoundSettings, Step
 from fedmtl.methods.accounting import MOST_NOISE, Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.client_privacy import (
+    MAX_NORM,
     NAME,
     NOISE,
     NOT_COVERED,
@@ -60,7 +61,6 @@ from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.methods.secure_protocol import FEWEST, SharedNoise, refuse
 from fedmtl.methods.secure_protocol import NAME as MASKS
 from fedmtl.runs.event_lines import Event
-from fedmtl.runs.events import PrivacyEvent
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights
 
 CLIENTS, LEDGER = "clients", "client_privacy.json"
@@ -203,26 +203,15 @@ class NoiseAtClients(ClientPrivacy):
         if NAME not in state.extra or not state.round:
             return ()
         ledgers, noise = _read(state.extra[NAME])
-        delta, is_last = self._settings.delta, state.round >= self._num_rounds
+        delta = self._settings.delta
         most = max(set(ledgers.values()), key=lambda done: (most_spent(done, delta), done), default=())
-        epsilon = spent(most, delta).epsilon if is_last else most_spent(most, delta)
-        return (
-            PrivacyEvent(
-                round=state.round,
-                unit="client",
-                epsilon=epsilon,
-                delta=delta,
-                accountant="pld" if is_last else "rdp",
-                releases=[one.to_dict() for one in most],
-                words=_statement(epsilon, delta, most, is_deployed=self._is_deployed),
-                details={
-                    NOISE: noise,
-                    "max_norm": self._settings.max_norm,
-                    "expected_clients": self._num_expected(),
-                    "clients": float(len(ledgers)),
-                },
-            ),
-        )
+        details = {
+            NOISE: noise,
+            MAX_NORM: self._settings.max_norm,
+            "expected_clients": self._num_expected(),
+            "clients": float(len(ledgers)),
+        }
+        return (self._event(state.round, most, _statement, details),)
 
     def check(self, extra: Extra) -> None:
         if extra.tensors or set(extra.values) != {CLIENTS, NOISE}:
@@ -273,7 +262,7 @@ def _read(extra: Extra) -> tuple[dict[ClientId, tuple[Releases, ...]], float]:
     return ledgers, float(extra.values[NOISE])
 
 
-def _statement(epsilon: float, delta: float, done: Sequence[Releases], *, is_deployed: bool) -> str:
+def _statement(epsilon: float, delta: float, done: Sequence[Releases], is_deployed: bool) -> str:
     kinds = ", ".join(f"{one.times} with noise {one.noise_multiplier:.4g} times the bound" for one in done)
     where = (
         "" if is_deployed else " In this simulation the noise follows from the config's seed, which must stay secret."

@@ -199,6 +199,9 @@ def expected_returns(
     return expected
 
 
+Statement = Callable[[float, float, Sequence[Releases], bool], str]
+
+
 class ClientPrivacy(ServerMethod):
     """Draws the clients of a round, hides what they return in noise, and keeps the ledger of what was released.
 
@@ -288,21 +291,26 @@ class ClientPrivacy(ServerMethod):
         if NAME not in state.extra or not state.round:
             return ()
         done, noise, max_norm = _read(state.extra[NAME])
+        details = {NOISE: noise, MAX_NORM: max_norm, "expected_clients": self._num_expected()}
+        return (self._event(state.round, done, _statement, details),)
+
+    def _event(
+        self, round_number: int, done: Sequence[Releases], statement: Statement, details: Mapping[str, float]
+    ) -> PrivacyEvent:
+        """What these releases come to, in the words of `statement`."""
         delta = self._settings.delta
         # The tight number takes a second, the bound by Renyi orders does not: it stands until the last round.
-        is_last = state.round >= self._num_rounds
+        is_last = round_number >= self._num_rounds
         epsilon = spent(done, delta).epsilon if is_last else most_spent(done, delta)
-        return (
-            PrivacyEvent(
-                round=state.round,
-                unit="client",
-                epsilon=epsilon,
-                delta=delta,
-                accountant="pld" if is_last else "rdp",
-                releases=[one.to_dict() for one in done],
-                words=_statement(epsilon, delta, done, self._is_deployed),
-                details={NOISE: noise, MAX_NORM: max_norm, "expected_clients": self._num_expected()},
-            ),
+        return PrivacyEvent(
+            round=round_number,
+            unit="client",
+            epsilon=epsilon,
+            delta=delta,
+            accountant="pld" if is_last else "rdp",
+            releases=[one.to_dict() for one in done],
+            words=statement(epsilon, delta, done, self._is_deployed),
+            details={**details},
         )
 
     def check(self, extra: Extra) -> None:
