@@ -444,7 +444,6 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
         ("training.task_schedule=random", "training.task_schedule"),
         ("federation.vocabulary_slices=true", "federation.vocabulary_slices"),
         ("tasks.sentiment.class_weights=balanced", "tasks.sentiment.class_weights"),
-        ("compute.stack=2", "compute.stack"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(

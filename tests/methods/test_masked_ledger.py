@@ -150,3 +150,10 @@ def test_clients_that_would_spend_more_fail_alone_and_say_why(make_config: Calla
     (event,) = of_kind(run, "secure_aggregation")
     assert event["returned"] == 8
     assert of_kind(run, NAME)[-1]["tasks"]["sentiment"]["unknown"] == 4
+
+
+def test_clients_at_once_hold_their_ledgers_to_the_same_bound(make_config: Callable[..., Config]) -> None:
+    run = start_run(make_config(*MASKED, NOISE, "training.num_rounds=1", "compute.stack=4"), "stacked")
+    assert of_kind(run, "start")[0]["stack"] == 4
+    assert not of_kind(run, "failure")
+    assert {one["jobs"] for one in of_kind(run, NAME)[-1]["tasks"].values()} == {1}
