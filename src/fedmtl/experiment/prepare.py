@@ -190,7 +190,12 @@ def assemble(
     check_patterns(federation.aggregation, combined_scopes(plan, list(model.canonical()), list(tasks), adaptive))
     holders = {task: [each for each in population.train if task in population.train.tasks_of(each)] for task in tasks}
     known = holders if len(population.train) else None
-    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret, known)
+
+    def most_examples(task: str) -> int:
+        return max((len(population.train[each][task]) for each in holders[task]), default=0)
+
+    largest = None if known is None else most_examples
+    setup = ServerSetup(config, tasks, encoder, model, plan, settings, device, observe, secret, known, largest)
     server = ServerSettings(
         tasks=tasks,
         names=tuple(model.canonical()),
