@@ -186,23 +186,43 @@ def settings(seed: int) -> Iterator[Setting]:
         yield Setting("labels", "joining", rule, seed=seed, max_share=share)
 
 
-def measure_seed(seed: int, rounds: int, examples: int) -> list[dict[str, Any]]:
-    rows = []
+def measure_seed(seed: int, rounds: int, examples: int, out: Path | None) -> list[dict[str, Any]]:
+    """Every setting of a seed; those that its file has already are not run again."""
+    known = read_runs(out, rounds, examples)
+    rows = [row for row in known if row["seed"] == seed]
     with tempfile.TemporaryDirectory() as folder:
-        limit: float | None = None
+        limit = next((1.5 * row["norm"] for row in rows if row["attack"] == "none"), None)
         for setting in settings(seed):
             if setting.attack == "sign max":
                 setting.max_update_norm = limit
+            if any(vars(setting).items() <= row.items() for row in rows):
+                continue
             scores, norm = run_setting(setting, Path(folder), rounds, examples)
             limit = limit or 1.5 * norm
-            rows.append({**vars(setting), **scores})
+            rows.append({**vars(setting), **scores, "norm": norm})
+            if out is not None:
+                write_runs(out, rounds, examples, rows)
             print(_line(rows[-1:]), flush=True)
     return rows
 
 
-def measure(seeds: int, rounds: int, examples: int, jobs: int) -> list[dict[str, Any]]:
+def read_runs(out: Path | None, rounds: int, examples: int) -> list[dict[str, Any]]:
+    if out is None or not out.exists():
+        return []
+    found = json.loads(out.read_text())
+    runs: list[dict[str, Any]] = found["runs"]
+    return runs if (found["rounds"], found["examples"]) == (rounds, examples) else []
+
+
+def write_runs(out: Path, rounds: int, examples: int, rows: list[dict[str, Any]]) -> None:
+    out.write_text(json.dumps({"rounds": rounds, "examples": examples, "runs": rows}, indent=1))
+
+
+def measure(seeds: int, rounds: int, examples: int, jobs: int, out: Path | None) -> list[dict[str, Any]]:
+    """All seeds, each in a process and with a file of its own until all are there."""
+    parts = [out and out.with_suffix(f".{seed}.json") for seed in range(seeds)]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        found = [pool.submit(measure_seed, seed, rounds, examples) for seed in range(seeds)]
+        found = [pool.submit(measure_seed, seed, rounds, examples, part) for seed, part in enumerate(parts)]
         return [row for of_seed in found for row in of_seed.result()]
 
 
@@ -233,13 +253,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--examples", type=int, default=900, help="training examples a task")
     parser.add_argument("--jobs", type=int, default=2, help="seeds that are measured at once, a process each")
-    parser.add_argument("--out", type=Path, help="a JSON file of every run")
+    parser.add_argument("--out", type=Path, help="a JSON file of every run; one that is cut off goes on")
     given = parser.parse_args()
-    rows = measure(given.seeds, given.rounds, given.examples, given.jobs)
+    rows = measure(given.seeds, given.rounds, given.examples, given.jobs, given.out)
     print(f"\nmean ± standard deviation of {given.seeds} seeds")
     print("\n".join(summary(rows)))
     if given.out:
-        given.out.write_text(json.dumps({"rounds": given.rounds, "examples": given.examples, "runs": rows}, indent=1))
+        write_runs(given.out, given.rounds, given.examples, rows)
+        for seed in range(given.seeds):
+            given.out.with_suffix(f".{seed}.json").unlink()
 
 
 if __name__ == "__main__":

@@ -70,8 +70,20 @@ PRIVACY = {
     "client_privacy": Protection("`privacy.client`", ("privacy.client={noise_multiplier: 1.0}",)),
     "secure_aggregation": Protection("`privacy.secure_aggregation`", ("privacy.secure_aggregation={}",)),
 }
+# Noise under masks: a column of its own for each kind.
+TOGETHER = {
+    "masked_examples": Protection(
+        "masks and noise on gradients",
+        ("privacy={secure_aggregation: {}, example: {noise_multiplier: 1.0, max_sampling_rate: 0.5}}",),
+    ),
+    "masked_clients": Protection(
+        "masks and noise at clients",
+        ("privacy={secure_aggregation: {}, client: {noise_multiplier: 1.0, noise_at: clients}}",),
+    ),
+}
 PROTECTIONS: dict[str, Protection] = {
     **{name: column for name, column in PRIVACY.items() if name in BUILT_IN},
+    **TOGETHER,
     **{
         rule: Protection(f"`{rule}`", (f"federation.aggregation={rule}",), changes=False)
         for rule in AGGREGATORS
@@ -306,8 +318,8 @@ def _plain(text: str) -> str:
     return text.replace("*", "\\*").replace("<", "&lt;")
 
 
-def read_page(text: str) -> dict[str, dict[str, str]]:
-    """Protection -> method -> `yes` or the refusal, as a page says."""
+def read_page(text: str, columns: Sequence[str] = tuple(PROTECTIONS)) -> dict[str, dict[str, str]]:
+    """Protection -> method -> `yes` or the refusal, as a page says that has these columns."""
     head, _, below = text.partition("## Refusals\n\n")
     listed = [line.partition(". ")[2] for line in below.splitlines() if line.partition(". ")[0].isdigit()]
     listed = [line.replace("\\*", "*").replace("&lt;", "<") for line in listed]
@@ -320,13 +332,13 @@ def read_page(text: str) -> dict[str, dict[str, str]]:
             name: YES if row[at] == YES else listed[int(row[at].partition("]")[0].strip("[")) - 1]
             for name, row in cells.items()
         }
-        for at, column in enumerate(PROTECTIONS)
+        for at, column in enumerate(columns)
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write docs/privacy-matrix.md.")
-    parser.add_argument("--only", nargs="*", choices=list(PROTECTIONS), help="try these alone, and write no page")
+    parser.add_argument("--only", nargs="*", choices=list(PROTECTIONS), help="try these alone; other columns stay")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="try these alone, and write no page")
     given: Any = parser.parse_args(arguments)
     wrong = []
@@ -345,7 +357,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(protection, {name: cell for name, cell in found[protection].items() if cell != YES}, flush=True)
     if wrong:
         raise SystemExit("\n".join(["no page was written:", *wrong]))
-    if not given.only and not given.methods:
+    if not given.methods:
+        if given.only:
+            text = PAGE.read_text(encoding="utf-8")
+            head = next(line for line in text.splitlines() if line.startswith("| method"))
+            there = [name for name, column in PROTECTIONS.items() if f" {column.words} |" in head]
+            found = {**read_page(text, there), **found}
         PAGE.write_text(page(found), encoding="utf-8")
         print(PAGE.relative_to(ROOT))
 

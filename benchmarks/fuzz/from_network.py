@@ -226,7 +226,8 @@ def open_evaluation(folder: Path) -> Run:
 def open_exchange(folder: Path) -> Run:
     """A client of a session with two others; `@a@` in an input is the advert of a, `@sealed a@` its share."""
     from fedmtl.federation.filters.protocol import ExchangeClient
-    from fedmtl.methods.secure_aggregation import FILE, NAME, answer_exchange
+    from fedmtl.methods.secure_client import answer_exchange
+    from fedmtl.methods.secure_protocol import FILE, NAME
     from fedmtl.sharing.plan import Extra
     from fuzz.seeds import exchange_job
 

@@ -101,7 +101,8 @@ class Capability:
     and sees its events. `task_kind` is a kind of task, which `tasks.<task>.kind` names. `update_filter` makes a filter
     of updates of the same options as `local`. `exchange` answers at a client what the server's half sends in an
     exchange. `check_policy` says why a server's config does not give the protection that a site's policy requires; it
-    is asked of every capability in the package, switched on or not.
+    is asked of every capability in the package, switched on or not. `is_quiet_under_masks` says that the client's half
+    sends nothing beside the update where updates are masked, whatever it sends otherwise.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Capability:
     update_filter: Callable[[Mapping[str, Any]], UpdateFilter] | None = None
     check_policy: Callable[[Policy, Config], str | None] | None = None
     exchange: Callable[[Extra, ExchangeClient], Extra] | None = None
+    is_quiet_under_masks: bool = False
 
     @property
     def sends(self) -> bool:

@@ -215,7 +215,7 @@ def test_an_adaptive_bound_comes_with_the_job():
 
 def test_a_site_refuses_a_bound_that_its_config_does_not_send():
     check = find(NAME).check_received
-    adaptive, fixed = {"adaptive": True}, {"adaptive": False}
+    adaptive, fixed = {"adaptive": True, "shared": False}, {"adaptive": False, "shared": False}
 
     assert check(Extra({MAX_NORM: 0.5}), {}, adaptive) is None
     for extra, options in (
@@ -225,6 +225,10 @@ def test_a_site_refuses_a_bound_that_its_config_does_not_send():
         (Extra({MAX_NORM: 0.5, "more": 1}), adaptive),
     ):
         assert check(extra, {}, options) == "the job's bound of updates is none"
+    shared = {"adaptive": False, "shared": True}
+    assert check(Extra({NOISE: 0.5}), {}, shared) is None
+    for extra in (Extra({NOISE: 0.0}), Extra({NOISE: 1}), Extra({NOISE: 0.5, MAX_NORM: 0.5}), Extra({MAX_NORM: 0.5})):
+        assert check(extra, {}, shared) == "the job's noise is none"
 
 
 # Who takes part -----------------------------------------------------------------------------------------------------
@@ -364,6 +368,7 @@ def test_the_noise_is_found_for_an_epsilon_and_all_rounds_keep_to_it():
     assert 0.98 < last.epsilon <= 1.0
 
 
+@pytest.mark.slow
 def test_a_deployed_server_that_goes_on_counts_the_round_that_was_cut_off():
     # Three rounds spend what may be spent, and the first is over.
     epsilon = by_hand((0.5, 3.0, 3), delta=1e-3) * 1.001
@@ -564,7 +569,7 @@ REFUSED = {
     "training.logit_adjustment=1": "training.logit_adjustment: ",
     "sharing.adaptive={}": "sharing.adaptive: ",
     "methods.scaffold={}": "methods.scaffold: ",
-    "privacy.secure_aggregation={}": "privacy.client: found with privacy.secure_aggregation",
+    "privacy.secure_aggregation={}": "privacy.client.noise_at: found server with privacy.secure_aggregation",
     "privacy.client.noise_at=clients": "privacy.client.noise_at: ",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from training.small_client import CPU, DUAL, SINGLE, bind, copied, make_settings
 
 OPTIONS = {
     "epsilon": None, "noise_multiplier": 0.5, "delta": 1e-5, "max_grad_norm": 0.3, "sampling": "poisson",
-    "examples_at_once": None,
+    "examples_at_once": None, "max_sampling_rate": None, "masked": False,
 }  # fmt: skip
 SECRET = bytes(range(32))
 SGD = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0, "weight_decay": 0.0, "schedule": "constant"}
@@ -41,14 +42,23 @@ PRIVATE = ("privacy.example.noise_multiplier=0.8", "training.local_epochs=1", "t
 
 
 def run_step(
-    folder: Path, task: Any = SINGLE, *, digest: str = "a", options: Any = None, **training: Any
+    folder: Path,
+    task: Any = SINGLE,
+    *,
+    digest: str = "a",
+    options: Any = None,
+    counts_to: int = 1,
+    jobs: int | None = None,
+    **training: Any,
 ) -> tuple[Weights, Weights, Trained]:
     """The values before and after a client's round, in double precision."""
     model = small_model(task)
     bound = bind(model)
     before = copied(bound.weights())
     method = PrivateGradients({**OPTIONS, **(options or {})})
-    methods = LocalMethods([method], release=lambda: Release(SECRET, digest, folder / "client"))
+    release = Release(SECRET, digest, folder / "client", counts_to=counts_to)
+    received = {} if jobs is None else {NAME: Extra({"jobs": {task.name: jobs}})}
+    methods = LocalMethods([method], received, release=lambda: release)
     settings = make_settings(task, **{**SGD, "local_steps": 1, **training})
     shards = {task.name: make_shard(task, folder / "tokens")}
     trained = train(bound, shards, settings, round_number=1, seed=5, device=CPU, methods=methods)
@@ -182,8 +192,87 @@ def test_with_an_epsilon_a_client_makes_no_more_steps_than_its_noise_is_for(tmp_
 
 
 def test_an_epsilon_that_no_noise_reaches_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^privacy\.example\.epsilon: found 1e-09, which no noise reaches"):
+    with pytest.raises(ConfigError, match=r"^single: privacy\.example\.epsilon: found 1e-09, which no") as caught:
         run_step(tmp_path, options={"epsilon": 1e-9, "noise_multiplier": None})
+    assert (caught.value.code, caught.value.task) == ("privacy_unreachable", "single")
+
+
+def test_an_epsilon_that_no_client_of_a_task_reaches_is_refused_before_anything_starts(
+    make_config: Callable[..., Config],
+) -> None:
+    words = (
+        r"privacy\.example\.epsilon: found 0\.001, which no noise reaches .* at any client of sentiment: the largest"
+    )
+    with pytest.raises(ConfigError, match=words):
+        prepare(make_config("privacy.example.epsilon=0.001"))
+
+
+def test_an_epsilon_that_one_client_does_not_reach_is_refused_where_nobody_does() -> None:
+    """Among sites, where counts are known when they have come: before the first round alone."""
+    from fedmtl.config.privacy import ExamplePrivacyConfig
+    from fedmtl.federation.messages import ClientInfo, State
+    from fedmtl.methods.example_privacy import check_infos
+    from fedmtl.sharing.plan import SharingPlan
+
+    # With one of 10,000 examples in a step noise reaches .01, with all of them in each it does not.
+    example = ExamplePrivacyConfig(epsilon=0.01)
+    settings = make_settings(make_task("a"), batch_size=10, num_rounds=20, local_epochs=100)
+    method = ExamplePrivacy(1e-5, 1.0, 20, partial(check_infos, example, settings))
+    infos = {"small": ClientInfo({"a": 10}), "large": ClientInfo({"a": 100_000})}
+    state = State(0, {}, SharingPlan(()))
+    method.before_round(state, {"small": ("a",), "large": ("a",)}, infos)
+    with pytest.raises(ConfigError, match="at any client of a: the largest has 10 examples, and makes 2000 steps"):
+        method.before_round(state, {"small": ("a",)}, infos)
+
+
+@pytest.mark.parametrize("counts_to", [1, 4, 5, 10])
+def test_a_ledger_tells_of_the_examples_what_the_rounded_number_tells(tmp_path: Path, counts_to: int) -> None:
+    """Twelve examples, declared as 12, 12, 15 and 20: the fewest they may be are 12, 9, 11 and 11, of batches of 5."""
+    fewest, declared = {1: (12, 12), 4: (9, 12), 5: (11, 15), 10: (11, 20)}[counts_to]
+    _, _, trained = run_step(tmp_path, counts_to=counts_to, local_steps=None, local_epochs=2)
+    # Two epochs of three batches, or of the four that twenty examples would be.
+    release = {"chance": 5 / fewest, "noise_multiplier": 0.5, "times": 2 * -(-declared // 5)}
+    assert trained.sent[NAME].values["spent"] == {"single": [release]}
+
+
+def test_noise_that_is_found_tells_no_more_than_the_rounded_number(tmp_path: Path) -> None:
+    from fedmtl.methods.accounting import noise_for
+
+    options = {"epsilon": 3.0, "noise_multiplier": None}
+    _, _, trained = run_step(tmp_path, counts_to=10, options=options, local_steps=None, local_epochs=1)
+    # Declared as 20: eleven at least, so a chance of 5/11, .455 with three digits; four steps in each of two rounds.
+    assert trained.sent[NAME].values["released"]["single"] == {
+        "chance": 5 / 11, "noise_multiplier": noise_for(3.0, 1e-5, 0.455, 8), "times": 4,
+    }  # fmt: skip
+
+
+# Under masks.
+
+
+def test_under_masks_a_client_sends_no_ledger_and_keeps_it(tmp_path: Path) -> None:
+    _, plain, _ = run_step(tmp_path / "1")
+    _, masked, trained = run_step(tmp_path / "2", options={"masked": True, "max_sampling_rate": 0.5}, jobs=1)
+    assert NAME not in trained.sent
+    assert all(torch.equal(plain[key], masked[key]) for key in plain)
+    assert len(json.loads((tmp_path / "2/client" / LEDGER).read_text())["single"]) == 1
+
+
+def test_under_masks_a_client_answers_no_more_jobs_than_the_server_counts(tmp_path: Path) -> None:
+    options = {"masked": True, "epsilon": 3.0, "noise_multiplier": None}
+    run_step(tmp_path, options=options, jobs=1)
+    run_step(tmp_path, options=options, jobs=1)
+    with pytest.raises(PolicyError, match=r"answer 2 of this run, .* counts 1; start a new run") as caught:
+        run_step(tmp_path, digest="b", options=options, jobs=1)
+    assert caught.value.code == "privacy_spent"
+    run_step(tmp_path, digest="b", options=options, jobs=2)
+
+
+def test_under_masks_a_client_that_would_spend_more_than_is_stated_does_not_answer(tmp_path: Path) -> None:
+    """An example is in a step with chance 5/12, .417, at this client."""
+    run_step(tmp_path / "1", options={"masked": True, "max_sampling_rate": 0.42}, jobs=1)
+    with pytest.raises(PolicyError, match=r"max_sampling_rate 0\.41; write a larger one") as caught:
+        run_step(tmp_path / "2", options={"masked": True, "max_sampling_rate": 0.41}, jobs=1)
+    assert caught.value.code == "privacy_beyond"
 
 
 def test_a_site_spends_no_more_than_its_policy_allows_over_all_runs(tmp_path: Path) -> None:
@@ -275,7 +364,7 @@ def test_a_run_says_what_was_spent(run_once: Callable[..., RunFolder]) -> None:
     assert "one example of one task at one client" in model_card(run, "usage")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_workers_gives_the_same_bits(
     workers: int, make_config: Callable[..., Config], run_once: Callable[..., RunFolder]
 ) -> None:
@@ -285,7 +374,11 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("where", "at"), [("fedmtl.engines.local.encode_update", 9), ("fedmtl.federation.checkpoint.write_atomic", 2)]
+    ("where", "at"),
+    [
+        ("fedmtl.engines.local.encode_update", 9),
+        pytest.param("fedmtl.federation.checkpoint.write_atomic", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
     where: str,
@@ -324,15 +417,19 @@ def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
     [
         ("training.proximal=0.1",),
         ("methods.scaffold={}",),
-        ("training.pruning={amount: 0.5, rounds: 1}",),
-        ("wire.up=int8",),
-        ("federation.server_optimizer.kind=fedadam",),
-        ("sharing.rules=[{'heads.*': client}, {'*': all}]",),
-        ("sharing.rules=[{'embeddings.*': fixed}, {'heads.*': task}, {'*': all}]",),
-        ("training.keep_optimizer=true",),
+        pytest.param(("training.pruning={amount: 0.5, rounds: 1}",), marks=pytest.mark.slow),
+        pytest.param(("wire.up=int8",), marks=pytest.mark.slow),
+        pytest.param(("federation.server_optimizer.kind=fedadam",), marks=pytest.mark.slow),
+        pytest.param(("sharing.rules=[{'heads.*': client}, {'*': all}]",), marks=pytest.mark.slow),
+        pytest.param(
+            ("sharing.rules=[{'embeddings.*': fixed}, {'heads.*': task}, {'*': all}]",), marks=pytest.mark.slow
+        ),
+        pytest.param(("training.keep_optimizer=true",), marks=pytest.mark.slow),
         ("model.lora={rank: 2}",),
         ("training.optimizer=sgd", "federation.clients_per_round=3"),
-        ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"),
+        pytest.param(
+            ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"), marks=pytest.mark.slow
+        ),
         ("federation.task_weighting.kind=progress", "federation.aggregation=clipped_mean", "wire.up=topk"),
         ("mode=centralized",),
         ("mode=centralized", "training.task_schedule=joint", "training.gradients=pcgrad"),

@@ -21,19 +21,12 @@ from fedmtl.federation.messages import ClientInfo, Failure, Job, State, Update
 from fedmtl.federation.server import RoundFailed
 from fedmtl.federation.server_method import Collected, OpenRound
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
-from fedmtl.methods import secure_aggregation
+from fedmtl.methods import secure_session
 from fedmtl.methods.masking import FixedPoint, add_masks
 from fedmtl.methods.noise import derive_key
-from fedmtl.methods.secure_aggregation import (
-    FILE,
-    MASKED,
-    NAME,
-    MaskedUpdate,
-    Options,
-    SecureAggregation,
-    answer_exchange,
-    num_scores,
-)
+from fedmtl.methods.secure_aggregation import SecureAggregation, num_scores
+from fedmtl.methods.secure_client import MaskedUpdate, answer_exchange
+from fedmtl.methods.secure_protocol import FILE, MASKED, NAME, Options
 from fedmtl.runs.event_lines import events_of
 from fedmtl.runs.events import SecureAggregationEvent
 from fedmtl.sharing.plan import Extra, Key, SharingPlan
@@ -358,7 +351,8 @@ class Watch:
     keys: list[tuple[np.ufunc, bytes]] = field(default_factory=list)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        session, add, change = secure_aggregation._Session, secure_aggregation._Session._add, secure_aggregation._change
+        session, add = secure_session.Session, secure_session.Session._add
+        change = secure_session.change_masks
         totals: list[object] = []
 
         def added(this, client, parts):
@@ -373,7 +367,7 @@ class Watch:
             change(parts, added, removed)
 
         patch.setattr(session, "_add", added)
-        patch.setattr(secure_aggregation, "_change", changed)
+        patch.setattr(secure_session, "change_masks", changed)
 
 
 def without(numbers: np.ndarray, masks: Iterable[tuple[np.ufunc, bytes]]) -> np.ndarray:

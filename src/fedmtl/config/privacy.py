@@ -32,6 +32,12 @@ class ExamplePrivacyConfig(Section):
     )
     delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); well below 1 / examples of a client.")
     max_grad_norm: Positive = Field(1.0, description="The norm that the gradient of each example is clipped to.")
+    max_sampling_rate: Share | None = Field(
+        None,
+        description="With noise_multiplier under privacy.secure_aggregation: the largest chance of an example to be in"
+        " a step (batch size / examples) that a client may have. Epsilon is stated for it, as nobody tells what it has"
+        " spent; a client that would spend more does not take part.",
+    )
     sampling: Literal["poisson"] = Field(
         "poisson",
         description="How the examples of a step are drawn: each by itself with the same chance, which is what the"
@@ -46,6 +52,10 @@ class ExamplePrivacyConfig(Section):
     @model_validator(mode="after")
     def _is_given_one_target(self) -> Self:
         check_one_of(self, "epsilon", "noise_multiplier")
+        if self.max_sampling_rate is not None and self.noise_multiplier is None:
+            raise WrongKey(
+                "max_sampling_rate", "found with epsilon, which is what is stated of every client; leave it out"
+            )
         return self
 
 
@@ -83,8 +93,8 @@ class ClientPrivacyConfig(Section):
     )
     noise_at: Literal["server", "clients"] = Field(
         "server",
-        description="Who adds the noise: the server, which must be trusted with single updates. `clients`, each its"
-        " part of it under masks, is refused: noise and secure_aggregation do not go together yet.",
+        description="Who adds the noise: the server, which must be trusted with single updates; or `clients`, each"
+        " its part of it under privacy.secure_aggregation.",
     )
     adaptive_clipping: AdaptiveClippingConfig | None = Field(
         None, description="Let max_norm follow a quantile of the clients' norms; `{}` turns it on, empty is off."
@@ -141,4 +151,20 @@ class PrivacyConfig(Section):
     def _sums_over_several(self) -> Self:
         if self.secure_aggregation is not None and self.min_clients < 2:
             raise WrongKey("min_clients", "found 1, and a sum over one client is its update; write 2 or more")
+        example = self.example
+        if example is not None and example.noise_multiplier is not None:
+            has_bound, is_masked = example.max_sampling_rate is not None, self.secure_aggregation is not None
+            if is_masked and not has_bound:
+                raise WrongKey(
+                    "example.max_sampling_rate",
+                    "found nothing, and under privacy.secure_aggregation no client tells what it has spent; write the"
+                    " largest chance of an example to be in a step (batch size / examples) of any client, or give"
+                    " privacy.example.epsilon in place of noise_multiplier",
+                )
+            if has_bound and not is_masked:
+                raise WrongKey(
+                    "example.max_sampling_rate",
+                    f"found {example.max_sampling_rate:g} without privacy.secure_aggregation, where each client's"
+                    " chance is counted as it is; leave it out",
+                )
         return self

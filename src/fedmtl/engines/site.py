@@ -41,6 +41,7 @@ class SiteSetup:
     # Of a simulated site it follows from the seed, so that every engine computes the same; of a real one it is random.
     secret: bytes = b""
     required: Mapping[str, Any] = field(default_factory=dict)
+    counts_to: int = 1
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
@@ -71,4 +72,5 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
         device,
         secret=secret,
         required=setup.required,
+        counts_to=setup.counts_to,
     )

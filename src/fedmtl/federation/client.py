@@ -81,6 +81,8 @@ class Site:
     # What the site's policy requires of updates, as plain values.
     required: Mapping[str, Any] = field(default_factory=dict)
     identity: Identity | None = None
+    # Numbers of examples leave rounded up to a multiple of it.
+    counts_to: int = 1
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -129,13 +131,15 @@ def open_job(job: Job, site: Site) -> Opened:
 
 
 def _release(job: Job, site: Site, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> Release:
-    return Release(site.secret, answer_digest(job, state, shards), site.folder / job.client, site.required)
+    folder = site.folder / job.client
+    return Release(site.secret, answer_digest(job, state, shards), folder, site.required, site.counts_to)
 
 
 def answer_digest(job: Job, state: Mapping[str, Weights], shards: Mapping[str, Shard]) -> str:
     """A digest of all that the answer to a job follows from: the job, the client's saved state, and its examples.
 
-    Which fixed values came with the job is not in it: a server that was started again sends them once more.
+    Which fixed values came with the job is not in it: a server that was started again sends them once more. Nor is what
+    an exchange agreed on, which says who else takes part and nothing of what is trained.
     """
     said = {
         **{name: getattr(job, name) for name in ("kind", "round", "client", "tasks", "seed", "state_round")},
@@ -143,7 +147,7 @@ def answer_digest(job: Job, state: Mapping[str, Weights], shards: Mapping[str, S
         "fixed": dict(job.fixed),
         "codecs": vars(job.codecs),
         "plan": [list(map(list, job.plan.rules)), list(map(dict, job.plan.groups)), list(job.plan.stopped)],
-        "extra": {name: dict(extra.values) for name, extra in job.extra.items()},
+        "extra": {name: dict(extra.values) for name, extra in job.extra.items() if find(name).exchange is None},
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     slots = {"weights": job.weights, **to_slots(job.extra), **{f"state/{slot}": each for slot, each in state.items()}}
@@ -224,7 +228,8 @@ def _filter(update: Update, job: Job, opened: Opened, site: Site) -> tuple[Updat
     slots: dict[str, Mapping[Key, Tensor]] = {}
     for each in opened.filters:
         before = stored.get(each.name, NO_EXTRA)
-        client = FilterClient(job, before, site.model.table, site.folder / job.client, site.model.tasks)
+        folder, release = site.folder / job.client, opened.methods.release
+        client = FilterClient(job, before, site.model.table, folder, site.model.tasks, release)
         with _named(each):
             update, after = each.at_client(update, client)
             if not isinstance(update, Update):

@@ -46,6 +46,10 @@ SENTENCES = {
     "policy_scores": "the site's policy lets no scores leave",
     "policy_privacy": "the site's policy requires protection of updates that the server's config does not give",
     "privacy_spent": "what may be told of an example there has been told; the site answers no more jobs of the task",
+    "privacy_unreachable": "no noise reaches privacy.example.epsilon with the examples and rounds there are; a larger"
+    " epsilon, fewer rounds or more examples there help",
+    "privacy_beyond": "the site would spend more than the run states of all sites; a larger"
+    " privacy.example.max_sampling_rate, or more examples there help",
     "policy_limit": "the site has done as many rounds or jobs as its policy allows",
     "job_client": "the job is for another client",
     "job_tasks": "the job is for tasks that the site does not have",

@@ -16,7 +16,7 @@ from fedmtl.errors import CannotContinue, FedmtlError
 from fedmtl.federation.aggregators.by_scope import aggregation_event
 from fedmtl.federation.aggregators.mean import ClientWeights, client_weight, most_weights, per_example, shares_of
 from fedmtl.federation.aggregators.protocol import Aggregator
-from fedmtl.federation.dispatch import Dispatch, ServerSettings, sample_clients
+from fedmtl.federation.dispatch import Dispatch, SampledClients, ServerSettings, sample_clients
 from fedmtl.federation.filters.protocol import UpdateFilter
 from fedmtl.federation.messages import (
     ClientId,
@@ -140,7 +140,8 @@ def _round(state: State, server: ServerSettings, engine: Engine, dispatch: Dispa
         accepted, failures = collected.updates, collected.failures
         with _blamed(rule, number):
             aggregator.add(collected.combined, collected.weights)
-    _check_enough(server, accepted, failures, number, len(sampled) if sampled.by_method else None)
+    most = len(sampled) if sampled.by_method else None
+    _check_enough(server, accepted, failures, number, 0 if collected is not None and collected.is_skipped else most)
     moved = _moved(state, server, aggregator, number, failures)
     averaged = replace(
         moved, round=number, accepted={**state.accepted, **{update.client: number for update in accepted}}
@@ -168,7 +169,7 @@ def _collected_by_method(
     dispatch: Dispatch,
     settings: LocalSettings,
     extra: Mapping[str, Extra],
-    sampled: Mapping[ClientId, tuple[str, ...]],
+    sampled: SampledClients,
     infos: Mapping[ClientId, ClientInfo],
     counting: ClientWeights,
 ) -> Collected | None:
@@ -184,7 +185,8 @@ def _collected_by_method(
         fixed[client] = made.fixed
         return made
 
-    open_round = OpenRound(state, number, engine, sampled, infos, job, server.federation.round_timeout, counting)
+    timeout = server.federation.round_timeout
+    open_round = OpenRound(state, number, engine, sampled, infos, job, timeout, counting, sampled.by_method)
     for method in server.methods:
         with _blamed(method.name, number):
             collected = method.collect(open_round)

@@ -43,7 +43,8 @@ class ServerSetup:
 
     `observe` gets the events of what takes long, and warnings. `secret` is what only this server knows: noise and draws
     that nobody else may know come from it. In a simulation there is none, and they come from the config's seed.
-    `clients` are those of each task where all of them are known before the first round, as in a simulation.
+    `clients` are those of each task where all of them are known before the first round, as in a simulation, and
+    `most_examples` is the largest number of examples of each task that one of them has.
     """
 
     config: Config
@@ -56,6 +57,7 @@ class ServerSetup:
     observe: Observer = lambda event: None
     secret: bytes | None = None
     clients: Mapping[str, Sequence[ClientId]] | None = None
+    most_examples: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class OpenRound:
     """A round of training or of scoring whose jobs are still to be sent, with all that is needed to send them.
 
     `clients` are those that take part, with their tasks. `job` makes the job of one of them, with the extra that a
-    method sends along. `weights` says how much clients count in a mean; scores are not weighted.
+    method sends along. `weights` says how much clients count in a mean; scores are not weighted. `may_be_small` says
+    that a method drew the clients by chance, so that too few of them are no mistake.
     """
 
     state: State
@@ -95,6 +98,7 @@ class OpenRound:
     job: Callable[[ClientId, Mapping[str, Extra]], Job]
     deadline: float
     weights: ClientWeights | None = None
+    may_be_small: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Collected:
     """What a method made of a round's jobs, where no single update may be read.
 
     `updates` say who returned one, without values, counts and losses. `combined` has the mean of those that could be
-    opened, their counts and losses, and `weights` what it counts in each scope.
+    opened, their counts and losses, and `weights` what it counts in each scope. `is_skipped` says that nobody was sent
+    anything, as too few were drawn.
     """
 
     updates: tuple[Update, ...]
@@ -110,6 +115,7 @@ class Collected:
     combined: Update
     weights: Mapping[str, float]
     events: tuple[Event, ...] = ()
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fedmtl.errors import ConfigError, needs_extra
@@ -113,6 +113,11 @@ def noise_for(epsilon: float, delta: float, chance: float, times: int) -> float:
     return _least(lambda noise: spends(noise, "coarse") <= epsilon, too_little, enough)
 
 
+def is_reachable(epsilon: float, delta: float, chance: float, times: int) -> bool:
+    """Whether `noise_for` finds a noise; quick."""
+    return most_spent([Releases(chance, MOST_NOISE, times)], delta) <= epsilon
+
+
 def _least(is_enough: Callable[[float], bool], too_little: float, enough: float) -> float:
     """The least number that is enough, between one that is not and one that is."""
     while enough > too_little * (1 + _PRECISION):
@@ -128,6 +133,7 @@ def _out_of_reach(epsilon: float, delta: float, chance: float, times: int) -> st
     )
 
 
+@lru_cache(maxsize=4096)
 def _epsilon(releases: tuple[Releases, ...], delta: float, kind: str) -> float:
     dp = _dp_accounting()
     accountant = _accountant(dp, kind)

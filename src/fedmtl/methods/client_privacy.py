@@ -49,7 +49,7 @@ from fedmtl.config.privacy import ClientPrivacyConfig
 from fedmtl.errors import ConfigError
 from fedmtl.federation.aggregators.mean import add_delta
 from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
-from fedmtl.federation.messages import ClientId, ClientInfo, Job, State, Update
+from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
 from fedmtl.methods.accounting import MOST_NOISE, Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.noise import KeyedNoise, derive_key
@@ -117,10 +117,6 @@ class ClippedUpdate(UpdateFilter):
             return update, NO_EXTRA
         delta = {key: value * factors[key.scope] for key, value in update.delta.items()}
         return replace(update, delta=delta), NO_EXTRA
-
-    def at_server(self, update: Update, job: Job) -> Update:
-        # Where it is added to the sum, after whatever other filters make of it.
-        return update
 
 
 # The server's sum ---------------------------------------------------------------------------------------------------
@@ -201,6 +197,9 @@ def expected_returns(
             if not is_personal(key) and plan.trains(key):
                 expected[key] = expected.get(key, 0.0) + chance * number
     return expected
+
+
+Statement = Callable[[float, float, Sequence[Releases], bool], str]
 
 
 class ClientPrivacy(ServerMethod):
@@ -292,21 +291,26 @@ class ClientPrivacy(ServerMethod):
         if NAME not in state.extra or not state.round:
             return ()
         done, noise, max_norm = _read(state.extra[NAME])
+        details = {NOISE: noise, MAX_NORM: max_norm, "expected_clients": self._num_expected()}
+        return (self._event(state.round, done, _statement, details),)
+
+    def _event(
+        self, round_number: int, done: Sequence[Releases], statement: Statement, details: Mapping[str, float]
+    ) -> PrivacyEvent:
+        """What these releases come to, in the words of `statement`."""
         delta = self._settings.delta
         # The tight number takes a second, the bound by Renyi orders does not: it stands until the last round.
-        is_last = state.round >= self._num_rounds
+        is_last = round_number >= self._num_rounds
         epsilon = spent(done, delta).epsilon if is_last else most_spent(done, delta)
-        return (
-            PrivacyEvent(
-                round=state.round,
-                unit="client",
-                epsilon=epsilon,
-                delta=delta,
-                accountant="pld" if is_last else "rdp",
-                releases=[one.to_dict() for one in done],
-                words=_statement(epsilon, delta, done, self._is_deployed),
-                details={NOISE: noise, MAX_NORM: max_norm, "expected_clients": self._num_expected()},
-            ),
+        return PrivacyEvent(
+            round=round_number,
+            unit="client",
+            epsilon=epsilon,
+            delta=delta,
+            accountant="pld" if is_last else "rdp",
+            releases=[one.to_dict() for one in done],
+            words=statement(epsilon, delta, done, self._is_deployed),
+            details={**details},
         )
 
     def check(self, extra: Extra) -> None:
@@ -321,10 +325,16 @@ class ClientPrivacy(ServerMethod):
 
     def _enough(self, done: Sequence[Releases], noise: float, rounds: int) -> float:
         """Noise for the rounds that are left, so that all together keep to the epsilon where one is given."""
-        settings, left = self._settings, max(1, self._num_rounds - rounds)
+        return self._raised(
+            done, noise, Releases(self._settings.sampling_rate, noise, max(1, self._num_rounds - rounds))
+        )
+
+    def _raised(self, done: Sequence[Releases], noise: float, left: Releases) -> float:
+        """Noise with which what is left keeps to the epsilon where one is given."""
+        settings = self._settings
         if settings.epsilon is None:
             return noise
-        while spent((*done, Releases(settings.sampling_rate, noise, left)), settings.delta).epsilon > settings.epsilon:
+        while spent((*done, replace(left, noise_multiplier=noise)), settings.delta).epsilon > settings.epsilon:
             noise *= _STEP
             if noise > MOST_NOISE:
                 raise ConfigError(
@@ -432,10 +442,11 @@ def check_together(config: Config, *, scores_at_clients: bool) -> None:
     draws = settings.sampling_rate < 1
     refused = [
         ("mode", not config.mode.startswith("federated"), "whose clients are not hidden; write `mode: federated`"),
-        ("privacy.client.noise_at", settings.noise_at == "clients",
-         "clients, for which the sum must be all that the server sees; write `server`"),
-        ("privacy.secure_aggregation", config.privacy.secure_aggregation is not None,
-         "under which the server cannot clip what it adds up; leave one of them out"),
+        ("privacy.client.noise_at", settings.noise_at == "clients" and config.privacy.secure_aggregation is None,
+         "clients, whose parts of the noise hide nothing in a single update; turn privacy.secure_aggregation on, or"
+         " write `server`"),
+        ("privacy.client.adaptive_clipping", adaptive is not None and settings.noise_at == "clients",
+         "and noise_at: clients, which do not count how many updates were clipped; leave it out"),
         *((key, True, f"{rule}, whose result one client can change by more than max_norm; write `mean`")
           for key, rule in federation.aggregation.looks_at_updates().items()),
         ("federation.average", federation.average != "uniform",
@@ -480,7 +491,8 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
     settings = config.privacy.client
     if settings is None:
         return None
-    return {MAX_NORM: settings.max_norm, "bound": settings.bound, "adaptive": settings.adaptive_clipping is not None}
+    adaptive, is_shared = settings.adaptive_clipping is not None, settings.noise_at == "clients"
+    return {MAX_NORM: settings.max_norm, "bound": settings.bound, "adaptive": adaptive, "shared": is_shared}
 
 
 def _open(setup: ServerSetup) -> ClientPrivacy | None:
@@ -494,11 +506,20 @@ def _open(setup: ServerSetup) -> ClientPrivacy | None:
     spent([Releases(1.0, 1.0, 1)], settings.delta)
     KeyedNoise(derive_key(b"", NAME))
     rounds = setup.config.training.num_rounds
-    return ClientPrivacy(settings, names, rounds, seed=setup.config.seed, secret=setup.secret, observe=setup.observe)
+    made = ClientPrivacy
+    if settings.noise_at == "clients":
+        from fedmtl.methods.client_noise import NoiseAtClients
+
+        made = NoiseAtClients
+    return made(settings, names, rounds, seed=setup.config.seed, secret=setup.secret, observe=setup.observe)
 
 
 def _check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[str, Any]) -> str | None:
-    """Why it is not the bound of a round, which only adaptive clipping sends."""
+    """Why it is not the bound of a round, which only adaptive clipping sends, or the noise that clients share."""
+    if options["shared"]:
+        noise = extra.values.get(NOISE)
+        is_noise = not extra.tensors and set(extra.values) == {NOISE}
+        return None if is_noise and isinstance(noise, float) and 0 < noise <= MOST_NOISE else "the job's noise is none"
     max_norm = extra.values.get(MAX_NORM)
     is_fine = not extra.tensors and set(extra.values) == {MAX_NORM} and bool(options["adaptive"])
     is_fine = is_fine and isinstance(max_norm, float) and _SMALLEST <= max_norm <= _LARGEST

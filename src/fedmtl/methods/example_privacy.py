@@ -14,6 +14,13 @@ the site and a digest of all that the answer follows from: the same job has the 
 other has noise of its own. In a simulation the secret follows from the seed. The client counts what it has released in
 a file beside its state, before it computes; with epsilon given, it refuses a job beyond what its noise was found for.
 The server has the clients' counts from their updates, and counts jobs without an accepted update as done.
+
+How many examples a client has follows from the chance that one is drawn, from the steps and from the noise found for
+them. So all three are counted as those of the fewest or most examples that the client's declared number, which its
+policy may round, leaves open: never less than what was spent.
+
+Under `privacy.secure_aggregation` no client's ledger leaves it: `masked_ledger.py` has what is stated then, and each
+client checks that what it has spent is within it.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +41,13 @@ from torch import Tensor
 
 from fedmtl.capabilities import BUILT_IN, TASK_KINDS, Capability, find
 from fedmtl.config import Config
+from fedmtl.config.privacy import ExamplePrivacyConfig
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
-from fedmtl.federation.policy import Policy
+from fedmtl.federation.policy import Policy, round_up
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
-from fedmtl.methods.accounting import Releases, most_spent, noise_for, spent, together
+from fedmtl.methods.accounting import Releases, is_reachable, most_spent, noise_for, spent, together
+from fedmtl.methods.masked_ledger import CLIENTS, JOBS, CheckCounts, MaskedExamplePrivacy, agreed
 from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.model.multitask import MultiTaskModel, flat_order, undecayed
 from fedmtl.model.per_example import Clip, ExampleGradients
@@ -46,6 +56,7 @@ from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, ReleaseFact
 from fedmtl.runs.folder import make_private_folder, write_atomic
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, owner_task
 from fedmtl.tasks.batches import Shard, collate
+from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import planned_steps, to_tensors
 from fedmtl.training.local_method import (
@@ -67,7 +78,7 @@ if TYPE_CHECKING:
 NAME = "example_privacy"
 LEDGER = "example_privacy.json"
 SPENT, RELEASED, SCOPES = "spent", "released", "scopes"
-CLIENTS, UNCONFIRMED = "clients", "unconfirmed"
+UNCONFIRMED = "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
@@ -84,8 +95,8 @@ MOST_TIMES = 10**9
 class Ledger:
     """What a client has released of each task, in a file beside its state: one entry for each different answer."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LEDGER
+    def __init__(self, folder: Path, file: str = LEDGER) -> None:
+        self._path = folder / file
         self._tasks: dict[str, dict[str, Releases]] = {}
         if not self._path.exists():
             return
@@ -108,6 +119,10 @@ class Ledger:
         """All releases of a task, this answer's among them."""
         return together({**self._tasks.get(task, {}), digest: releases}.values())
 
+    def answers(self, task: str, digest: str) -> int:
+        """How many different answers were given of a task, this one among them."""
+        return len({*self._tasks.get(task, {}), digest})
+
     def add(self, digest: str, released: Mapping[str, Releases]) -> None:
         """Count an answer before it is computed; the same answer counts once."""
         before = self._tasks
@@ -121,11 +136,15 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Lot:
-    """How the examples of a task's steps are drawn at a client, and the noise beside them."""
+    """How the examples of a task's steps are drawn at a client, and the noise beside them.
+
+    `most_chance` is that of the fewest examples which the declared number leaves open.
+    """
 
     size: int
     num_examples: int
     noise_multiplier: float
+    most_chance: float
 
     @property
     def chance(self) -> float:
@@ -140,6 +159,11 @@ class Lot:
 def most_steps(sizes: Mapping[str, int], settings: LocalSettings) -> dict[str, int]:
     """The most steps that a client with so many examples makes on each task in all rounds."""
     batches = {task: -(-number // settings.batch_size_of(task, number)) for task, number in sizes.items() if number}
+    return {task: settings.num_rounds * number for task, number in steps_of_round(batches, settings).items()}
+
+
+def steps_of_round(batches: Mapping[str, int], settings: LocalSettings) -> dict[str, int]:
+    """The most steps on each task in one round, of a client whose examples are so many batches."""
     every = settings.steps or settings.epochs * sum(batches.values())
     if settings.task_schedule == "joint":
         of_round = dict.fromkeys(batches, settings.steps or settings.epochs * max(batches.values(), default=0))
@@ -153,13 +177,14 @@ def most_steps(sizes: Mapping[str, int], settings: LocalSettings) -> dict[str, i
         of_round = {task: math.ceil(settings.steps * number / total) + 1 for task, number in batches.items()}
         if len(batches) == 1:
             of_round = dict.fromkeys(batches, settings.steps)
-    return {task: settings.num_rounds * number for task, number in of_round.items()}
+    return of_round
 
 
 class Account:
     """What a client's round draws and releases: its lots, counted in its ledger, and the noise beside them.
 
-    `moved` are the keys of each task that its steps move, in the order in which noise is drawn for them.
+    `moved` are the keys of each task that its steps move, in the order in which noise is drawn for them. `received`
+    came with the job.
     """
 
     def __init__(
@@ -169,9 +194,12 @@ class Account:
         shards: Mapping[str, Shard],
         settings: LocalSettings,
         moved: Mapping[str, Sequence[Key]],
+        received: Extra = NO_EXTRA,
     ) -> None:
         self._epsilon, self._delta = options["epsilon"], options["delta"]
         self._noise_multiplier, self._max_norm = options["noise_multiplier"], options["max_grad_norm"]
+        self._max_sampling_rate, self._is_masked = options["max_sampling_rate"], options["masked"]
+        self._jobs: Mapping[str, int] = received.values.get(JOBS, {})
         self._release, self._shards, self._settings, self._moved = release, shards, settings, moved
         # Another secret draws other noise, so that the same job is answered anew.
         self._entry = derive_key(release.secret, release.digest, NAME).hex()[:32]
@@ -181,19 +209,31 @@ class Account:
 
     def draw(self, steps: Sequence[Batch]) -> list[Batch]:
         """Replace each batch by a lot, and count them before the first one is computed."""
-        sizes = {task: len(shard) for task, shard in self._shards.items()}
+        settings, sizes = self._settings, {task: len(shard) for task, shard in self._shards.items() if len(shard)}
         times = Counter(task for task, _ in steps)
-        most = most_steps(sizes, self._settings)
+        every = self._release.counts_to
+        declared = {task: round_up(number, every) for task, number in sizes.items()}
+        fewest = {task: number - every + 1 for task, number in declared.items()}
+        batches = {task: -(-number // settings.batch_size_of(task, fewest[task])) for task, number in declared.items()}
+        of_round = steps_of_round(batches, settings)
+        most = {task: settings.num_rounds * number for task, number in of_round.items()}
         # A task of which nothing moves has nothing to release.
         self.lots = {
-            task: self._lot(task, sizes[task], most[task]) for task in self._shards if self._moved[task] and times[task]
+            task: self._lot(task, number, declared[task], fewest[task], most[task])
+            for task, number in sizes.items()
+            if self._moved[task] and times[task]
         }
         self.released = {
-            task: Releases(lot.chance, lot.noise_multiplier, times[task]) for task, lot in self.lots.items()
+            task: Releases(
+                lot.most_chance, lot.noise_multiplier, times[task] if every == 1 else max(times[task], of_round[task])
+            )
+            for task, lot in self.lots.items()
         }
         for task, releases in self.released.items():
             self._check_budget(task, releases, most[task])
             self._check_policy(task, releases)
+            if self._is_masked:
+                self._check_agreed(task, releases)
         self._ledger.add(self._entry, self.released)
         draws = {task: KeyedNoise(self._key("lots", task)) for task in self.lots}
         return [(task, self._drawn(task, draws[task]) if task in draws else batch) for task, batch in steps]
@@ -207,8 +247,8 @@ class Account:
         return float(self._max_norm * lot.noise_multiplier / lot.expected)
 
     def sent(self) -> Extra:
-        """What the client tells the server of its ledger."""
-        if not self.released:
+        """What the client tells the server of its ledger, which is nothing under masks."""
+        if not self.released or self._is_masked:
             return NO_EXTRA
         return Extra(
             {
@@ -221,16 +261,17 @@ class Account:
     def _key(self, purpose: str, task: str) -> bytes:
         return derive_key(self._release.secret, self._release.digest, NAME, purpose, task)
 
-    def _lot(self, task: str, num_examples: int, most: int) -> Lot:
-        size = self._settings.batch_size_of(task, num_examples)
+    def _lot(self, task: str, num_examples: int, declared: int, fewest: int, most: int) -> Lot:
+        size, largest = (self._settings.batch_size_of(task, number) for number in (num_examples, declared))
+        most_chance = min(1.0, largest / fewest)
         if self._noise_multiplier is not None:
-            return Lot(size, num_examples, self._noise_multiplier)
+            return Lot(size, num_examples, self._noise_multiplier, most_chance)
         # Of clients with nearly as many examples the noise is found once: a larger chance asks for more of it.
-        chance = min(1.0, _rounded_up(size / num_examples))
+        chance = min(1.0, _rounded_up(most_chance))
         try:
-            return Lot(size, num_examples, noise_for(self._epsilon, self._delta, chance, most))
+            return Lot(size, num_examples, noise_for(self._epsilon, self._delta, chance, most), most_chance)
         except ConfigError as error:
-            raise ConfigError(f"privacy.example.{error}").coded("config_unusable", task) from None
+            raise ConfigError(f"{task}: privacy.example.{error}").coded("privacy_unreachable", task) from None
 
     def _check_budget(self, task: str, releases: Releases, most: int) -> None:
         if self._epsilon is None:
@@ -241,6 +282,26 @@ class Account:
                 f"{task}: this job would make {done} steps in all, and the noise was found for {most}"
                 f" (privacy.example.epsilon {self._epsilon:g}); a server that repeats rounds in another way spends more"
             ).coded("privacy_spent", task)
+
+    def _check_agreed(self, task: str, releases: Releases) -> None:
+        """Hold what was spent to what the server states from the number of jobs, without having been told of it."""
+        answers, jobs = self._ledger.answers(task, self._entry), self._jobs.get(task, 0)
+        if answers > jobs:
+            raise PolicyError(
+                f"{task}: this would be the client's answer {answers} of this run, and the server, which states"
+                f" epsilon from their number, counts {jobs}; start a new run"
+            ).coded("privacy_spent", task)
+        if self._noise_multiplier is None:
+            return
+        most = agreed(self._max_sampling_rate, self._noise_multiplier, self._settings, answers)
+        bound = most_spent([most], self._delta)
+        here = most_spent(self._ledger.with_(task, self._entry, releases), self._delta)
+        if here > bound * (1 + 1e-9):
+            raise PolicyError(
+                f"{task}: with this job, epsilon {here:.3g} would be spent at a chance of {releases.chance:.3g}, and"
+                f" the run states {bound:.3g} for every client, by privacy.example.max_sampling_rate"
+                f" {self._max_sampling_rate:g}; write a larger one, or have more examples here"
+            ).coded("privacy_beyond", task)
 
     def _check_policy(self, task: str, releases: Releases) -> None:
         """Hold the site's requirement over all runs: each has a folder beside this one's, with the client's ledger."""
@@ -311,7 +372,8 @@ class PrivateStack(StackedMethod):
         trained = [key for name, key in member.keys.items() if key.scope != "fixed" and name not in member.fixed]
         order = flat_order(views, trained, undecayed(model))
         moved = {task: [key for key in order if key.name in own] for task, own in names.items()}
-        account = Account(self._options, release(), member.shards, settings, moved)
+        received = member.received.get(NAME, NO_EXTRA)
+        account = Account(self._options, release(), member.shards, settings, moved, received)
         planned = list(planned_steps(member.shards, settings, member.seed, round_number))
         steps = account.draw(planned)
         seen: Counter[str] = Counter()
@@ -425,7 +487,7 @@ class PrivateGradients(LocalMethod):
             trained = [name for name, key in bound_model.views[task].items() if key in spans]
             self._made[task] = ExampleGradients(bound_model.use(task), task, trained)
         moved = {task: [bound_model.views[task][name] for name in made.names] for task, made in self._made.items()}
-        self._account = Account(self._options, client.release(), client.shards, client.settings, moved)
+        self._account = Account(self._options, client.release(), client.shards, client.settings, moved, received)
 
     def plan_steps(self, steps: Sequence[Batch]) -> Sequence[Batch]:
         """Replace each batch by a lot, and count them before the first one is computed."""
@@ -503,13 +565,47 @@ def _rounded_up(chance: float) -> float:
     return rounded if rounded >= chance else chance
 
 
+def check_reach(example: ExamplePrivacyConfig, settings: LocalSettings, most_examples: Mapping[str, int]) -> None:
+    """Raise where no noise reaches the epsilon at any client of a task, of which the largest has so many examples."""
+    for task, number in most_examples.items():
+        if example.epsilon is None or not number:
+            continue
+        chance = min(1.0, settings.batch_size_of(task, number) / number)
+        steps = most_steps({task: number}, settings)[task]
+        if not is_reachable(example.epsilon, example.delta, chance, steps):
+            raise ConfigError(
+                f"privacy.example.epsilon: found {example.epsilon:g}, which no noise reaches at delta {example.delta:g}"
+                f" at any client of {task}: the largest has {number} examples, and makes {steps} steps; write a larger"
+                " epsilon, or fewer rounds"
+            )
+
+
+def check_infos(
+    example: ExamplePrivacyConfig,
+    settings: LocalSettings,
+    sampled: Mapping[ClientId, Sequence[str]],
+    infos: Mapping[ClientId, ClientInfo],
+) -> None:
+    if example.epsilon is None:
+        return
+    largest: dict[str, int] = {}
+    for client, tasks in sampled.items():
+        counts = infos[client].num_examples
+        for task in tasks:
+            largest[task] = max(largest.get(task, 0), counts.get(task, 0))
+    check_reach(example, settings, largest)
+
+
 class ExamplePrivacy(ServerMethod):
     """Keeps the ledger of all clients, from their updates, and says what it comes to."""
 
     name = NAME
 
-    def __init__(self, delta: float, max_grad_norm: float, num_rounds: int) -> None:
+    def __init__(
+        self, delta: float, max_grad_norm: float, num_rounds: int, check: CheckCounts = lambda sampled, infos: None
+    ) -> None:
         self._delta, self._max_grad_norm, self._num_rounds = delta, max_grad_norm, num_rounds
+        self._check = check
         self._sampled: Mapping[ClientId, Sequence[str]] = {}
         self._updates: dict[ClientId, Mapping[str, Any]] = {}
         self._released: dict[ClientId, Mapping[str, Any]] = {}
@@ -517,6 +613,8 @@ class ExamplePrivacy(ServerMethod):
     def before_round(
         self, state: State, sampled: Mapping[ClientId, Sequence[str]], infos: Mapping[ClientId, ClientInfo]
     ) -> RoundSettings:
+        if state.round == 0:
+            self._check(sampled, infos)
         self._sampled, self._updates = dict(sampled), {}
         return RoundSettings()
 
@@ -698,6 +796,11 @@ def _refused(config: Config) -> str | None:
     return next((f"{key}: found with privacy.example; {why}" for key, (is_set, why) in found.items() if is_set), None)
 
 
+def _is_masked(config: Config) -> bool:
+    """Whether updates leave clients under masks, so that no ledger can go along."""
+    return config.privacy.secure_aggregation is not None and config.mode.startswith("federated")
+
+
 def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> dict[str, Any] | None:
     example = config.privacy.example
     if example is None:
@@ -705,10 +808,10 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
     reason = _refused(config)
     if reason is not None:
         raise ConfigError(reason)
-    return example.model_dump()
+    return {**example.model_dump(), "masked": _is_masked(config)}
 
 
-def _open(setup: ServerSetup) -> ExamplePrivacy | None:
+def _open(setup: ServerSetup) -> ServerMethod | None:
     example = setup.config.privacy.example
     if example is None:
         return None
@@ -719,7 +822,24 @@ def _open(setup: ServerSetup) -> ExamplePrivacy | None:
     # Whether what they need is installed shows before the first round.
     most_spent([Releases(1.0, 1.0, 1)], example.delta)
     KeyedNoise(bytes(32))
-    return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds)
+    settings = setup.settings
+    if setup.most_examples is not None and example.epsilon is not None:
+        check_reach(example, settings, {task: setup.most_examples(task) for task in setup.tasks})
+    check = partial(check_infos, example, settings)
+    if _is_masked(setup.config):
+        return MaskedExamplePrivacy(example, settings, list(setup.model.canonical()), check)
+    return ExamplePrivacy(example.delta, example.max_grad_norm, setup.config.training.num_rounds, check)
+
+
+def _check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[str, Any]) -> str | None:
+    """Why it is not the number of jobs of each task, which comes along where updates are masked."""
+    if not extra and not options["masked"]:
+        return None
+    jobs = extra.values.get(JOBS)
+    is_fine = options["masked"] and not extra.tensors and set(extra.values) == {JOBS} and isinstance(jobs, Mapping)
+    if not is_fine or not all(type(number) is int and number > 0 for number in dict(jobs or {}).values()):
+        return "the job's number of jobs is none"
+    return None
 
 
 def _check_policy(policy: Policy, config: Config) -> str | None:
@@ -738,5 +858,12 @@ def _check_policy(policy: Policy, config: Config) -> str | None:
 
 
 CAPABILITY = Capability(
-    NAME, PrivateGradients, _client_options, _open, check_sent=_check_sent, check_policy=_check_policy
+    NAME,
+    PrivateGradients,
+    _client_options,
+    _open,
+    check_sent=_check_sent,
+    check_received=_check_received,
+    check_policy=_check_policy,
+    is_quiet_under_masks=True,
 )

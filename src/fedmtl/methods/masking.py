@@ -202,20 +202,22 @@ class FixedPoint:
     """How the entries of updates become whole numbers that can be summed over so many clients without wrapping.
 
     An entry is cut to `max_value`, multiplied by the client's weight, at most 1, and rounded to the next multiple of
-    `step`, a power of two.
+    `step`, a power of two. What is added to a client's entries afterwards is `headroom` at most.
     """
 
     bits: int
     max_value: float
     num_clients: int
+    headroom: float = 0.0
 
     @property
     def exponent(self) -> int:
         """The step is two to minus this power: the finest with which a sum over all clients fits."""
         most = min(((1 << self.bits - 1) - 1) // self.num_clients, MOST_EXACT)
-        found = math.floor(math.log2(most / self.max_value))
+        largest = self.max_value + self.headroom
+        found = math.floor(math.log2(most / largest))
         # The logarithm is rounded.
-        return found if math.ldexp(self.max_value, found) <= most else found - 1
+        return found if math.ldexp(largest, found) <= most else found - 1
 
     @property
     def step(self) -> float:

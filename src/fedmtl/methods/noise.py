@@ -20,6 +20,8 @@ from torch import Tensor
 from fedmtl.errors import ConfigError, needs_extra
 
 KEY_BYTES = 32
+# No normal number is larger: its radius follows from 31 bits and a half.
+LARGEST_NORMAL = 6.7
 # Normal numbers of one piece: its bits and their halves stay in the cache.
 _PIECE = 2**16
 

@@ -25,10 +25,18 @@ def privacy(run: Run) -> Html:
         return section("privacy", tag("p", NONE, class_="guide"))
     rows = []
     for task, one in found.tasks.items():
+        if one.accountant == "bound":
+            rows.append(
+                (
+                    task, rounded_up(one.epsilon), f"{found.delta:g}", rounded_up(one.epsilon_rdp), "each, at most",
+                    f"of {count(one.jobs or 0)} jobs", "its own", "its own", ", ".join(one.scopes),
+                )
+            )  # fmt: skip
         for release in one.releases:
             rows.append(
                 (
-                    task, rounded_up(one.epsilon), f"{found.delta:g}", rounded_up(one.epsilon_rdp), one.client,
+                    task, rounded_up(one.epsilon), f"{found.delta:g}", rounded_up(one.epsilon_rdp),
+                    one.client or "each, at most",
                     count(release.times), f"{release.chance:.4g}", f"{release.noise_multiplier:.4g}",
                     ", ".join(one.scopes),
                 )

@@ -536,6 +536,9 @@ class ExampleSpending:
     `epsilon` is by `accountant`: privacy loss distributions (`pld`) at the end of a run, the bound by Renyi orders
     (`rdp`), which is never smaller, before. `releases` are that client's. `unconfirmed` are jobs of the task that no
     accepted update answered; they are counted as done, but for those of `unknown` clients, of which no update came.
+
+    Where updates are masked no client is named: every client checks its own ledger, `accountant` is `bound` where it
+    keeps to the config's epsilon, and `jobs` is the most that one client was sent.
     """
 
     epsilon: Number
@@ -547,6 +550,7 @@ class ExampleSpending:
     scopes: list[Text]
     unconfirmed: Count = 0
     unknown: Count = 0
+    jobs: Count | None = None
 
 
 @event_kind("example_privacy")

@@ -30,6 +30,12 @@ def privacy_lines(events: Sequence[Event]) -> list[str]:
         worded.setdefault(_worded(one, found.delta), []).append(task)
     parts = "; ".join(f"{words} ({', '.join(tasks)})" for words, tasks in worded.items())
     lines = [f"privacy of examples after round {found.round}: {parts}; for {UNIT}", NOT_COVERED]
+    if any(one.jobs is not None for one in found.tasks.values()):
+        most = max(one.jobs or 0 for one in found.tasks.values())
+        lines.append(
+            f"updates were summed under masks, so no client told what it spent: each checked its own ledger before it"
+            f" answered one of at most {most} jobs, and the statement rests on the clients' own code"
+        )
     unconfirmed = sum(one.unconfirmed for one in found.tasks.values())
     unknown = sum(one.unknown for one in found.tasks.values())
     if unconfirmed:
@@ -43,5 +49,8 @@ def privacy_lines(events: Sequence[Event]) -> list[str]:
 
 
 def _worded(one: ExampleSpending, delta: float) -> str:
-    bound, by = ("", "privacy loss distributions") if one.accountant == "pld" else ("at most ", "Renyi orders")
+    bound, by = {
+        "pld": ("", "privacy loss distributions"),
+        "bound": ("at most ", "the config's bound, which each client's noise is for"),
+    }.get(one.accountant, ("at most ", "Renyi orders"))
     return f"{bound}epsilon {rounded_up(one.epsilon)} at delta {delta:g} by {by}"

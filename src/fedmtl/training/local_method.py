@@ -143,13 +143,15 @@ class Release:
 
     `secret` is the site's. `digest` is of all that the answer follows from, so that the same job has the same answer,
     and any other one a digest of its own. `folder` is where the client's files are. `required` is what the site's
-    policy requires, by name, as plain values.
+    policy requires, by name, as plain values. Numbers of examples leave the site rounded up to a multiple of
+    `counts_to`.
     """
 
     secret: bytes
     digest: str
     folder: Path
     required: Mapping[str, Any] = field(default_factory=dict)
+    counts_to: int = 1
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,31 @@ def test_a_policy_names_the_keys_of_the_others(config, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "event", "ledger"),
+    [
+        ("privacy.example={noise_multiplier: 1, max_sampling_rate: 0.5}", "example_privacy", "sentiment"),
+        ("privacy.client={epsilon: 20, noise_at: clients}", "privacy", "client_privacy"),
+    ],
+)
+def test_sites_add_noise_from_secrets_of_their_own_and_count_it(config, tmp_path, noise, event, ledger):
+    wanted = config(*MASKED, "federation.average=uniform", noise)
+    alone = start_run(wanted, "alone")
+    certs = make_certs(tmp_path / "certs", {name: ["sentiment"] for name in NAMES})
+    server = Server(wanted, tmp_path / "certs")
+    there = sites(server, tmp_path, certs)
+    run = server.finish()
+    assert [site.finish() for site in there] == ["deployed is done"] * 4
+    assert digest(run) != digest(alone)
+    # What the server states is what it states of the simulation: the same rounds, clients and noise.
+    found, simulated = of_kind(run, event)[-1], of_kind(alone, event)[-1]
+    assert {**found, "words": "", "time": 0} == {**simulated, "words": "", "time": 0}
+    for name in NAMES:
+        (file,) = (tmp_path / name).glob(f"*/{name}/{event if event == 'example_privacy' else ledger}.json")
+        assert len(json.loads(file.read_text())[ledger]) == 2
+
+
+@pytest.mark.slow
 def test_a_site_that_goes_away_costs_its_own_part(config, tmp_path):
     """The third job of b would be the one that trains: its keys are known then, and its masks have to be removed."""
     server = Server(config(*MASKED, "federation.round_timeout=6", "training.num_rounds=1"))
@@ -138,6 +163,7 @@ def test_a_policy_that_requires_masks_refuses_a_server_without(config, tmp_path)
     assert "requires a protection of updates" in server.failures()["a"][0]
 
 
+@pytest.mark.slow
 def test_the_larger_number_of_clients_counts(config, tmp_path):
     """The policy of c wants four in every sum: without d, nobody's is opened."""
     wants = Policy.model_validate({"require": {"secure_aggregation": {"min_clients": 4}}})

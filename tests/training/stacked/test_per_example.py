@@ -48,6 +48,8 @@ from ..small_client import (
 OPTIONS = {
     "epsilon": None, "noise_multiplier": 0.5, "delta": 1e-5, "max_grad_norm": 0.3, "sampling": "poisson",
     "examples_at_once": None,
+    "max_sampling_rate": None,
+    "masked": False,
 }  # fmt: skip
 EXAMPLES = (range(12), [0, 1, 4, 7, 9], [2, 3, 5])
 MEAN = make_task("single", pool="mean")

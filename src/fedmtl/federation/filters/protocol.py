@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,6 +11,7 @@ from fedmtl.config import Config
 from fedmtl.federation.messages import ClientId, Job, Update
 from fedmtl.sharing.plan import Extra
 from fedmtl.tasks.task import Task
+from fedmtl.training.local_method import Release
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class FilterClient:
     """The client that an update leaves: its job, what the filter stored there, and the name of the token table.
 
     `stored` is of the last round whose update the server accepted. Where the job has rows, the values called `table`
-    are these rows of it. `folder` is the client's, where a capability may leave files; `tasks` are the model's.
+    are these rows of it. `folder` is the client's, where a capability may leave files; `tasks` are the model's. Of a
+    training job `release` says what the answer is known by, for noise that nobody else may know.
     """
 
     job: Job
@@ -26,6 +28,7 @@ class FilterClient:
     table: str
     folder: Path = Path()
     tasks: Mapping[str, Task] = field(default_factory=dict)
+    release: Callable[[], Release] | None = None
 
 
 class Identity(Protocol):
