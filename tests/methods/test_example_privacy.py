@@ -191,6 +191,16 @@ def test_with_an_epsilon_a_client_makes_no_more_steps_than_its_noise_is_for(tmp_
     assert (caught.value.code, caught.value.task) == ("privacy_spent", "single")
 
 
+def test_jobs_of_other_settings_do_not_spend_more_than_epsilon_together(tmp_path: Path) -> None:
+    """All of what was for two rounds is spent in two; noise for ten rounds would let eight more pass, to 4.0."""
+    options, steps = {"epsilon": 3.0, "noise_multiplier": None}, {"local_steps": 5, "batch_size": 3}
+    for digest in ("a", "b"):
+        run_step(tmp_path, digest=digest, options=options, num_rounds=2, **steps)
+    with pytest.raises(PolicyError, match=r"epsilon 3\.\d+ would be spent, and privacy.example.epsilon is 3") as caught:
+        run_step(tmp_path, digest="c", options=options, num_rounds=10, **steps)
+    assert caught.value.code == "privacy_spent"
+
+
 def test_an_epsilon_that_no_noise_reaches_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^single: privacy\.example\.epsilon: found 1e-09, which no") as caught:
         run_step(tmp_path, options={"epsilon": 1e-9, "noise_multiplier": None})

@@ -65,6 +65,8 @@ def test_the_server_counts_jobs_and_answers_and_states_what_the_most_jobs_come_t
     play(("c", "d", "e"), "c", "d")
     # c was sent three jobs, d two, e one; no job says more than the most that its client may have had.
     assert sent == [{"a": 1}, {"a": 2}, {"a": 3}]
+    # What is stated afterwards is never less than what its clients were let do.
+    assert method.before_round(state, {"e": ("a",)}, {}).extra.values["jobs"] == {"a": 2}
     (event,) = method.report(state)
     found = event.tasks["a"]  # type: ignore[attr-defined]
     assert (found.jobs, found.unconfirmed, found.unknown, found.clients) == (3, 2, 1, 3)

@@ -276,11 +276,19 @@ class Account:
     def _check_budget(self, task: str, releases: Releases, most: int) -> None:
         if self._epsilon is None:
             return
-        done = sum(one.times for one in self._ledger.with_(task, self._entry, releases))
-        if done > most:
+        done = self._ledger.with_(task, self._entry, releases)
+        steps = sum(one.times for one in done)
+        if steps > most:
             raise PolicyError(
-                f"{task}: this job would make {done} steps in all, and the noise was found for {most}"
+                f"{task}: this job would make {steps} steps in all, and the noise was found for {most}"
                 f" (privacy.example.epsilon {self._epsilon:g}); a server that repeats rounds in another way spends more"
+            ).coded("privacy_spent", task)
+        # Noise was found for so many releases of one kind: other settings, or other examples, make other kinds.
+        found = spent(done, self._delta).epsilon if len(done) > 1 else 0.0
+        if found > self._epsilon * (1 + 1e-6):
+            raise PolicyError(
+                f"{task}: with this job, epsilon {found:.3g} would be spent, and privacy.example.epsilon is"
+                f" {self._epsilon:g}: this run's settings or examples here changed; start a new run"
             ).coded("privacy_spent", task)
 
     def _check_agreed(self, task: str, releases: Releases) -> None:

@@ -64,7 +64,8 @@ class MaskedExamplePrivacy(ServerMethod):
         if state.round == 0:
             self._check(sampled, infos)
         self._sampled = dict(sampled)
-        jobs = _most_jobs(_counted(state))
+        # No more than will be stated: of those who are sent a job now.
+        jobs = _most_jobs({client: tasks for client, tasks in _counted(state).items() if client in sampled})
         tasks = sorted({task for given in sampled.values() for task in given})
         return RoundSettings(extra=Extra({JOBS: {task: jobs.get(task, 0) + 1 for task in tasks}}))
 
