@@ -194,7 +194,8 @@ def test_vocabulary_slices_change_nothing(make_config):
 
 def test_with_noise_on_gradients_every_row_is_corrected_whatever_the_texts(make_config, tmp_path):
     """Which rows moved by c would tell the words of the texts past all noise: here nothing else moves them."""
-    settings = make_settings(SINGLE, optimizer="sgd", momentum=0.0, learning_rate=1e-12, weight_decay=0.0, local_steps=2)
+    still = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 1e-12, "weight_decay": 0.0}
+    settings = make_settings(SINGLE, **still, local_steps=2)
     model = small_model(SINGLE)
     bound = bind(model)
     (table,) = (key for key in bound.flat.spans if key.name == model.table)
