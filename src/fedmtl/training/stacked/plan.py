@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmtl.sharing.plan import Extra, Key, Rows, owner_task
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import num_steps, planned_steps
 from fedmtl.training.local_method import LocalSettings, Step
 from fedmtl.training.optimizer import STEP, Slots, rate_factor
@@ -25,6 +26,8 @@ from fedmtl.training.stacked.store import NOTHING, TokenStore
 Named = dict[str, dict[str, Tensor]]
 # The tokens of a client are padded to a multiple of this, so that few shapes occur.
 TOKEN_MULTIPLE = 64
+# The words of a batch are too.
+LABEL_MULTIPLE = 256
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
 # How many there are for each client and step; see StackPlan.
@@ -93,11 +96,12 @@ class Member:
 
 @dataclass(frozen=True)
 class StackPlan:
-    """Some steps, as (steps, clients, ...): sequences, labels, the weight of each example in its loss, how far to step.
+    """Some steps, as (steps, clients, ...): sequences, labels, the weight of each label in its loss, how far to step.
 
     `factors` are the learning rate, the two corrections of AdamW's means for their start, the loss's weight, and the
     corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the steps where
-    a client has several, and else None.
+    a client has several, and else None. `places` says which of a client's tokens each label of a word is of; `counts`
+    are of examples.
     """
 
     sequences: np.ndarray
@@ -108,12 +112,16 @@ class StackPlan:
     widths: np.ndarray
     counts: np.ndarray
     tasks: list[str | None]
+    places: np.ndarray
 
 
 def plan_steps(
-    members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int
+    members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int, num_labels: int
 ) -> Iterator[StackPlan]:
-    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end."""
+    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end.
+
+    There is room for `num_labels` of each client and step.
+    """
     planned = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
     counts = [num_steps(member.shards, settings) for member in members]
     rates = {count: _rates(count, settings, round_number) for count in set(counts)}
@@ -121,7 +129,8 @@ def plan_steps(
     first, size = 0, FIRST_STEPS
     while first < max(counts):
         steps = [list(islice(each, size)) for each in planned]
-        yield _plan(members, steps, [rates[count][first : first + size] for count in counts], ages, store, settings)
+        at = [rates[count][first : first + size] for count in counts]
+        yield _plan(members, steps, at, ages, store, settings, num_labels)
         first, size = first + size, STEPS
 
 
@@ -149,10 +158,14 @@ def _plan(
     ages: Sequence[_Ages],
     store: TokenStore,
     settings: LocalSettings,
+    num_labels: int,
 ) -> StackPlan:
     longest, size = max(map(len, planned)), settings.largest_batch
     parts = num_parts(members)
-    shape = (longest, len(members), size)
+    shape = (longest, len(members), num_labels)
+    is_by_word = any(task.kind_of.by_word for task in members[0].tasks)
+    places = np.zeros(shape if is_by_word else (*shape[:2], 0), np.int32)
+    counts = np.zeros(shape[:2], np.int64)
     sequences = np.full((longest, len(members), parts, size), NOTHING, np.int64)
     labels, weights = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     factors = np.ones((longest, FACTORS, len(members)))
@@ -170,11 +183,19 @@ def _plan(
             examples = np.concatenate(batches)
             row = np.repeat(at, sizes)
             column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            batch_labels = shard.labels[examples]
             found = store.sequences(shard.tokens, examples)
             sequences[row, k, : found.shape[1], column] = found
-            labels[row, k, column] = batch_labels
-            weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
+            counts[at, k] = sizes
+            if is_by_word:
+                owners, of_words, tokens = _words(shard, examples, sizes, store.host_lengths[found[:, 0]])
+                row = row[owners]
+                column = np.arange(len(row)) - np.searchsorted(row, row)
+                places[row, k, column] = tokens
+                labels[row, k, column], weights[row, k, column] = of_words, 1.0
+            else:
+                batch_labels = shard.labels[examples]
+                labels[row, k, column] = batch_labels
+                weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
             factors[at, 0, k] = rates[k][at] * settings.learning_rates[task.name]
             factors[at, 3, k] = settings.loss_weights[task.name]
         for factor, number in zip((1, 4), ages[k].after(tasks), strict=True):
@@ -183,7 +204,6 @@ def _plan(
     flat = sequences.reshape(longest, len(members), parts * size)
     lengths = store.host_lengths[flat]
     num_tokens = lengths.sum(-1).max(-1)
-    counts = (weights > 0).sum(-1)
     step_tasks: list[str | None] = [task if len(members[0].tasks) > 1 else None for task, _ in max(planned, key=len)]
     return StackPlan(
         flat,
@@ -194,7 +214,37 @@ def _plan(
         _widths(lengths.max((1, 2))),
         counts,
         step_tasks,
+        places,
     )
+
+
+def _words(
+    shard: Shard, examples: np.ndarray, sizes: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the words in batches of these `sizes`: their examples, labels, and tokens from the first of their batch.
+
+    Examples stand there one behind the other with these `lengths`.
+    """
+    words = open_tokens(shard.tokens).words
+    assert words is not None, "tokens of a task on words have them marked"
+    columns = words[examples]
+    is_there = columns.values >= 0
+    owners = columns.owners()[is_there]
+    starts = np.cumsum(lengths) - lengths
+    starts -= np.repeat(starts[np.cumsum(sizes) - sizes], sizes)
+    return owners, shard.labels[examples].values[is_there], starts[owners] + columns.values[is_there]
+
+
+def most_labels(members: Sequence[Member], settings: LocalSettings) -> int:
+    """The most labels of a batch: one for each example, or for the words of those with the most, rounded up."""
+    most = 0
+    for member in members:
+        for name, shard in member.shards.items():
+            words = open_tokens(shard.tokens).words
+            if words is not None and len(shard):
+                numbers = np.sort(words[shard.indices].lengths())
+                most = max(most, int(numbers[-settings.batch_size_of(name, len(shard)) :].sum()))
+    return -(-most // LABEL_MULTIPLE) * LABEL_MULTIPLE if most else settings.largest_batch
 
 
 def num_parts(members: Sequence[Member]) -> int:

@@ -21,7 +21,8 @@ SHARE = 0.6
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    `trained` are the names of the values that take gradients, `num_steps` the most steps of a round.
+    `trained` are the names of the values that take gradients, `num_steps` the most steps of a round, `num_labels` the
+    most labels of a batch.
     """
 
     num_clients: int
@@ -31,6 +32,7 @@ class StackShape:
     trained: tuple[str, ...]
     num_sequences: int
     num_steps: int
+    num_labels: int
 
     @property
     def head_rows(self) -> list[tuple[str, slice]]:
@@ -44,7 +46,7 @@ def stacks_with(
 
     `keys` are its views: canonical name -> key, of every task. Several tasks must have one encoder, whole.
     """
-    if model.layout is None:
+    if model.layout is None or not all(model.tasks[task].kind_of.stacks for task in tasks):
         return None
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedmtl.capabilities import stacked_methods
+from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
 from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
 from fedmtl.sharing.plan import HEADS
@@ -37,6 +38,7 @@ class Inputs:
     weights: Tensor
     factors: Tensor
     losses: Tensor
+    places: Tensor
 
 
 class Stack:
@@ -92,13 +94,15 @@ class Stack:
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # Memory that the device writes to without waiting; getting it is slow, so that it is used again.
         self._host: dict[int, Tensor] = {}
-        rows, size = shape.num_clients, settings.largest_batch
+        rows, size = shape.num_clients, shape.num_labels
+        is_by_word = shape.pool == WORDS
         self.inputs = Inputs(
             torch.zeros(rows, shape.num_sequences, dtype=torch.int64, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
             torch.zeros(FACTORS, rows, dtype=master, device=device),
             torch.zeros(rows, dtype=master, device=device),
+            torch.zeros(rows, size if is_by_word else 0, dtype=torch.int64, device=device),
         )
         self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
         self.seed = torch.zeros((), dtype=torch.int64, device=device)
@@ -164,7 +168,8 @@ class Stack:
         clients = torch.arange(len(batch.ids), device=batch.ids.device)
         ids = (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
         words = self._words(ids).view(*batch.ids.shape, -1)
-        vectors = stacked_vectors(self._ops(batch, words), self.layout, batch, self.shape.pool, words)
+        ops, pool = self._ops(batch, words), self.shape.pool
+        vectors = stacked_vectors(ops, self.layout, batch, pool, words, self.inputs.places)
         parts = [self._task_losses(task, rows, vectors[rows]) for task, rows in heads]
         losses = torch.cat(parts) * self.inputs.weights
         return losses.sum(1) / self.inputs.weights.sum(1).clamp(min=1e-12), ids
@@ -181,7 +186,7 @@ class Stack:
         return found
 
     def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
-        """Return the losses of one task as (clients, examples)."""
+        """Return the losses of one task as (clients, examples or words)."""
         task = self.tasks[name]
         weight, bias, *hidden = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name))
         features = vectors.to(weight.dtype)
