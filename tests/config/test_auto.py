@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from fedmtl.config.auto import CARD, PACKAGED, choose, chosen_line
+from fedmtl.config.auto import CARD, PACKAGED, TAGGING, choose, chosen_line
 from fedmtl.config.file import config_from, dump_config, explained_config, load_config
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder_files import SHIPPED
+from fedmtl.tasks.builtin import BUILTIN
 
 TWO = ["tasks={sst2: {}, stsb: {}}"]
 ONE = ["tasks={sst2: {}}"]
@@ -217,3 +218,19 @@ def test_a_section_with_nothing_in_it_gives_nothing(tmp_path):
     path.write_text("tasks: {sentiment: }\ntraining:\nmodel:\n")
     assert load_config(path) == chosen
     assert chosen.training.learning_rate != 5e-5
+
+
+def test_tasks_that_tag_words_have_a_rate_of_their_own():
+    alone = chosen("model.server_model=tiny", "tasks={roles: {}, own: {kind: tagging, source: {train: a.conll}}}")
+    assert (alone["training.learning_rate"], alone["training.head_rate"]) == (1.5e-3, 5.0)
+    mixed = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {}}")
+    assert mixed["tasks.roles.learning_rate"] == 1.5e-3
+    # As without the tagging task: 1.5e-4 times the root of two.
+    assert (mixed["training.learning_rate"], mixed["training.head_rate"]) == (2.1e-4, 10.0)
+    given = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {learning_rate: 1e-3}}")
+    assert "tasks.roles.learning_rate" not in given
+    assert "tasks.roles.learning_rate" not in chosen("model.server_model=other", "tasks={sst2: {}, roles: {}}")
+
+
+def test_the_builtin_tasks_that_tag_words_are_known_by_name():
+    assert sorted(TAGGING) == sorted(name for name, entry in BUILTIN.items() if entry.kind == "tagging")

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.capabilities import BUILT_IN, TASK_KINDS, Capability, find
+from fedmtl.capabilities import BUILT_IN, Capability, find
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
@@ -44,6 +44,7 @@ from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, ReleaseFact
 from fedmtl.runs.folder import make_private_folder, write_atomic
 from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan
 from fedmtl.tasks.batches import Shard, collate
+from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import to_tensors
 from fedmtl.training.local_method import (
@@ -62,6 +63,8 @@ CLIENTS, UNCONFIRMED = "clients", "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
+# Kinds whose losses are of one text each.
+KINDS = ("classification", "regression")
 FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # More examples than this at once save no time.
 MOST_AT_ONCE = 256
@@ -512,8 +515,8 @@ def _refused(config: Config) -> str | None:
         },
         **{
             f"tasks.{name}.kind": (
-                task.kind not in (None, *TASK_KINDS),
-                "its losses are not known to be of one example each; write one of " + ", ".join(TASK_KINDS),
+                (task.kind or getattr(BUILTIN.get(name), "kind", None)) not in (None, *KINDS),
+                "its losses are not known to be of one example each; write one of " + ", ".join(KINDS),
             )
             for name, task in config.tasks.items()
         },
