@@ -223,6 +223,7 @@ def test_a_section_with_nothing_in_it_gives_nothing(tmp_path):
 def test_tasks_that_tag_words_have_a_rate_of_their_own():
     alone = chosen("model.server_model=tiny", "tasks={roles: {}, own: {kind: tagging, source: {train: a.conll}}}")
     assert (alone["training.learning_rate"], alone["training.head_rate"]) == (1.5e-3, 5.0)
+    assert not {"model.encoder_dropout", "model.head_dropout"} & set(alone)
     mixed = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {}}")
     assert mixed["tasks.roles.learning_rate"] == 1.5e-3
     # As without the tagging task: 1.5e-4 times the root of two.

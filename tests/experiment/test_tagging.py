@@ -50,7 +50,8 @@ def scores(folder):
     return found
 
 
-def test_workers_give_the_same_bits_and_a_resume_too(run, tmp_path):
+@pytest.mark.slow
+def test_workers_give_the_same_bits(run):
     alone = run("alone", *MIXED)
     others = run("others", *MIXED, "compute.workers=2")
     assert digest(alone) == digest(others)

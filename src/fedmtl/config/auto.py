@@ -222,7 +222,9 @@ def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choi
     # Pretrained heads and finished models have the shape of the settings they were made with.
     if encoder is None or config.model.start_from or any(task.head == "pretrained" for task in config.tasks.values()):
         return
-    for key in ("pair", "pool", "encoder_dropout", "head_dropout"):
+    # A word's state has less to agree with than a text's vector: dropout stays as transformers have it.
+    dropouts = () if _all_tag(config, encoder) else ("encoder_dropout", "head_dropout")
+    for key in ("pair", "pool", *dropouts):
         value = getattr(encoder.card, key)
         if value is not None:
             yield Choice(f"model.{key}", value, encoder.origin)
