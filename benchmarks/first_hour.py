@@ -15,14 +15,15 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import itertools
 import json
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +54,15 @@ class Trial:
     seed: int
     settings: Settings
     split: str
+    train: int | None = None
 
     @property
     def key(self) -> str:
-        return f"{self.split}/{self.encoder}/{self.name}/{self.seed}"
+        return f"{self.split}/{self.encoder}/{self.title}/{self.seed}"
+
+    @property
+    def title(self) -> str:
+        return self.name if self.train is None else f"{self.name} of {self.train}"
 
 
 def recipe(rate: float, **changes: Any) -> Settings:
@@ -131,6 +137,10 @@ def candidates(encoder: str) -> dict[str, Settings]:
             "both 1.5e-4 no head dropout": r(1.5e-4, by_task=2, head_dropout=0.0),
             "last 1.5e-4 no head dropout": r(1.5e-4, by_task=1, head_dropout=0.0),
             "last 1e-4 no head dropout": r(1e-4, by_task=1, head_dropout=0.0),
+            # What the number of examples decides: `--train 400 --only "no head dropout"`.
+            "last 6e-4 no head dropout": r(6e-4, by_task=1, head_dropout=0.0),
+            "both 6e-4 no head dropout": r(6e-4, by_task=2, head_dropout=0.0),
+            "single 3e-4 no head dropout": r(3e-4, mode=single, head_dropout=0.0),
         }
     if encoder.startswith("minilm"):
         return {
@@ -156,6 +166,9 @@ def candidates(encoder: str) -> dict[str, Settings]:
             "five 1e-4 no head dropout": r(1e-4, by_task=layers - 1, dropout=0.1, head_dropout=0.0),
             "single 5e-5 no head dropout": r(5e-5, mode=single, dropout=0.1, head_dropout=0.0),
             "single 1e-4 no head dropout": r(1e-4, mode=single, dropout=0.1, head_dropout=0.0),
+            "single 7.5e-5 no head dropout": r(7.5e-5, mode=single, dropout=0.1, head_dropout=0.0),
+            "all by task 7.5e-5 no head dropout": r(7.5e-5, by_task=layers, dropout=0.1, head_dropout=0.0),
+            "all by task 1.5e-4 no head dropout": r(1.5e-4, by_task=layers, dropout=0.1, head_dropout=0.0),
         }
     return {
         "plain": {"model": {"pair": "cross", "pool": "auto", "encoder_dropout": None, "head_dropout": 0.1},
@@ -171,15 +184,23 @@ def candidates(encoder: str) -> dict[str, Settings]:
     }  # fmt: skip
 
 
+# What `--chosen` and `--final` run with every seed: nothing set, and what that is compared with.
+_BOTH: dict[str, Settings] = {"chosen": {}, "chosen single": {"mode": "federated_single_task"}}
+CHOSEN = {
+    "tiny": _BOTH,
+    "minilm-l3": _BOTH,
+    "minilm-l6": _BOTH,
+    "random-2x128": {"chosen": {}, "plain defaults": {"defaults": "plain"}},
+}
 # Twelve configs that somebody who knows the project would try by hand.
 BY_HAND = {
     "tiny": ("last 8e-4", "last 4e-4", "last 2e-4", "all 4e-4", "all 8e-4", "both 4e-4", "last 8e-4 dropout .1",
              "last 4e-4 head 3", "last 4e-4 batch 64", "last 4e-4 stsb 2 of 8", "last 4e-4 weighted",
-             "last 4e-4 no head dropout", "both 1.5e-4 no head dropout"),
+             "both 1.5e-4 no head dropout"),
     "minilm-l6": ("three 2e-4", "three 1e-4", "three 5e-5", "all 1e-4", "all 2e-4", "three 1e-4 dropout 0",
                   "three 2e-4 dropout 0", "three 4e-4", "five 1e-4", "three 1e-4 head 30", "three 1e-4 stsb 2 of 8",
                   "three 1e-4 no head dropout"),
-    "random-2x128": ("plain", "all 1e-3", "last 1e-3", "all 2e-3", "all 5e-4"),
+    "random-2x128": ("all 1e-3", "last 1e-3", "all 2e-3", "all 5e-4"),
 }  # fmt: skip
 
 
@@ -189,12 +210,8 @@ def main() -> None:
     if options.baselines:
         for seed in options.seeds:
             baselines(options, write_data(options, "dev", seed), "dev", seed)
-    # What was chosen comes first, whichever seed, and the slowest encoder's runs before the others.
-    trials = sorted(
-        planned(options), key=lambda trial: (not trial.name.startswith("chosen"), "minilm" not in trial.encoder)
-    )
     if options.grid or options.final or options.chosen:
-        run_all(options, trials)
+        run_all(options, planned(options))
     show(options.out / "results.jsonl")
 
 
@@ -208,13 +225,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--final", action="store_true", help="run the chosen settings and those by hand on dev")
     parser.add_argument("--baselines", action="store_true", help="linear models and the untrained cosine")
     parser.add_argument("--encoders", default=",".join(ENCODERS), help="which of them (default: %(default)s)")
-    parser.add_argument("--only", default="", help="only candidates whose name has one of these, separated by commas")
+    parser.add_argument("--only", default="", help="only candidates whose name has one of these, or is one: =NAME")
     parser.add_argument("--seeds", default=None, help="default: 0 for the grid, 0,1,2 otherwise")
     parser.add_argument("--hand-seeds", default="0", help="of --final, for the configs by hand (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=600.0, help="start no run after this, stop those that run")
+    parser.add_argument("--seconds", type=float, default=36000.0, help="start no run after this, stop those that run")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: a GPU where there is one")
     parser.add_argument("--workers", type=int, default=0, help="worker processes of a run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="other rounds than the candidates say")
+    parser.add_argument("--every", type=int, default=1, help="score after every n-th round and the last")
+    parser.add_argument("--train", type=int, help="so many training examples of each task instead of all of its sample")
     parser.add_argument("--examples", type=int, help="at most so many examples of a task, to try the script")
     options = parser.parse_args()
     options.seeds = [int(seed) for seed in (options.seeds or ("0" if options.grid else "0,1,2")).split(",")]
@@ -223,38 +243,42 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def planned(options: argparse.Namespace) -> Iterator[Trial]:
-    """Every run, seed by seed, the encoders in turns, so that a stopped grid has the first candidates of each."""
+def planned(options: argparse.Namespace) -> list[Trial]:
+    """Every run that was requested, those first that say most: the chosen settings, then seed by seed the candidates.
+
+    Of the chosen settings and of the candidates the slowest encoder's runs begin first.
+    """
     names = [part for part in options.only.split(",") if part]
-    single = {"mode": "federated_single_task"}
-    for seed in options.seeds:
-        lists: list[list[Trial]] = []
-        for encoder in options.encoders:
-            known, trials = candidates(encoder), []
-            split = "cut" if options.grid or (options.chosen and not options.final) else "dev"
-            if options.final or options.chosen:
-                trials += [
-                    Trial("chosen", encoder, seed, {}, split),
-                    Trial("chosen single", encoder, seed, single, split),
-                ]
-            if options.grid:
-                trials += [Trial(name, encoder, seed, settings, split) for name, settings in known.items()]
-            elif options.final and seed in options.hand_seeds:
-                trials += [Trial(name, encoder, seed, known[name], split) for name in BY_HAND[encoder]]
-            lists.append([trial for trial in trials if not names or any(part in trial.name for part in names)])
-        # The slowest encoder's runs begin first: a run takes several times as long as tiny's.
-        for number in range(max(map(len, lists))):
-            yield from (trials[number] for trials in reversed(lists) if number < len(trials))
+    found: list[tuple[bool, int, bool, Trial]] = []
+    for seed, encoder in itertools.product(options.seeds, options.encoders):
+        known, trials = candidates(encoder), []
+        split = "dev" if options.final else "cut"
+        if options.final or options.chosen:
+            trials = list(CHOSEN[encoder].items())
+        if options.grid:
+            trials += known.items()
+        elif options.final and seed in options.hand_seeds:
+            trials += [(name, known[name]) for name in BY_HAND[encoder]]
+        for name, settings in trials:
+            if not names or any(_named(part, name) for part in names):
+                trial = Trial(name, encoder, seed, settings, split, options.train)
+                found.append((name not in CHOSEN[encoder], seed, "minilm" not in encoder, trial))
+    return [trial for *_, trial in sorted(found, key=lambda each: each[:3])]
+
+
+def _named(part: str, name: str) -> bool:
+    """Whether `--only` means a candidate: a part of its name, or with `=` in front all of it."""
+    return part[1:] == name if part.startswith("=") else part in name
 
 
 def run_all(options: argparse.Namespace, trials: list[Trial]) -> None:
-    results, ends = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
-    done = {row["key"] for row in read(results)}
+    results, ends = options.out / "results.jsonl", time.monotonic() + options.seconds
+    done = {row["key"] for row in read(results) if "scores" in row}
     waiting = [trial for trial in trials if trial.key not in done]
     roots = {split: {seed: write_data(options, split, seed) for seed in options.seeds}
              for split in {trial.split for trial in waiting}}  # fmt: skip
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=None) as pool:
         arguments = [(trial, roots[trial.split][trial.seed], options) for trial in waiting]
         running = {pool.submit(run_one, *given): given[0] for given in arguments[: options.jobs]}
         following = iter(arguments[options.jobs :])
@@ -284,6 +308,8 @@ def run_one(trial: Trial, root: Path, options: argparse.Namespace) -> dict[str, 
     encoder = str((options.models / trial.encoder).absolute()) if in_models else trial.encoder
     settings.setdefault("model", {})["server_model"] = encoder
     tasks = {name: {**settings.get("tasks", {}).get(name, {})} for name in SIZES}
+    if options.train is not None:
+        tasks = {name: {**task, "train_samples": options.train} for name, task in tasks.items()}
     if options.rounds is not None:
         settings.setdefault("training", {})["num_rounds"] = options.rounds
     config = {
@@ -292,10 +318,15 @@ def run_one(trial: Trial, root: Path, options: argparse.Namespace) -> dict[str, 
         "tasks": tasks,
         "clients": CLIENTS,
         "data": {"root": str(root.absolute()), "cache": str((options.out / "cache").absolute())},
-        "compute": {"workers": options.workers},
+        # Linear models are not fitted again after every run: `--baselines` has them.
+        "evaluation": {"every": options.every, "baselines": "none"},
+        "compute": {"workers": options.workers, "device": options.device},
         "output": str((options.out / "runs").absolute()),
     }
-    run = fedmtl.run(config, name=re.sub(r"[^A-Za-z0-9._-]+", "_", trial.key))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", trial.key)
+    # What is there was cut off: a run that ended is not repeated.
+    shutil.rmtree(options.out / "runs" / name, ignore_errors=True)
+    run = fedmtl.run(config, name=name)
     curve: dict[str, list[float | None]] = {name: [] for name in SIZES}
     for row in run.metrics():
         if row["task"] in curve:
@@ -303,7 +334,7 @@ def run_one(trial: Trial, root: Path, options: argparse.Namespace) -> dict[str, 
     scores = {name: values[-1] for name, values in curve.items()}
     mean = statistics.fmean(value or 0.0 for value in scores.values())
     return {
-        "key": trial.key, "split": trial.split, "encoder": trial.encoder, "name": trial.name, "seed": trial.seed,
+        "key": trial.key, "split": trial.split, "encoder": trial.encoder, "name": trial.title, "seed": trial.seed,
         "scores": scores, "mean": mean, "start": {name: values[0] for name, values in curve.items()},
         "seconds": round(time.monotonic() - began, 1), "curve": curve, "settings": trial.settings,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """What a step with noise costs (`privacy.example`): against a plain step, and against Opacus' ghost clipping.
 
     python benchmarks/private_step.py --encoder tiny --encoder FOLDER [--repeats 5] [--steps 4] [--out FILE.md]
+    python benchmarks/private_step.py --encoder tiny --encoder FOLDER --stack 8 [--device cuda] [--seconds 60]
 
 The workload is synthetic: 64 texts (median 16 words of the encoder's vocabulary), always the same batch of 64, one task
 with two labels, mean pooling, AdamW, no dropout, single precision, one thread. A step is all that a client does in it:
@@ -9,20 +10,28 @@ token table fixed and trained; where it is trained, a plain step moves the whole
 Opacus (where it is installed; 1.6 was) computes transformers' BertModel with the same values and batch, padded to the
 longest text, with `grad_sample_mode="ghost"`, AdamW, and position ids for every row, which it needs. CPU seconds of one
 thread are compared, in turns, so that other work on the machine disturbs all alike; the smallest of the repeats counts.
+
+With `--stack`, so many clients with 512 such texts each take steps at once, in bf16 on a GPU: plain ones on batches of
+64, and ones with noise on lots of 64 drawn by chance, which may need a second pass. The clock runs from the plan of a
+round's batches until the device has made its last step; values are loaded before. The median of the repeats counts, the
+first time of each (which records the steps) does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -31,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl.config import ModelConfig, TrainingConfig
-from fedmtl.methods.example_privacy import PrivateGradients
+from fedmtl.methods.example_privacy import NAME, PrivateGradients, PrivateStack
 from fedmtl.model.bert.layout import mean_pool
 from fedmtl.model.multitask import BoundModel, Buffers, open_model
 from fedmtl.sharing.plan import SharingPlan
@@ -41,6 +50,9 @@ from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
 from fedmtl.training.local import train
 from fedmtl.training.local_method import LocalMethods, Release, local_settings
+from fedmtl.training.stacked import loop
+from fedmtl.training.stacked.loop import Stacks
+from fedmtl.training.stacked.plan import Member
 
 BATCH, WIDTH = 64, 128
 CPU = torch.device("cpu")
@@ -65,13 +77,118 @@ class Row:
     opacus: float | None
 
 
-def make_shard(tokenizer: Any, cache: Path) -> Shard:
+def make_shard(tokenizer: Any, cache: Path, number: int = BATCH) -> Shard:
     rng = np.random.default_rng(0)
     words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 1)
-    lengths = np.clip(np.round(16 * np.exp(0.6 * rng.standard_normal(BATCH))), 2, 60).astype(int)
+    lengths = np.clip(np.round(16 * np.exp(0.6 * rng.standard_normal(number))), 2, 60).astype(int)
     texts = [" ".join(rng.choice(words, length)) for length in lengths]
     folder, _ = tokenize(TASK, (texts,), tokenizer, WIDTH, cache)
-    return Shard(folder, rng.integers(0, 2, BATCH), np.arange(BATCH))
+    return Shard(folder, rng.integers(0, 2, number), np.arange(number))
+
+
+@dataclass(frozen=True)
+class StackedRow:
+    """Seconds of one step of all clients, and the most memory of the device in GiB."""
+
+    encoder: str
+    table: str
+    clients: int
+    plain: float
+    private: float
+    memory: float
+
+
+STACKED_TEXTS = 512
+make_steps = loop._run
+
+
+def stacked_round(
+    model: Any, table: str, shard: Shard, folder: Path, clients: int, steps: int, *, device: Any, private: bool
+) -> Any:
+    """A function that trains all clients for a round, and returns its seconds."""
+    plan = PLANS[table]
+    training = TrainingConfig(
+        num_rounds=1, local_steps=steps, batch_size=BATCH, learning_rate=1e-4, schedule="constant"
+    )
+    settings = local_settings(training, {"single": None}, {"single": 1.0}, keep_optimizer=False)
+    settings = replace(settings, methods={NAME: OPTIONS} if private else {})
+    keys = plan.keys(model.canonical(), ["single"], "")["single"]
+    weights = initial_weights(model, plan)
+    values = {name: weights[key] for name, key in keys.items()}
+    fixed = frozenset(name for name, key in keys.items() if not plan.trains(key))
+    stacks = Stacks(model, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    members = [Member(f"c{k}", (TASK,), {"single": shard}, k, keys, None, fixed=fixed) for k in range(clients)]
+    rounds, spent = iter(range(1, 1000)), []
+
+    def timed(stack: Any, *parts: Any) -> Any:
+        wait(device)
+        started = time.perf_counter()
+        records = make_steps(stack, *parts)
+        wait(device)
+        spent.append((time.perf_counter() - started) / steps)
+        return records
+
+    def run() -> float:
+        number, entered = next(rounds), members
+        if private:
+            entered = [
+                PrivateStack(OPTIONS).enter(
+                    member, model, settings, number, partial(Release, bytes(32), f"{k}.{number}", folder / f"client{k}")
+                )
+                for k, member in enumerate(members)
+            ]
+        with patch.object(loop, "_run", timed):
+            loop.train_stack(stacks, entered, [values] * clients, settings, round_number=number)
+        return spent[-1]
+
+    return run
+
+
+def measure_stacked(name: str, table: str, given: argparse.Namespace, folder: Path, ends: float) -> StackedRow | None:
+    device = torch.device(given.device)
+    config = ModelConfig(server_model=name, max_length=WIDTH, encoder_dropout=0.0)
+    encoder, model = open_model(config, {"single": TASK}, 0)
+    shard = make_shard(encoder.tokenizer, folder / "tokens", STACKED_TEXTS)
+    works = [
+        stacked_round(
+            model,
+            table,
+            shard,
+            folder / name.replace("/", "_"),
+            given.stack,
+            given.steps or 64,
+            device=device,
+            private=private,
+        )
+        for private in (False, True)
+    ]
+    found: list[list[float]] = [[], []]
+    for number in range(given.repeats + 1):
+        for seconds, work in zip(found, works, strict=True):
+            seconds.append(work())
+        if time.monotonic() > ends and number:
+            break
+    if min(map(len, found)) < 2:
+        return None
+    plain, private = (statistics.median(seconds[1:]) for seconds in found)
+    memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+    return StackedRow(Path(name).name, table, given.stack, plain, private, memory)
+
+
+def wait(device: Any) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def stacked_markdown(rows: list[StackedRow]) -> str:
+    lines = [
+        "| encoder | token table | clients | plain step | with noise | times a plain step | GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        times = [f"{1000 * row.plain:.2f} ms", f"{1000 * row.private:.2f} ms", f"{row.private / row.plain:.2f}"]
+        lines.append(f"| {' | '.join([row.encoder, row.table, str(row.clients), *times, f'{row.memory:.1f}'])} |")
+    return "\n".join(lines)
 
 
 class OpacusModel(nn.Module):
@@ -172,20 +289,40 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def run_stacked(given: argparse.Namespace) -> None:
+    began, rows = time.monotonic(), []
+    pairs = [(name, table) for table in PLANS for name in given.encoder]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, table) in enumerate(pairs, 1):
+            row = measure_stacked(name, table, given, Path(folder) / table, began + given.seconds * number / len(pairs))
+            if row is not None:
+                rows.append(row)
+                print(row, flush=True)
+    print(stacked_markdown(rows))
+    if given.out is not None:
+        given.out.write_text(stacked_markdown(rows) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--encoder", action="append", required=True)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, help="of a round (default: 4, of a stack 64)")
+    parser.add_argument("--stack", type=int, default=0, help="so many clients at once, in place of one")
+    parser.add_argument("--device", default="cuda", help="of a stack (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a stack: begin no more repeats after this")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    if given.stack:
+        run_stacked(given)
+        return
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.encoder:
             for table in PLANS:
-                rows.append(measure(name, table, given.repeats, given.steps, Path(folder)))
+                rows.append(measure(name, table, given.repeats, given.steps or 4, Path(folder)))
                 print(rows[-1], flush=True)
     print(markdown(rows))
     if given.out is not None:

@@ -11,6 +11,8 @@ teacher, with prediction alone and with the intermediate stage before it, as man
 `--choose` tries every setting of GRID and GENERAL_RATES with one seed on a split cut from train (sst2: whole sentences,
 with every phrase of theirs taken out of train). Without it the best of them, by the mean of the tasks' main metrics and
 by the loss of the general stage, run with three seeds and are scored on dev.
+
+With `--work FOLDER` what is there is not made again: a run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import gzip
 import json
 import os
 import random
+import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,6 +66,7 @@ def teach(options: argparse.Namespace) -> dict[str, Any]:
     from fedmtl.tasks.tokens import token_cache
 
     begun = time.time()
+    shutil.rmtree(options.work / "runs" / "teacher", ignore_errors=True)  # Ended before it was finished.
     config = {
         "mode": "centralized",
         "defaults": "plain",
@@ -111,11 +116,13 @@ def generalise(rate: float, options: argparse.Namespace) -> dict[str, Any]:
         learning_rate=rate,
         losses=Losses(hidden=1.0, similarity=0.0, own_similarity=0.0, attention=1.0),
         altered=False,
+        pairs=options.pairs,
     )
     out = options.work / f"general-{rate:g}"
     paths = PretrainPaths(out, options.work / f"work-{rate:g}", options.work / f"general-{rate:g}.json")
     begun = time.time()
-    pretrain(settings, paths, Machine(options.device), Disclosure("benchmarks/two_stages.py"), Quiet())
+    disclosure = Disclosure("benchmarks/two_stages.py")
+    pretrain(settings, paths, Machine(options.device), disclosure, Quiet(), resume=paths.checkpoint.exists())
     report = json.loads((options.work / f"general-{rate:g}.json").read_text())
     tail = [row["total"] for row in report["log"][-5:]]
     return {
@@ -126,6 +133,11 @@ def generalise(rate: float, options: argparse.Namespace) -> dict[str, Any]:
         "training_seconds": round(report["seconds"], 1),
         **{name: report[name] for name in ("steps", "segments", "segments_seen", "skipped")},
     }
+
+
+def student_name(cell: Cell) -> str:
+    start, stages, rates, seed = cell
+    return f"{start}-{stages}-{rates[0]:g}-{rates[1]:g}-{seed}"
 
 
 def distil(cell: Cell, general: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -149,8 +161,9 @@ def distil(cell: Cell, general: Path, options: argparse.Namespace) -> dict[str, 
         rate_prediction=rates[1],
     )
     config = load_config(teacher.config, [f"seed={seed}", "training.batch_size=128"])
-    name = f"{start}-{stages}-{rates[0]:g}-{rates[1]:g}-{seed}"
-    made = distill(teacher, config, settings, name, Quiet())
+    name = student_name(cell)
+    is_begun = RunFolder(options.work / "runs" / name).events.exists()
+    made = distill(teacher, config, settings, name, Quiet(), resume=is_begun)
     scores = {task: made.student[task] for task in TASKS}
     return {
         "start": start,
@@ -162,6 +175,19 @@ def distil(cell: Cell, general: Path, options: argparse.Namespace) -> dict[str, 
         "teacher": {task: made.teacher[task] for task in TASKS},
         "seconds": round(time.time() - begun, 1),
     }
+
+
+def once(name: str, make: Callable[..., dict[str, Any]], *given: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """What was made under that name; with `--work` it may have been made before."""
+    file = options.work / "made" / f"{name}.json"
+    if not file.exists():
+        made = make(*given, options)
+        file.parent.mkdir(exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(made))
+        partial.replace(file)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
 
 
 class Quiet:
@@ -221,7 +247,8 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         arms = [arm for arm in ARMS if arm[0] != "layers"]
         return [(start, stages, rates, seeds[0]) for start, stages in arms for rates in GRID[stages]]
     best = chosen_rates(options.chosen)
-    return [(*arm, best.get(arm, DEFAULT[arm[1]]), seed) for arm in ARMS for seed in seeds]
+    wanted = [arm for arm in ARMS if "-".join(arm) in options.arms.split(",")]
+    return [(*arm, best.get(arm, DEFAULT[arm[1]]), seed) for seed in seeds for arm in wanted]
 
 
 def chosen_rates(file: Path | None) -> dict[tuple[str, str], tuple[float, float]]:
@@ -251,14 +278,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        teacher = pool.submit(teach, options)
-        stages = [pool.submit(generalise, rate, options) for rate in general_rates(options)]
+        teacher = pool.submit(once, "teacher", teach, options=options)
+        rates = general_rates(options)
+        stages = [pool.submit(once, f"general-{rate:g}", generalise, rate, options=options) for rate in rates]
         general = [stage.result() for stage in stages]
         note("general", general)
         note("teacher", teacher.result())
         best = min(general, key=lambda one: float(one["loss"]))["rate"]
         folder = options.work / f"general-{best:g}"
-        futures: list[Future[dict[str, Any]]] = [pool.submit(distil, cell, folder, options) for cell in cells(options)]
+        futures: list[Future[dict[str, Any]]] = [
+            pool.submit(once, student_name(cell), distil, cell, folder, options=options) for cell in cells(options)
+        ]
         students: list[dict[str, Any]] = []
         for future in futures:
             students.append(future.result())
@@ -287,19 +317,24 @@ def main() -> None:
     parser.add_argument("--student", default="3x384", help="layers and width")
     parser.add_argument("--chosen", type=Path, help="a file of --choose, whose best settings are taken")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--arms", default=",".join(map("-".join, ARMS)), help="such as random-both,general-both")
+    parser.add_argument("--work", type=Path, help="folder for teacher, general stage and students, to go on with")
     parser.add_argument("--samples", type=int, default=48_000, help="most training examples of sst2 and of qqp")
     parser.add_argument("--teacher-steps", type=int, default=3_000)
     parser.add_argument("--minutes", type=float, default=1.5, help="of the general stage")
+    parser.add_argument("--pairs", action="store_true", help="let the general stage read pairs in one pass too")
     parser.add_argument("--batch", type=int, default=512, help="of the general stage")
     parser.add_argument("--passes", type=int, default=2, help="of each stage")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, required=True, help="file for the scores, as JSON")
     options = parser.parse_args()
+    if unknown := set(options.arms.split(",")) - set(map("-".join, ARMS)):
+        parser.error(f"--arms: {', '.join(sorted(unknown))}; there are {', '.join(map('-'.join, ARMS))}")
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        options.work, options.encoder = Path(folder) / "work", options.encoder.resolve()
-        options.work.mkdir()
+        options.work, options.encoder = (options.work or Path(folder) / "work").resolve(), options.encoder.resolve()
+        options.work.mkdir(parents=True, exist_ok=True)
         options.data = options.data.resolve()
         if options.choose:
             cut(options.data, Path(folder) / "data")

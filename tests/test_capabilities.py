@@ -206,8 +206,10 @@ def test_a_method_that_does_not_say_stacked_is_not_stackable(added):
     clients = [name for name in BUILT_IN if find(name).local is not None]
     # What a client of one task has no part in does not keep it from a stack.
     one = {name for name in clients if is_stackable([name], 1)}
-    assert one == {"fedprox", "logit_adjustment", "adaptive_sharing", "pcgrad"}
-    assert {name for name in clients if is_stackable([name], 2)} == {"fedprox", "logit_adjustment"}
+    assert one == {"fedprox", "logit_adjustment", "adaptive_sharing", "pcgrad", "example_privacy"}
+    assert {name for name in clients if is_stackable([name], 2)} == {
+        "fedprox", "logit_adjustment", "example_privacy",
+    }  # fmt: skip
 
 
 def test_client_halves_come_in_the_order_of_the_table_with_their_options(added):

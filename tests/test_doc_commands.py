@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -223,11 +224,12 @@ def test_the_checks_of_data_run_as_the_page_writes_them(readme, monkeypatch, cap
     assert "warning" in capsys.readouterr().out
 
 
-# Pages whose lines run below, in their order. The README's and responsible-use.md's run above.
+# Pages whose lines run below, in their order. The README's and responsible-use.md's run above, deploy.md's at the end.
 RUN_PAGES = (
     "docs/compress.md",
     "docs/export.md",
     "docs/predict.md",
+    "docs/results/collapse.md",
     "docs/run-folder.md",
     "docs/seeds.md",
     "docs/serve.md",
@@ -239,14 +241,13 @@ RUN_PAGES = (
 # Why a line of a page is read by its program and not run here: the first pattern that is in it.
 NOT_RUN = {
     r"^(make|pip|\. \.venv)": "sets up what the tests run in, or is what runs them",
-    r"^python (benchmarks|scripts)/": "takes minutes or hours, or Chromium; tests/benchmarks has small ones",
+    r"^python (benchmarks|scripts)/(?!collapse.py show)": (
+        "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
+    ),
     r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|/models/|mlm:|first\.yaml|federated-first": "files of the reader's",
     r"--student general": "goes on with what the line above it makes of the reader's files",
     r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
     r"^fedmtl measure sst2 ": "runs of a study that takes hours",
-    r"^fedmtl (certs|enroll|unenroll|enrolled|server|client|status|policy|audit)|federated_main": (
-        "between machines; tests/engines/flower and tests/deploy run these commands over sockets"
-    ),
 }
 # Settings and options that make a line short, by its command; what it does is the same.
 SHORTER = {
@@ -255,6 +256,7 @@ SHORTER = {
     "prune": ["--epochs=1"],
     "serve": ["--port=0"],
     "study": ["--set=training.num_rounds=1", *SMALL],
+    "server": ["--set=training.num_rounds=1", "--set=training.local_epochs=1", "--quiet"],
 }
 
 
@@ -263,7 +265,7 @@ def is_run(line: str) -> bool:
 
 
 def test_every_line_of_every_page_runs_or_has_a_reason_not_to():
-    elsewhere = {"README.md", "docs/responsible-use.md"}
+    elsewhere = {"README.md", "docs/responsible-use.md", "docs/deploy.md"}
     for page in PAGES:
         lines = [line for line in lines_of(page.read_text(encoding="utf-8")) if is_run(line)]
         if lines and page_name(page) not in elsewhere:
@@ -338,7 +340,10 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
         line = re.sub(r" \[.*?\]", "", line).replace("RUN...", "RUN")
         words = shlex.split(line, comments=True)
         if words[0] == "python":
-            subprocess.run([sys.executable, *words[1:]], check=True, env=environment, timeout=120)
+            # Of benchmarks and their results nothing is in the folder that a test runs in.
+            command = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:]]
+            Path("docs/results").mkdir(parents=True, exist_ok=True)
+            subprocess.run([sys.executable, *command], check=True, env=environment, timeout=120)
         elif words[1] == "serve":
             serve_once(line)
         else:
@@ -351,3 +356,61 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
             subprocess.run([sys.executable, "-c", body], check=True, env=environment, timeout=240)
             ran += 1
     assert ran > 0
+
+
+def on_loopback(line: str, port: int) -> list[str]:
+    """A line of deploy.md as a process of this machine, with the server's address on loopback and less to train."""
+    words = shlex.split(line.replace("10.0.0.1:9092", f"127.0.0.1:{port}").replace("10.0.0.1", "127.0.0.1"))
+    if words[0] == "fedmtl":
+        return [sys.executable, "-m", *words, *SHORTER.get(words[1], ())]
+    is_server = "server" in words
+    address = ["--listen" if is_server else "--server", f"127.0.0.1:{port}"]
+    return [sys.executable, str(ROOT / words[1]), *words[2:], *address, *(SHORTER["server"][:2] if is_server else ())]
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_deployment_page_run_with_a_server_and_its_sites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = (ROOT / "federated_config.yaml").read_text()
+    (tmp_path / "federated_config.yaml").write_text(
+        small.replace("train_samples: 1000", "train_samples: 60").replace("val_samples: 200", "val_samples: 20")
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "FEDMTL_CACHE": str(tmp_path / "cache")}
+    ports = {"certs": free_port(), "loopback": free_port()}
+    running: list[tuple[str, subprocess.Popen[str]]] = []
+
+    def finish() -> None:
+        # The server first: without it, a site would look for it for ever.
+        try:
+            for line, process in running:
+                out, _ = process.communicate(timeout=120)
+                assert process.returncode == 0, f"{line}: {out}"
+        finally:
+            for _, process in running:
+                process.kill()
+            running.clear()
+
+    ran = []
+    for line in filter(is_run, lines_of((ROOT / "docs/deploy.md").read_text(encoding="utf-8"))):
+        command = on_loopback(line, ports["certs" if line.startswith("fedmtl") else "loopback"])
+        if re.search("^fedmtl (server|client)|federated_main", line):
+            running.append((line, subprocess.Popen(command, env=environment, text=True, cwd=tmp_path,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)))  # fmt: skip
+        else:
+            finish()
+            if "--examples" in line:
+                # The page says so: who is enrolled is changed with `--replace`.
+                command.append("--replace")
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+            assert done.returncode == 0, f"{line}: {done.stderr}{done.stdout}"
+            if line.startswith("fedmtl certs init"):
+                (tmp_path / "ca.crt").write_bytes((tmp_path / "certs/ca.crt").read_bytes())
+        ran.append(line)
+    finish()
+    assert {"certs", "enroll", "server", "client", "status", "policy", "audit"} <= {line.split()[1] for line in ran}

@@ -46,11 +46,13 @@ def run(
     Ctrl-C raises Interrupted; both leave a folder that `Run.resume` goes on with. Worker processes import the script
     that calls this, so a script calls it under `if __name__ == "__main__":`.
     """
-    from fedmtl.config.file import demo_config, load_config
+    from fedmtl.config.file import explained_config, explained_demo
+    from fedmtl.experiment.prepare import settled
     from fedmtl.experiment.run import start_run
 
-    loaded = demo_config(overrides) if config is None else load_config(config, overrides)
-    return Run(start_run(loaded, name or _default_name(config), observe or _ignore).path)
+    explained, data = settled(explained_demo(overrides) if config is None else explained_config(config, overrides))
+    done = start_run(explained.config, name or _default_name(config), observe or _ignore, data=data)
+    return Run(done.path)
 
 
 def _default_name(config: ConfigSource) -> str:

@@ -114,3 +114,18 @@ def test_a_run_begins_with_its_warnings_and_records_none(cli, files):
     assert lines[0] == "  warning: mood: 4 of 4 validation examples are in train too"
     assert lines[1].startswith("  warning: mood: a label of 1 example (`god`) is but for a letter")
     assert "warning" not in (files / "runs" / "mood" / "events.jsonl").read_text()
+
+
+def test_config_counts_examples_that_choose_settings_and_says_where_it_cannot(cli, files, monkeypatch):
+    both = "tasks: {sentiment: {train_samples: 4}, paraphrase: {train_samples: 4}}\n"
+    (files / "two.yaml").write_text(both)
+    monkeypatch.setattr("fedmtl.config.auto.LARGE_TASK", 4)
+    assert "encoder.layer.0.*: task" in cli("config", "two.yaml").out
+    assert "# card of tiny, rule large-tasks" in cli("config", "two.yaml").out
+    monkeypatch.setattr("fedmtl.config.auto.LARGE_TASK", 5)
+    assert "encoder.layer.0.*: task" not in cli("config", "two.yaml").out
+    (files / "hub.yaml").write_text("tasks: {sst2: , stsb: }\n")
+    done = cli("config", "hub.yaml")
+    assert done.code == 0
+    assert "rule last-layers, examples are not counted" in done.out
+    assert "note: settings that follow the number of examples are not chosen here" in done.err

@@ -290,6 +290,7 @@ def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(c
         )
 
 
+@pytest.mark.slow
 def test_measure_names_commands_that_help_where_values_stay_at_clients(cli, runs):
     pytest.importorskip("onnxruntime")
     run = RunFolder(Path("runs/personal"))

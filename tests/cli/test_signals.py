@@ -70,6 +70,7 @@ def test_sigterm_ends_the_run_at_its_last_whole_round(started, tmp_path):
     check_folder(started, RunFolder(tmp_path / "runs/demo"), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_run_ended_by_ctrl_c_goes_on_to_the_weights_of_one_that_was_not(cli, started, tmp_path):
     run = RunFolder(tmp_path / "runs/demo")
     # To the whole group, as a terminal does: the workers must not die of it.
@@ -105,6 +106,7 @@ def test_a_signal_while_libraries_load_waits_for_them_and_is_one_line(number):
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
     # `tiny` is the encoder that takes the least to load.
     arguments = [*FEDMTL, "run", *small("training.num_rounds=1", "model.server_model=tiny")]

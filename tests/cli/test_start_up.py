@@ -77,6 +77,7 @@ print({HEAVY})
     assert python(code) == "[]"
 
 
+@pytest.mark.slow
 def test_a_run_loads_no_code_that_it_does_not_compute_with(tmp_path):
     # Each of these takes longer to import than a round of small clients does to train.
     unused = ("transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy", "scipy", "sklearn")

@@ -11,10 +11,12 @@ from fedmtl.compress.distill.run import distill
 from fedmtl.compress.distill.settings import DistillSettings
 from fedmtl.compress.general import PROJECTIONS, RECORD, General, read_general
 from fedmtl.compress.pretrain import loop
-from fedmtl.compress.pretrain.batches import Tokens
+from fedmtl.compress.pretrain.batches import DeviceSide, Tokens
+from fedmtl.compress.pretrain.corpus import read_corpus
 from fedmtl.compress.pretrain.run import Disclosure, Machine, PretrainPaths, load_teacher, pretrain
 from fedmtl.compress.pretrain.same_tokens import TokenTargets, build_alike, fit_to_teacher, token_terms
-from fedmtl.compress.pretrain.settings import Losses, PretrainSettings
+from fedmtl.compress.pretrain.segments import divider, open_segments, write_segments
+from fedmtl.compress.pretrain.settings import Losses, PretrainSettings, check_settings
 from fedmtl.config import ModelConfig
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError, ModelError
@@ -127,6 +129,42 @@ def test_the_first_stage_learns_states_and_scores_and_leaves_what_the_second_nee
     card = (out / "README.md").read_text()
     assert "were compared with the teacher's 0, 2, 3." in card
     assert "of its teacher's tokenizer" in card
+
+
+def test_pairs_are_read_in_one_pass_as_the_teacher_reads_them(folder, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_STEPS", 10)
+    texts = embedded_columns("paraphrase", "train")
+    rows = list(zip(texts["sentence1"], texts["sentence2"], strict=True))[:40]
+    table = tmp_path / "pairs.tsv"
+    table.write_text("one\ttwo\n" + "".join(f"{one}\t{two}\n" for one, two in rows))
+    settings = replace(settings, corpus=(str(table),), max_length=32, chunk_words=24, pairs=True)
+    teacher = load_teacher(settings)
+    corpus = read_corpus(settings.corpus, 24, settings.seed, pairs=True)
+    pairs = [number for number, text in enumerate(corpus.texts) if not isinstance(text, str)]
+    write_segments(tmp_path / "segments", corpus.texts, teacher.tokenizer, teacher.tokenizer, 32)
+    segments = open_segments(tmp_path / "segments")
+    side = DeviceSide(segments.teacher, 0, torch.device("cpu"), divider(teacher.tokenizer))
+    _, losses = build_alike(fit_to_teacher(settings, teacher), teacher)
+    tokens = side.take(torch.tensor(pairs[:3]), 32)
+    states = TokenTargets(teacher, side, losses).hidden_states(tokens)[-1]
+    for row, number in enumerate(pairs[:3]):
+        known = teacher.tokenizer(*corpus.texts[number], return_tensors="pt")
+        length = known["input_ids"].shape[1]
+        assert known["token_type_ids"].sum() > 1
+        alone = teacher.module(**known).last_hidden_state[0]
+        torch.testing.assert_close(states[row, :length], alone, atol=1e-5, rtol=1e-5)
+    # The second text's tokens have another type: without types the states differ.
+    plain = TokenTargets(teacher, side, losses).hidden_states(replace(tokens, types=None))[-1]
+    assert not torch.allclose(states, plain, atol=1e-3)
+    listener = Listener()
+    make(settings, folder, "paired", listener)
+    assert listener.updates[-1].losses["total"] < listener.updates[0].losses["total"]
+
+
+@pytest.mark.parametrize("changes", [{"vocab": 300}, {"altered": True}, {"mask_words": 0.2}])
+def test_pairs_go_with_the_teachers_tokens_as_they_are(settings, changes):
+    with pytest.raises(ConfigError, match=r"--pairs: .* --vocab teacher, --no-altered and no --mask-words"):
+        check_settings(replace(settings, pairs=True, **changes))
 
 
 def test_a_student_as_wide_begins_with_the_teachers_embeddings(settings):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedmtl.config.auto import CARD, PACKAGED, TAGGING, choose, chosen_line
-from fedmtl.config.file import config_from, dump_config, explained_config, load_config
+from fedmtl.config.auto import CARD, LARGE_TASK, PACKAGED, TAGGING, choose, chosen_line
+from fedmtl.config.file import config_from, demo_config, dump_config, explained_config, explained_demo, load_config
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder_files import SHIPPED
@@ -218,6 +218,72 @@ def test_a_section_with_nothing_in_it_gives_nothing(tmp_path):
     path.write_text("tasks: {sentiment: }\ntraining:\nmodel:\n")
     assert load_config(path) == chosen
     assert chosen.training.learning_rate != 5e-5
+
+
+def with_examples(*overrides: str, **examples: int) -> dict:
+    explained = explained_config(None, list(overrides)).with_examples(examples)
+    return {choice.key: choice for choice in explained.choices}
+
+
+def test_layers_are_shared_by_small_tasks_and_not_by_large_ones():
+    few = with_examples(*TWO, sst2=LARGE_TASK, stsb=LARGE_TASK - 1)
+    assert few["sharing.rules"].value == [{"heads.*": "task"}, {"encoder.layer.1.*": "task"}, {"*": "all"}]
+    many = with_examples(*TWO, sst2=LARGE_TASK, stsb=LARGE_TASK)
+    both = [{"encoder.layer.0.*": "task"}, {"encoder.layer.1.*": "task"}]
+    assert many["sharing.rules"].value == [{"heads.*": "task"}, *both, {"*": "all"}]
+    assert many["sharing.rules"].origin == "card of tiny, rule large-tasks"
+    # Where tasks share no layer, no mean over tasks makes steps smaller: 1.5e-4 is the card's, times the root of two.
+    assert few["training.learning_rate"].value == 2.1e-4
+    assert many["training.learning_rate"].value == 1.5e-4
+
+
+def test_a_rate_is_for_the_layers_that_are_given():
+    given = with_examples("sharing.rules=[{'heads.*': task}, {'*': all}]", *TWO, sst2=LARGE_TASK, stsb=LARGE_TASK)
+    assert "sharing.rules" not in given
+    assert given["training.learning_rate"].value == 2.1e-4
+
+
+@pytest.mark.parametrize(
+    "protection",
+    ["privacy.example={noise_multiplier: 1}", "privacy.client={noise_multiplier: 1}",
+     "privacy.secure_aggregation={}"],
+)  # fmt: skip
+def test_where_updates_are_protected_the_number_of_examples_chooses_nothing_by_name(protection):
+    explained = explained_config(None, [protection, *TWO])
+    assert not explained.follows_examples
+    found = with_examples(protection, *TWO, sst2=LARGE_TASK, stsb=LARGE_TASK)
+    assert found["sharing.rules"].value == [{"heads.*": "task"}, {"encoder.layer.1.*": "task"}, {"*": "all"}]
+    name = protection.partition("=")[0]
+    assert found["sharing.rules"].origin == f"card of tiny, rule last-layers, as {name} leaves rule large-tasks out"
+
+
+def test_examples_that_are_not_counted_are_said_to_be():
+    (rules,) = (choice for choice in explained_config(None, TWO).choices if choice.key == "sharing.rules")
+    assert rules.origin == "card of tiny, rule last-layers, examples are not counted"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "follows"),
+    [(TWO, True), (ONE, False), (["defaults=plain", *TWO], False), (["model.server_model=random-2x128", *TWO], False),
+     (["model.lora={}", *TWO], False), (["sharing.rules=[{'*': all}]", "training.learning_rate=1e-4", *TWO], False)],
+)  # fmt: skip
+def test_examples_are_counted_only_where_they_choose_something(overrides, follows):
+    assert explained_config(None, overrides).follows_examples is follows
+
+
+@pytest.mark.parametrize("encoder", ["random-2x32", "sentence-transformers/all-MiniLM-L6-v2", "prajjwal1/bert-tiny"])
+def test_the_demonstration_with_another_encoder_has_that_encoders_settings(encoder):
+    changed = explained_demo([f"model.server_model={encoder}"])
+    own = explained_config(None, [f"model.server_model={encoder}", "tasks={sentiment: , paraphrase: , similarity: }"])
+    assert changed.config.training.learning_rate == own.config.training.learning_rate != 1e-3
+    assert changed.config.model == own.config.model
+    assert demo_config([f"model.server_model={encoder}", "training.learning_rate=3e-3"]).training.learning_rate == 3e-3
+
+
+def test_the_demonstration_itself_is_chosen_by_no_rule():
+    for overrides in ([], ["model.server_model=tiny"], ["training.num_rounds=1"]):
+        assert explained_demo(overrides).choices == ()
+        assert demo_config(overrides).training.learning_rate == 1e-3
 
 
 def test_tasks_that_tag_words_have_a_rate_of_their_own():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ from safetensors.torch import load_file
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.stacked import StackedEngine
 from fedmtl.experiment.prepare import open_engine, prepare
-from fedmtl.experiment.run import start_run
+from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation import client_stack
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.messages import Failure, Job, Update
-from fedmtl.runs.folder import create_run
+from fedmtl.runs.folder import RunFolder, create_run
 from fedmtl.training.local import TrainingFailed
+from raw_events import raw_events
 
 # A random encoder's cosine hardly moves: a small epsilon would make steps of rounding.
 ALIKE = ("model.encoder_dropout=0", "model.head_dropout=0", "training.max_grad_norm=0.5", "training.epsilon=1e-3")
@@ -256,3 +258,73 @@ def test_after_the_deadline_nobody_trains(make_config, tmp_path):
     engine.close()
     assert len(found) == 6
     assert {answer.reason for answer in found} == {"no answer within 0 s (federation.round_timeout)"}
+
+
+PRIVATE = (
+    "privacy.example.noise_multiplier=0.8",
+    "privacy.example.max_grad_norm=0.2",
+    "training.local_epochs=1",
+    "training.batch_size=4",
+)
+
+
+def test_a_private_round_is_the_same_however_many_train_at_once(make_config, tmp_path):
+    alone = answers(make_config(*ALIKE, *PRIVATE), tmp_path / "alone")
+    at_once = answers(make_config(*ALIKE, *PRIVATE, "compute.stack=6"), tmp_path / "stacked")
+    assert len(alone) == 6
+    for client, update in alone.items():
+        assert furthest(update, at_once[client]) < 1e-5
+        assert update.extra["example_privacy"].values == at_once[client].extra["example_privacy"].values
+        assert update.seen == at_once[client].seen
+
+
+def test_a_private_run_of_stacks_has_the_statement_of_others_and_resumes_as_they_do(make_config, run_once, monkeypatch):
+    def ledgers(run):
+        return [event["tasks"] for event in raw_events(run) if event["event"] == "example_privacy"]
+
+    def weights(run):
+        return next(event["weights_sha256"] for event in reversed(raw_events(run)) if event["event"] == "end")
+
+    stacks = (*PRIVATE, "compute.stack=3")
+    whole = run_once(*stacks)
+    assert ledgers(whole) == ledgers(run_once(*PRIVATE))
+
+    class Killed(BaseException):
+        pass
+
+    real, calls = client_stack.train_stack, iter(range(100))
+
+    def dying(*given, **named):
+        if next(calls) == 3:
+            raise Killed
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client_stack, "train_stack", dying)
+        with pytest.raises(Killed):
+            start_run(make_config(*stacks), "killed")
+    resumed = resume_run(RunFolder(Path(make_config().output) / "killed"))
+    assert weights(resumed) == weights(whole)
+    assert ledgers(resumed) == ledgers(whole)
+    for path in whole.clients.glob("*/example_privacy.json"):
+        assert (resumed.clients / path.parent.name / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_client_that_may_not_release_more_costs_itself_alone(make_config, tmp_path):
+    config = make_config(
+        *PRIVATE, "privacy.example.noise_multiplier=null", "privacy.example.epsilon=3", "compute.stack=3"
+    )
+    client = "sentiment_client_1"
+    ledger = tmp_path / "run" / "clients" / client / "example_privacy.json"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text('{"sentiment": {"a": {"chance": 0.2, "noise_multiplier": 1.0, "times": 10}}}')
+    prepared = prepare(config)
+    folder = RunFolder(tmp_path / "run")
+    engine = open_engine(prepared, folder)
+    try:
+        found = {answer.client: answer for answer in engine.run(jobs(prepared, 1), 60)}
+    finally:
+        engine.close()
+    assert isinstance(found[client], Failure)
+    assert "would make 15 steps in all, and the noise was found for 10" in found[client].reason
+    assert sum(isinstance(answer, Update) for answer in found.values()) == 5

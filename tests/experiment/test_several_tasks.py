@@ -39,7 +39,7 @@ def digest(run: RunFolder) -> str | None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(MIXED, id="joint"),
+        pytest.param(MIXED, id="joint", marks=pytest.mark.slow),
         pytest.param(DRAWN, id="annealed"),
         pytest.param(EVERYTHING, id="everything", marks=pytest.mark.slow),
     ],

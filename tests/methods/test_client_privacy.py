@@ -364,6 +364,7 @@ def test_the_noise_is_found_for_an_epsilon_and_all_rounds_keep_to_it():
     assert 0.98 < last.epsilon <= 1.0
 
 
+@pytest.mark.slow
 def test_a_deployed_server_that_goes_on_counts_the_round_that_was_cut_off():
     # Three rounds spend what may be spent, and the first is over.
     epsilon = by_hand((0.5, 3.0, 3), delta=1e-3) * 1.001

@@ -275,7 +275,7 @@ def test_a_run_says_what_was_spent(run_once: Callable[..., RunFolder]) -> None:
     assert "one example of one task at one client" in model_card(run, "usage")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_workers_gives_the_same_bits(
     workers: int, make_config: Callable[..., Config], run_once: Callable[..., RunFolder]
 ) -> None:
@@ -285,7 +285,11 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("where", "at"), [("fedmtl.engines.local.encode_update", 9), ("fedmtl.federation.checkpoint.write_atomic", 2)]
+    ("where", "at"),
+    [
+        ("fedmtl.engines.local.encode_update", 9),
+        pytest.param("fedmtl.federation.checkpoint.write_atomic", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
     where: str,
@@ -324,15 +328,19 @@ def test_a_resumed_run_has_the_ledger_and_the_weights_of_the_undisturbed_one(
     [
         ("training.proximal=0.1",),
         ("methods.scaffold={}",),
-        ("training.pruning={amount: 0.5, rounds: 1}",),
-        ("wire.up=int8",),
-        ("federation.server_optimizer.kind=fedadam",),
-        ("sharing.rules=[{'heads.*': client}, {'*': all}]",),
-        ("sharing.rules=[{'embeddings.*': fixed}, {'heads.*': task}, {'*': all}]",),
-        ("training.keep_optimizer=true",),
+        pytest.param(("training.pruning={amount: 0.5, rounds: 1}",), marks=pytest.mark.slow),
+        pytest.param(("wire.up=int8",), marks=pytest.mark.slow),
+        pytest.param(("federation.server_optimizer.kind=fedadam",), marks=pytest.mark.slow),
+        pytest.param(("sharing.rules=[{'heads.*': client}, {'*': all}]",), marks=pytest.mark.slow),
+        pytest.param(
+            ("sharing.rules=[{'embeddings.*': fixed}, {'heads.*': task}, {'*': all}]",), marks=pytest.mark.slow
+        ),
+        pytest.param(("training.keep_optimizer=true",), marks=pytest.mark.slow),
         ("model.lora={rank: 2}",),
         ("training.optimizer=sgd", "federation.clients_per_round=3"),
-        ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"),
+        pytest.param(
+            ("sharing.adaptive={warmup_rounds: 0, patience: 1}", "tasks.sentiment.patience=1"), marks=pytest.mark.slow
+        ),
         ("federation.task_weighting.kind=progress", "federation.aggregation=clipped_mean", "wire.up=topk"),
         ("mode=centralized",),
         ("mode=centralized", "training.task_schedule=joint", "training.gradients=pcgrad"),
@@ -355,7 +363,6 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
         ("training.task_schedule=random", "training.task_schedule"),
         ("federation.vocabulary_slices=true", "federation.vocabulary_slices"),
         ("tasks.sentiment.class_weights=balanced", "tasks.sentiment.class_weights"),
-        ("compute.stack=2", "compute.stack"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(

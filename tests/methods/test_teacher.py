@@ -123,6 +123,7 @@ def everything(teacher: RunFolder) -> list[str]:
     return [taught(teacher), smart, "training.num_rounds=3", "training.keep_optimizer=true"]
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_and_a_resume_give_the_same_weights(teacher, make_config, monkeypatch):
     # One with two workers; one in this process that loses its second round after training and goes on.
     overrides = everything(teacher)

@@ -92,7 +92,11 @@ def test_the_same_labels_in_another_order_are_an_error(tmp_path):
     ("keys", "words"),
     [
         ({"folder": "tiny"}, "server_model, tiny, is no folder with a config.json; name one"),
-        ({"pool": "mean"}, "reads `pool: pooler`, found mean; leave `pool` out"),
+        ({"pool": "mean"}, "reads `pool: pooler`, found tasks.sentiment.pool=mean; write tasks.sentiment.pool=pooler"),
+        (
+            {"model": [("pool", "mean")]},
+            "reads `pool: pooler`, found model.pool=mean; write tasks.sentiment.pool=pooler",
+        ),
         ({"model": [("initial", "random")]}, "with `model.initial: random`; leave one of them out"),
         ({"kind": "regression", "score_range": [0, 1], "labels": None}, "on a task that is a regression"),
         ({"outputs": 1}, "has 2 outputs, and sentiment has 1"),

@@ -119,6 +119,7 @@ def test_a_pipe_has_objects_or_columns_where_columns_are_named(monkeypatch):
         ("t.csv", f"text,n\n{SECRET},1\n", [], "t.csv: no task reads columns of it (mood: sentence; near: a, b), and"),
         ("t.csv", "sentence,a,b\nx,y,z\n", [], "t.csv: several tasks read columns of it"),
         ("t.csv", f"text,n\n{SECRET},1\n", ["nope"], "--text-columns nope: "),
+        ("t.csv", f"Text;n\n{SECRET};1\n", ["text"], "--text-columns text: t.csv has no such column; it has Text, n"),
         ("t.csv", f"text,n\n{SECRET},1\n", ["3"], "--text-columns 3: "),
         ("t.csv", f"text,n\n{SECRET},1\n", ["1", "2", "1"], "--text-columns: found 3 columns; write one, or two"),
         ("t.csv", "", [], "t.csv: is empty; it needs a header line and texts"),

@@ -88,7 +88,7 @@ def test_without_counters_joules_are_cpu_seconds_times_watts_over_cores(tmp_path
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="living processes are found in /proc")
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("forkserver", marks=pytest.mark.slow), "spawn"])
 def test_the_seconds_of_workers_count_while_they_live_and_once_when_they_have_ended(method):
     # The fork server that it may be the first to need serves all other tests of this process.
     warm_up()

@@ -17,6 +17,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import RunFolder, find_run, is_busy
 
 if TYPE_CHECKING:
+    from fedmtl.config.file import Explained
     from fedmtl.runs.summary import RunStatus
 
 # So many missing sites are named.
@@ -53,7 +54,10 @@ def config(
     set: Settings = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a config file.")] = False,
 ) -> None:
-    """Check a config as `run` does before it reads examples, and print all of it, with where values come from."""
+    """Check a config as `run` does, and print all of it, with where values come from.
+
+    Examples are read only where their number chooses settings, and only from files.
+    """
     from fedmtl.capabilities import check_methods
     from fedmtl.cli.check import config_warnings
     from fedmtl.cli.run import load_explained
@@ -70,10 +74,26 @@ def config(
         # Only then: capabilities load torch.
         check_methods(loaded)
     notes = check_tasks(loaded)
+    if explained.follows_examples:
+        explained, more = _counted(explained)
+        notes += more
     write(explained.commented().rstrip("\n"))
     lines = [*(f"note: {note}" for note in notes), *(f"warning: {line}" for line in config_warnings(loaded))]
     for line in lines:
         make_terminal(stderr=True).print(line, markup=False)
+
+
+def _counted(explained: Explained) -> tuple[Explained, list[str]]:
+    """The config as `run` settles it on these examples; where they are not at hand, notes that say so."""
+    from fedmtl.tasks.load import count_examples, load_tasks, needs_hub
+
+    words = "settings that follow the number of examples are not chosen here, but by `fedmtl run`"
+    if needs_hub(explained.config):
+        return explained, [f"{words}: examples come from the hub"]
+    try:
+        return explained.with_examples(count_examples(load_tasks(explained.config))), []
+    except FedmtlError as error:
+        return explained, [f"{words}: {error}"]
 
 
 def status(run: Run, json_: Json = False) -> None:

@@ -121,6 +121,13 @@ def pretrain(
         bool,
         typer.Option("--teacher-table/--no-teacher-table", help="Begin with the teacher's embeddings, made narrower."),
     ] = DEFAULTS.teacher_table,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="With --vocab teacher, read each row of a table with two text columns as a pair in one pass too.",
+        ),
+    ] = DEFAULTS.pairs,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: a GPU where there is one.")] = "auto",
     keep_teacher: Annotated[
         bool | None,
@@ -187,6 +194,7 @@ def pretrain(
         altered=not is_alike if altered is None else altered,
         balanced=balanced,
         teacher_table=teacher_table,
+        pairs=pairs,
     )
     from fedmtl.compress.pretrain.run import Disclosure, Machine, PretrainPaths, pretrain
 

@@ -79,15 +79,16 @@ def _start(
     path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool, engine: Engine
 ) -> RunFolder:
     explained = load_explained(path, overrides, "run" if engine is Engine.local else "run --engine flower")
-    loaded = explained.config
-    _warm_up(loaded)
+    _warm_up(explained.config)
     with display:
-        say_chosen(explained, display)
         with loading():
+            from fedmtl.experiment.prepare import settled
             from fedmtl.experiment.run import start_run
 
+        explained, data = settled(explained)
+        say_chosen(explained, display)
         name = name or (path.stem if path else "demo")
-        return start_run(loaded, name, display, profile=profile, make_engine=_opener(engine))
+        return start_run(explained.config, name, display, profile=profile, make_engine=_opener(engine), data=data)
 
 
 class EndedEarly(FedmtlError):

@@ -1,7 +1,8 @@
 """Chooses the settings that a config does not give, from what is known before any client joins.
 
-What is known is the encoder (its card, its files, its name), the number of tasks, and the settings that are given. A
-given value always wins. Every choice says where it came from, the config that a run writes has all of them as given
+What is known is the encoder (its card, its files, its name), the number of tasks, the settings that are given, and
+where the examples are on this machine, how many there are: a server does not know that of its sites. A given value
+always wins. Every choice says where it came from, the config that a run writes has all of them as given
 values, and sites get that config from their server, so nothing is chosen twice. `defaults: plain` turns the rules off.
 docs/settings.md has the table of what is chosen for which data and how it was measured.
 
@@ -43,7 +44,7 @@ class Card(BaseModel):
 
     `learning_rate` is that of a federation of one task, batches of 32, and `tagging_rate` that of a task that tags
     words, whose head is fresh on every word. `layers_by_task` counts the last layers that each task has for itself
-    where several share the encoder.
+    where several share the encoder, and `layers_by_large_task` those that it has where every task has many examples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -56,6 +57,7 @@ class Card(BaseModel):
     head_rate: Annotated[float, Field(ge=0.1, le=100)] | None = None
     tagging_rate: Annotated[float, Field(ge=1e-6, le=1e-2)] | None = None
     layers_by_task: Annotated[int, Field(ge=0, le=100)] = 0
+    layers_by_large_task: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 # By family. MiniLM and random encoders were measured (docs/results/first-hour.md); other sentence encoders have the
@@ -87,6 +89,9 @@ _BY_NAME = (
     (re.compile(r"(^|/)(bge|gte|snowflake-arctic-embed|mxbai-embed)-"), "sentence encoder", SENTENCE_CLS),
     (re.compile(r"^sentence-transformers/|(^|/)(e5|all-mpnet|paraphrase-|multi-qa)-"), "sentence encoder", SENTENCE),
 )
+# From so many training examples on, a task gains nothing from layers that it shares with tasks unlike it
+# (docs/results/first-hour.md).
+LARGE_TASK = 4000
 # A small task makes this many steps in a pass at a client, by smaller batches.
 MIN_STEPS = 50
 
@@ -110,19 +115,24 @@ class _Encoder:
     layers: str = "encoder.layer"
 
 
-def choose(config: Config, given: Mapping[str, Any]) -> tuple[Choice, ...]:
-    """Choose every setting that `given`, an unchecked config, does not have; `config` is its checked form."""
+def choose(config: Config, given: Mapping[str, Any], examples: Mapping[str, int] | None = None) -> tuple[Choice, ...]:
+    """Choose every setting that `given`, an unchecked config, does not have; `config` is its checked form.
+
+    `examples` are the training examples of every task over all clients, where they are known.
+    """
     if config.defaults == "plain":
         return tuple(choice for choice in _private(config) if not _is_given(given, choice.key))
     encoder = _known(config)
+    depth = _depth(config, encoder, examples)
+    is_depth_given = _is_given(given, "sharing.rules")
     rules = (
         *_private(config),
         *_as_started(config),
         *_encoder_settings(config, encoder),
-        *_rate(config, encoder),
+        *_rate(config, encoder, shares_layers=is_depth_given or depth.shares_layers),
         *_privacy(config),
         *_course(config),
-        *_sharing(config, encoder),
+        *_sharing(encoder, depth),
         *_dense(config),
     )
     return tuple(choice for choice in rules if not _is_given(given, choice.key))
@@ -280,7 +290,7 @@ def _all_tag(config: Config, encoder: _Encoder) -> bool:
     return encoder.card.tagging_rate is not None and len(_tagging(config)) == len(config.tasks)
 
 
-def _rate(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
+def _rate(config: Config, encoder: _Encoder | None, *, shares_layers: bool) -> Iterator[Choice]:
     if encoder is None or config.training.optimizer != "adamw":
         return
     tagging = encoder.card.tagging_rate
@@ -293,7 +303,7 @@ def _rate(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
     if encoder.card.learning_rate is None:
         return
     rate, origin = encoder.card.learning_rate, encoder.origin
-    if config.mode == "federated" and len(config.tasks) > 1:
+    if config.mode == "federated" and len(config.tasks) > 1 and shares_layers:
         # Two significant digits: nobody wants to read more.
         rate = float(f"{rate * min(len(config.tasks) ** 0.5, _MOST_BY_TASKS):.1e}")
         yield Choice("training.learning_rate", rate, f"{origin}, rule averaged-tasks")
@@ -320,16 +330,44 @@ def _course(config: Config) -> Iterator[Choice]:
         yield Choice("federation.aggregation.average", "tasks", "rule tasks-alike")
 
 
-def _sharing(config: Config, encoder: _Encoder | None) -> Iterator[Choice]:
-    """Several tasks share the lower layers, and each has the last ones for itself."""
+@dataclass(frozen=True)
+class _Depth:
+    """How many of the last layers each task has for itself, by which rule, and whether others are shared by all."""
+
+    by_task: int = 0
+    rule: str = ""
+    shares_layers: bool = True
+
+
+_PROTECTIONS = ("example", "client", "secure_aggregation")
+
+
+def _depth(config: Config, encoder: _Encoder | None, examples: Mapping[str, int] | None) -> _Depth:
+    """Several tasks share the lower layers, and each has the last ones for itself; large tasks have more of them."""
     extended = config.model.lora or config.model.adapters or config.sharing.adaptive or config.sharing.groups
     if encoder is None or len(config.tasks) < 2 or extended or config.model.start_from:
+        return _Depth()
+    total = encoder.num_layers or 0
+    few, many = min(encoder.card.layers_by_task, total // 2), encoder.card.layers_by_large_task
+    if many is None or not total:
+        return _Depth(few, "rule last-layers")
+    protection = next((key for key in _PROTECTIONS if getattr(config.privacy, key) is not None), None)
+    if protection is not None:
+        # How many examples there are is not for settings that everybody reads.
+        return _Depth(few, f"rule last-layers, as privacy.{protection} leaves rule large-tasks out")
+    if examples is None:
+        return _Depth(few, "rule last-layers, examples are not counted")
+    if min(examples.values()) < LARGE_TASK:
+        return _Depth(few, "rule last-layers")
+    return _Depth(min(many, total), "rule large-tasks", shares_layers=many < total)
+
+
+def _sharing(encoder: _Encoder | None, depth: _Depth) -> Iterator[Choice]:
+    if encoder is None or not depth.by_task:
         return
     total = encoder.num_layers or 0
-    number = min(encoder.card.layers_by_task, total // 2)
-    if number:
-        last = [{f"{encoder.layers}.{layer}.*": "task"} for layer in range(total - number, total)]
-        yield Choice("sharing.rules", [{"heads.*": "task"}, *last, {"*": "all"}], f"{encoder.origin}, rule last-layers")
+    last = [{f"{encoder.layers}.{layer}.*": "task"} for layer in range(total - depth.by_task, total)]
+    yield Choice("sharing.rules", [{"heads.*": "task"}, *last, {"*": "all"}], f"{encoder.origin}, {depth.rule}")
 
 
 def _dense(config: Config) -> Iterator[Choice]:

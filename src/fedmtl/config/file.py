@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -103,6 +104,19 @@ class Explained:
     given: Mapping[str, Any]
     choices: tuple[Choice, ...]
 
+    @property
+    def follows_examples(self) -> bool:
+        """Whether the number of examples of every task may choose other settings."""
+        chosen = {choice.key: choice.value for choice in self.choices}
+        most = dict.fromkeys(self.config.tasks, sys.maxsize)
+        return chosen != {choice.key: choice.value for choice in self.with_examples(most).choices}
+
+    def with_examples(self, examples: Mapping[str, int]) -> Explained:
+        """The same config with settings that follow the number of training examples of every task."""
+        if not self.choices:
+            return self
+        return _explained(self.given, examples)
+
     def commented(self) -> str:
         """The whole config as YAML, with `# given` or the card or rule that chose it behind a value."""
         plain = dump_config(self.config)
@@ -114,10 +128,16 @@ class Explained:
 def explained_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Explained:
     """Load a config as `load_config` does, and say where its values come from."""
     given = with_overrides(_unchecked(source), overrides)
-    config = config_from(given)
+    # Mistakes are named as they were written.
+    config_from(given)
     if isinstance(given.get("federation"), Mapping):
         given["federation"] = with_moved_keys(given["federation"])
-    choices = choose(config, given)
+    return _explained(given)
+
+
+def _explained(given: Mapping[str, Any], examples: Mapping[str, int] | None = None) -> Explained:
+    config = config_from(dict(given))
+    choices = choose(config, given, examples)
     return Explained(config_from(with_choices(given, choices)) if choices else config, given, choices)
 
 
@@ -127,9 +147,24 @@ def demo_config(overrides: Sequence[str] = ()) -> Config:
 
 
 def explained_demo(overrides: Sequence[str] = ()) -> Explained:
-    """The packaged demonstration, with where its values come from."""
+    """The packaged demonstration, with where its values come from.
+
+    Its rate and its way of encoding are those of its encoder: with another one, rules choose them.
+    """
     with as_file(files("fedmtl") / "demo.yaml") as demo:
-        return explained_config(demo, overrides)
+        raw = _read(demo)
+    changed = with_overrides(raw, overrides)
+    # What is no section is an error of the config, which is named below.
+    before, after = raw["model"], changed.get("model")
+    if isinstance(after, dict) and any(after.get(key) != before.get(key) for key in _ENCODER):
+        raw = {key: value for key, value in raw.items() if key != "defaults"}
+        raw["model"] = {key: value for key, value in before.items() if key in _ENCODER}
+        raw["training"] = {key: value for key, value in raw["training"].items() if key != "learning_rate"}
+    return explained_config(raw, overrides)
+
+
+# What decides which encoder a run begins with.
+_ENCODER = ("server_model", "client_model", "initial", "start_from")
 
 
 def _unchecked(source: ConfigSource) -> dict[str, Any]:

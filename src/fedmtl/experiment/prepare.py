@@ -14,6 +14,7 @@ import torch
 
 from fedmtl.capabilities import aggregator, check_methods, plugin_modules, server_methods
 from fedmtl.config import Config
+from fedmtl.config.file import Explained
 from fedmtl.engines.local import LocalEngine
 from fedmtl.engines.processes import warm_up
 from fedmtl.engines.site import SiteSetup
@@ -48,7 +49,7 @@ from fedmtl.runs.folder import RunFolder
 from fedmtl.sharing.plan import check_plan, mode_plan
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.check import run_warnings
-from fedmtl.tasks.load import TaskData, fingerprint, load_tasks
+from fedmtl.tasks.load import TaskData, count_examples, fingerprint, load_tasks
 from fedmtl.tasks.task import Task
 from fedmtl.training.stacked.shape import clients_at_once
 
@@ -119,10 +120,21 @@ class Prepared:
         return {name: part.task for name, part in self.data.items()}
 
 
-def prepare(config: Config, observe: Observer = lambda event: None) -> Prepared:
-    """Load, check and build everything; no folder is made, so a mistake leaves nothing behind."""
+def settled(explained: Explained) -> tuple[Explained, dict[str, TaskData]]:
+    """A config of a run on this machine with the settings that follow its examples, and these examples."""
+    data = load_tasks(explained.config)
+    return explained.with_examples(count_examples(data)), data
+
+
+def prepare(
+    config: Config, observe: Observer = lambda event: None, data: Mapping[str, TaskData] | None = None
+) -> Prepared:
+    """Load, check and build everything; no folder is made, so a mistake leaves nothing behind.
+
+    `data` are the config's examples where they are loaded already.
+    """
     device = start_device(config)
-    loaded = load_tasks(config)
+    loaded = dict(data) if data is not None else load_tasks(config)
     fingerprints = {name: fingerprint(part) for name, part in loaded.items()}
     data = mode_data(config, loaded)
     for words in run_warnings(data):

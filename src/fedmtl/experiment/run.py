@@ -74,6 +74,7 @@ from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.check import one_label_warnings
 from fedmtl.tasks.kinds.protocol import TaskKind
+from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import averages, score, sum_predictions
 from fedmtl.tasks.task import Task, owner_of_set
 from fedmtl.timing import timed
@@ -121,13 +122,15 @@ def start_run(
     profile: bool = False,
     make_engine: OpenEngine = open_engine,
     compares: bool = True,
+    data: Mapping[str, TaskData] | None = None,
 ) -> RunFolder:
     """Run a config from its start into a new folder; `profile` also tells where each round's seconds went.
 
-    Unless it `compares`, the run is without the baselines that its config names.
+    Unless it `compares`, the run is without the baselines that its config names. `data` are the config's examples
+    where they are loaded already.
     """
     meter = Meter(config.energy.cpu_watts)
-    prepared = replace(prepare(config, observe), profile=profile)
+    prepared = replace(prepare(config, observe, data), profile=profile)
     run = create_run(Path(config.output), name, lambda run: {"config.yaml": dump_config(config).encode()})
     with locked(run.path):
         log = Log(run, observe, prepared.config, meter)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from fedmtl.capabilities import is_stackable
+from fedmtl.capabilities import is_stackable, stacked_methods
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.client import Opened, Site, close_job, open_job, optimizer_slots, out_of_memory
 from fedmtl.federation.messages import Job, Traffic, Update
@@ -73,9 +73,13 @@ def _enter(job: Job, site: Site) -> _Entered | FedmtlError | None:
     if saved is None:
         return None
     tasks = tuple(site.model.tasks[task] for task in job.tasks)
-    return _Entered(
-        job, opened, Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, saved, job.extra, fixed)
-    )
+    member = Member(job.client, tasks, opened.shards, job.seed, keys, job.rows, saved, job.extra, fixed)
+    try:
+        for method in stacked_methods(opened.settings.methods):
+            member = method.enter(member, site.model, opened.settings, job.round, opened.methods.release)
+    except FedmtlError as error:
+        return error
+    return _Entered(job, opened, member)
 
 
 def _train(there: Sequence[_Entered], stacks: Stacks) -> list[Outcome | FedmtlError]:

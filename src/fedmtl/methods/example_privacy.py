@@ -21,10 +21,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,23 +39,31 @@ from fedmtl.federation.policy import Policy
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
 from fedmtl.methods.accounting import Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.noise import KeyedNoise, derive_key
+from fedmtl.model.multitask import MultiTaskModel, flat_order, undecayed
 from fedmtl.model.per_example import Clip, ExampleGradients
 from fedmtl.runs.event_lines import Event
 from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, ReleaseFacts
 from fedmtl.runs.folder import make_private_folder, write_atomic
-from fedmtl.sharing.plan import NO_EXTRA, Extra, SharingPlan
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, owner_task
 from fedmtl.tasks.batches import Shard, collate
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.tokens import open_tokens
-from fedmtl.training.local import to_tensors
+from fedmtl.training.local import planned_steps, to_tensors
 from fedmtl.training.local_method import (
     Finished,
     GradientBuffer,
     LocalClient,
     LocalMethod,
     LocalSettings,
+    Release,
 )
 from fedmtl.training.local_method import Step as Batch
+from fedmtl.training.stacked.method import StackedMethod
+from fedmtl.training.stacked.plan import Lots, Member
+from fedmtl.training.stacked.shape import reached
+
+if TYPE_CHECKING:
+    from fedmtl.training.stacked.stack import Stack
 
 NAME = "example_privacy"
 LEDGER = "example_privacy.json"
@@ -68,6 +77,8 @@ KINDS = ("classification", "regression")
 FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # More examples than this at once save no time.
 MOST_AT_ONCE = 256
+# The same of each client where clients train at once, on a device with memory of its own.
+MOST_IN_STACKS = 1024
 # Beyond this many different ledgers of a task, the rest is bounded by Renyi orders.
 MOST_LEDGERS = 16
 MOST_TIMES = 10**9
@@ -148,89 +159,73 @@ def most_steps(sizes: Mapping[str, int], settings: LocalSettings) -> dict[str, i
     return {task: settings.num_rounds * number for task, number in of_round.items()}
 
 
-class PrivateGradients(LocalMethod):
-    """Draws every step's examples, clips their gradients one by one, and adds noise."""
+class Account:
+    """What a client's round draws and releases: its lots, counted in its ledger, and the noise beside them.
 
-    name = NAME
-    clips_gradients = True
+    `moved` are the keys of each task that its steps move, in the order in which noise is drawn for them.
+    """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        release: Release,
+        shards: Mapping[str, Shard],
+        settings: LocalSettings,
+        moved: Mapping[str, Sequence[Key]],
+    ) -> None:
         self._epsilon, self._delta = options["epsilon"], options["delta"]
         self._noise_multiplier, self._max_norm = options["noise_multiplier"], options["max_grad_norm"]
-        self._at_once = options["examples_at_once"]
-        self._released: dict[str, Releases] = {}
-        self._noise: dict[str, KeyedNoise] = {}
-
-    def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
-        bound_model = client.bound
-        if bound_model.index is not None:
-            raise FedmtlError(
-                "the job has the token rows that this client's texts use, which noise cannot hide; the server's"
-                " federation.vocabulary_slices must be false"
-            ).coded("job_weights")
-        assert client.release is not None
-        self._client, self._release = client, client.release()
+        self._release, self._shards, self._settings, self._moved = release, shards, settings, moved
         # Another secret draws other noise, so that the same job is answered anew.
-        self._entry = derive_key(self._release.secret, self._release.digest, NAME).hex()[:32]
-        self._ledger = Ledger(self._release.folder)
-        spans = bound_model.flat.spans
-        self._made = {}
-        for task in client.shards:
-            trained = [name for name, key in bound_model.views[task].items() if key in spans]
-            self._made[task] = ExampleGradients(bound_model.use(task), task, trained)
+        self._entry = derive_key(release.secret, release.digest, NAME).hex()[:32]
+        self._ledger = Ledger(release.folder)
+        self.lots: dict[str, Lot] = {}
+        self.released: dict[str, Releases] = {}
 
-    def plan_steps(self, steps: Sequence[Batch]) -> Sequence[Batch]:
+    def draw(self, steps: Sequence[Batch]) -> list[Batch]:
         """Replace each batch by a lot, and count them before the first one is computed."""
-        client, settings = self._client, self._client.settings
-        assert settings is not None
-        # A task of which nothing moves has nothing to release.
-        moving = [task for task, made in self._made.items() if made.names]
-        sizes = {task: len(client.shards[task]) for task in client.shards}
+        sizes = {task: len(shard) for task, shard in self._shards.items()}
         times = Counter(task for task, _ in steps)
-        most = most_steps(sizes, settings)
-        self._lots = {task: self._lot(task, sizes[task], most[task]) for task in moving if times[task]}
-        self._released = {
-            task: Releases(lot.chance, lot.noise_multiplier, times[task]) for task, lot in self._lots.items()
+        most = most_steps(sizes, self._settings)
+        # A task of which nothing moves has nothing to release.
+        self.lots = {
+            task: self._lot(task, sizes[task], most[task]) for task in self._shards if self._moved[task] and times[task]
         }
-        for task, releases in self._released.items():
+        self.released = {
+            task: Releases(lot.chance, lot.noise_multiplier, times[task]) for task, lot in self.lots.items()
+        }
+        for task, releases in self.released.items():
             self._check_budget(task, releases, most[task])
             self._check_policy(task, releases)
-        self._ledger.add(self._entry, self._released)
-        secret, digest = self._release.secret, self._release.digest
-        self._noise = {task: KeyedNoise(derive_key(secret, digest, NAME, "noise", task)) for task in self._lots}
-        draws = {task: KeyedNoise(derive_key(secret, digest, NAME, "lots", task)) for task in self._lots}
+        self._ledger.add(self._entry, self.released)
+        draws = {task: KeyedNoise(self._key("lots", task)) for task in self.lots}
         return [(task, self._drawn(task, draws[task]) if task in draws else batch) for task, batch in steps]
 
-    def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
-        if task not in self._lots:
-            return None
-        lot, bound_model, made = self._lots[task], self._client.bound, self._made[task]
-        spans, view = bound_model.flat.spans, bound_model.views[task]
-        moved = sorted((spans[view[name]] for name in made.names), key=lambda span: span.start)
-        gradients = buffer([view[name] for name in made.names])
-        losses = self._sum_clipped(task, batch, Clip(self._max_norm, weight / lot.expected), gradients)
-        deviation = self._max_norm * lot.noise_multiplier * weight / lot.expected
-        for span in _joined(moved):
-            self._noise[task].add_to(gradients[span], deviation)
-        return losses.mean() if len(losses) else torch.zeros((), device=self._client.device)
+    def noise_key(self, task: str) -> bytes:
+        return self._key("noise", task)
 
-    def finish(self, tasks: Sequence[str]) -> Finished:
-        bound_model = self._client.bound
-        scopes = {
-            task: sorted({bound_model.views[task][name].scope for name in self._made[task].names})
-            for task in self._released
-        }
-        sent = {
-            SPENT: {task: [one.to_dict() for one in self._ledger.of(task)] for task in self._released},
-            RELEASED: {task: one.to_dict() for task, one in self._released.items()},
-            SCOPES: scopes,
-        }
-        return Finished(Extra(sent) if self._released else NO_EXTRA)
+    def deviation(self, task: str) -> float:
+        """The standard deviation of the noise of a step, before the task's weight."""
+        lot = self.lots[task]
+        return float(self._max_norm * lot.noise_multiplier / lot.expected)
+
+    def sent(self) -> Extra:
+        """What the client tells the server of its ledger."""
+        if not self.released:
+            return NO_EXTRA
+        return Extra(
+            {
+                SPENT: {task: [one.to_dict() for one in self._ledger.of(task)] for task in self.released},
+                RELEASED: {task: one.to_dict() for task, one in self.released.items()},
+                SCOPES: {task: sorted({key.scope for key in self._moved[task]}) for task in self.released},
+            }
+        )
+
+    def _key(self, purpose: str, task: str) -> bytes:
+        return derive_key(self._release.secret, self._release.digest, NAME, purpose, task)
 
     def _lot(self, task: str, num_examples: int, most: int) -> Lot:
-        settings = self._client.settings
-        assert settings is not None
-        size = settings.batch_size_of(task, num_examples)
+        size = self._settings.batch_size_of(task, num_examples)
         if self._noise_multiplier is not None:
             return Lot(size, num_examples, self._noise_multiplier)
         # Of clients with nearly as many examples the noise is found once: a larger chance asks for more of it.
@@ -267,13 +262,195 @@ class PrivateGradients(LocalMethod):
 
     def _drawn(self, task: str, draws: KeyedNoise) -> np.ndarray:
         """A lot, its examples in order of length."""
-        lot, shard = self._lots[task], self._client.shards[task]
+        lot, shard = self.lots[task], self._shards[task]
         chosen = shard.indices
         if lot.chance < 1:
             chosen = chosen[draws.chosen(lot.num_examples, lot.chance).numpy()]
         lengths = open_tokens(shard.tokens).lengths_of(chosen)
         drawn: np.ndarray = chosen[np.argsort(lengths, kind="stable")]
         return drawn
+
+
+def _whole_table(has_rows: bool) -> None:
+    """Raise where a client has a token table of the rows that its texts use."""
+    if has_rows:
+        raise FedmtlError(
+            "the job has the token rows that this client's texts use, which noise cannot hide; the server's"
+            " federation.vocabulary_slices must be false"
+        ).coded("job_weights")
+
+
+class PrivateStack(StackedMethod):
+    """The same for clients at once, each with lots, noise and a ledger of its own.
+
+    Lots are drawn as from a client by itself. So is noise on a CPU. On a GPU, where numbers that a CPU draws would be
+    waited for, it comes from the device's generator (Philox), seeded from the same key: as good for a simulation,
+    which is all that trains clients at once, but not what a site would add to its updates.
+    """
+
+    name = NAME
+    moves_all_rows = True
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self.max_example_norm = options["max_grad_norm"]
+        self._members: Sequence[Member] = ()
+
+    def enter(
+        self,
+        member: Member,
+        model: MultiTaskModel,
+        settings: LocalSettings,
+        round_number: int,
+        release: Callable[[], Release] | None,
+    ) -> Member:
+        _whole_table(member.rows is not None)
+        assert release is not None
+        names = {task.name: reached(model, task.name, member.keys, member.fixed) for task in member.tasks}
+        views = {
+            task.name: {name: key for name, key in member.keys.items() if owner_task(name) in (None, task.name)}
+            for task in member.tasks
+        }
+        trained = [key for name, key in member.keys.items() if key.scope != "fixed" and name not in member.fixed]
+        order = flat_order(views, trained, undecayed(model))
+        moved = {task: [key for key in order if key.name in own] for task, own in names.items()}
+        account = Account(self._options, release(), member.shards, settings, moved)
+        planned = list(planned_steps(member.shards, settings, member.seed, round_number))
+        steps = account.draw(planned)
+        seen: Counter[str] = Counter()
+        for task, batch in planned:
+            seen[task] += len(batch)
+        expected = {task: lot.expected for task, lot in account.lots.items()}
+        return replace(
+            member,
+            lots=Lots(steps, expected, seen),
+            accounts={**member.accounts, NAME: _Drawing(account, tuple(order), moved)},
+        )
+
+    def most_examples(self, settings: LocalSettings) -> int:
+        """As many as most lots have, so that a step is mostly one pass."""
+        size = settings.largest_batch
+        most = -(-(size + math.ceil(3 * math.sqrt(size))) // 8) * 8
+        return int(self._options["examples_at_once"] or min(MOST_IN_STACKS, most))
+
+    def load(self, stack: Stack, members: Sequence[Member]) -> None:
+        self._members = members
+        self._noise: list[dict[str, KeyedNoise | torch.Generator]] = [
+            {
+                task: _generator(member.accounts[NAME].account.noise_key(task), stack.index.device)
+                for task in member.accounts[NAME].account.lots
+            }
+            for member in members
+        ]
+
+    def add_noise(self, stack: Stack, task: str | None, is_active: np.ndarray) -> None:
+        for k in np.flatnonzero(is_active).tolist():
+            member = self._members[k]
+            own = task or member.tasks[0].name
+            drawing: _Drawing = member.accounts[NAME]
+            deviation = drawing.account.deviation(own) * stack.settings.loss_weights[own]
+            source = self._noise[k][own]
+            if isinstance(source, KeyedNoise):
+                drawing.add_to(stack, k, own, source, deviation)
+            else:
+                self._add_drawn(stack, k, set(drawing.moved[own]), source, deviation)
+
+    def finish(self, member: Member, tasks: Sequence[str]) -> Extra:
+        sent: Extra = member.accounts[NAME].account.sent()
+        return sent
+
+    def _add_drawn(
+        self, stack: Stack, k: int, moved: Collection[Key], source: torch.Generator, deviation: float
+    ) -> None:
+        keys = self._members[k].keys
+        for _, block, row in stack.blocks_of(k):
+            spans = _joined(span for name, (span, _) in block.spans.items() if keys.get(name) in moved)
+            for span in spans:
+                gradients = block.gradients[row, span]
+                gradients.add_(torch.randn(gradients.shape, generator=source, device=gradients.device), alpha=deviation)
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """A client's account, and the order in which a client by itself draws noise: `moved` by task, of all in `order`."""
+
+    account: Account
+    order: tuple[Key, ...]
+    moved: Mapping[str, Sequence[Key]]
+
+    def add_to(self, stack: Stack, k: int, task: str, noise: KeyedNoise, deviation: float) -> None:
+        """Draw for neighbours together, as they lie in the buffer of a client by itself."""
+        targets = {
+            name: block.gradients[row, span]
+            for _, block, row in stack.blocks_of(k)
+            for name, (span, _) in block.spans.items()
+        }
+        of_task = set(self.moved[task])
+        for is_moved, keys in groupby(self.order, of_task.__contains__):
+            if not is_moved:
+                continue
+            parts = [targets[key.name] for key in keys]
+            drawn = torch.zeros(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
+            noise.add_to(drawn, deviation)
+            start = 0
+            for part in parts:
+                part.add_(drawn[start : start + part.numel()])
+                start += part.numel()
+
+
+def _generator(key: bytes, device: torch.device) -> KeyedNoise | torch.Generator:
+    if device.type != "cuda":
+        return KeyedNoise(key)
+    return torch.Generator(device).manual_seed(int.from_bytes(key[:8], "big") >> 1)
+
+
+class PrivateGradients(LocalMethod):
+    """Draws every step's examples, clips their gradients one by one, and adds noise."""
+
+    name = NAME
+    stacked = PrivateStack
+    clips_gradients = True
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options, self._max_norm = options, options["max_grad_norm"]
+        self._at_once = options["examples_at_once"]
+        self._noise: dict[str, KeyedNoise] = {}
+
+    def start(self, client: LocalClient, received: Extra, stored: Extra) -> None:
+        bound_model = client.bound
+        _whole_table(bound_model.index is not None)
+        assert client.release is not None
+        assert client.settings is not None
+        self._client = client
+        spans = bound_model.flat.spans
+        self._made = {}
+        for task in client.shards:
+            trained = [name for name, key in bound_model.views[task].items() if key in spans]
+            self._made[task] = ExampleGradients(bound_model.use(task), task, trained)
+        moved = {task: [bound_model.views[task][name] for name in made.names] for task, made in self._made.items()}
+        self._account = Account(self._options, client.release(), client.shards, client.settings, moved)
+
+    def plan_steps(self, steps: Sequence[Batch]) -> Sequence[Batch]:
+        """Replace each batch by a lot, and count them before the first one is computed."""
+        drawn = self._account.draw(steps)
+        self._noise = {task: KeyedNoise(self._account.noise_key(task)) for task in self._account.lots}
+        return drawn
+
+    def differentiate(self, task: str, batch: np.ndarray, weight: float, buffer: GradientBuffer) -> Tensor | None:
+        if task not in self._account.lots:
+            return None
+        lot, bound_model, made = self._account.lots[task], self._client.bound, self._made[task]
+        spans, view = bound_model.flat.spans, bound_model.views[task]
+        moved = sorted((spans[view[name]] for name in made.names), key=lambda span: span.start)
+        gradients = buffer([view[name] for name in made.names])
+        losses = self._sum_clipped(task, batch, Clip(self._max_norm, weight / lot.expected), gradients)
+        deviation = self._max_norm * lot.noise_multiplier * weight / lot.expected
+        for span in _joined(moved):
+            self._noise[task].add_to(gradients[span], deviation)
+        return losses.mean() if len(losses) else torch.zeros((), device=self._client.device)
+
+    def finish(self, tasks: Sequence[str]) -> Finished:
+        return Finished(self._account.sent())
 
     def _sum_clipped(self, task: str, batch: np.ndarray, clip: Clip, gradients: Tensor) -> Tensor:
         """Write the sum of the clipped gradients of a lot, some examples at a time; return the loss of each."""
@@ -282,7 +459,7 @@ class PrivateGradients(LocalMethod):
         shard: Shard = self._client.shards[task]
         spans = {name: bound_model.flat.spans[bound_model.views[task][name]] for name in made.names}
         shapes = {name: bound_model.parameters[bound_model.views[task][name]].shape for name in made.names}
-        at_once = self._at_once or min(MOST_AT_ONCE, 2 * self._lots[task].size)
+        at_once = self._at_once or min(MOST_AT_ONCE, 2 * self._account.lots[task].size)
         parts = [part for part in np.array_split(batch, -(-len(batch) // at_once)) if len(part)] if len(batch) else []
         if not parts:
             for span in spans.values():
@@ -501,10 +678,6 @@ def _refused(config: Config) -> str | None:
         "federation.vocabulary_slices": (
             config.federation.vocabulary_slices,
             "the token rows that a client's texts use would leave without noise; write `vocabulary_slices: false`",
-        ),
-        "compute.stack": (
-            bool(config.compute.stack),
-            "clients that train at once have no gradients by example; write `stack: 0`",
         ),
         **{
             f"tasks.{name}.class_weights": (

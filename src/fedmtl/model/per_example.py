@@ -25,6 +25,8 @@ from fedmtl.sharing.plan import HEADS
 Losses = Callable[[Tensor, Tensor], Tensor]
 # A clipped gradient stays below the bound in spite of rounding: norms are found to a few parts in a million.
 MARGIN = 1e-5
+# What is multiplied in bf16 has 8 bits: a factor that is rounded may make a gradient longer by one part in 256.
+COARSE_MARGIN = 0.01
 
 
 class Unattributed(Exception):
@@ -187,10 +189,11 @@ class Clip:
 
     max_norm: float
     scale: float = 1.0
+    margin: float = MARGIN
 
     def factors(self, squares: Tensor) -> Tensor:
         """What every example's gradient is multiplied by, from its squared norm."""
-        bound = self.max_norm * (1 - MARGIN)
+        bound = self.max_norm * (1 - self.margin)
         return self.scale * bound / squares.clamp(min=0.0).sqrt().clamp(min=bound)
 
 

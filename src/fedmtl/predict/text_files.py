@@ -29,6 +29,7 @@ from fedmtl.tasks.sources import (
     as_text,
     looks_like_names,
     separating,
+    separation_advice,
 )
 from fedmtl.tasks.task import Task
 
@@ -190,11 +191,9 @@ def _from_table(table: _Table, columns: Sequence[str], tasks: Mapping[str, Task]
 
 
 def _text_columns(table: _Table, columns: Sequence[str], tasks: Mapping[str, Task]) -> list[str]:
-    has = (
-        f"it has {', '.join(map(excerpt, table.header))}"
-        if looks_like_names(table.header)
-        else "its header is no names"
-    )
+    # A header of one column with semicolons in it is separated by them.
+    header = table.header[0].split(";") if separation_advice(table.header) else table.header
+    has = f"it has {', '.join(map(excerpt, header))}" if looks_like_names(header) else "its header is no names"
     if columns and all(column.isdigit() for column in columns):
         if table.is_objects:
             raise DataError(f"--text-columns: {table.origin} holds objects, whose columns have names; {has}")

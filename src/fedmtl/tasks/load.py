@@ -200,6 +200,25 @@ def load_tasks(config: Config, model: Mapping[str, Task] | None = None) -> dict[
     return {name: _load(config, task, holders[name]) for name, task in tasks.items()}
 
 
+def count_examples(data: Mapping[str, TaskData]) -> dict[str, int]:
+    """The training examples of every task, over all clients."""
+    return {name: len(part.train) + sum(map(len, part.client_train.values())) for name, part in data.items()}
+
+
+def needs_hub(config: Config) -> bool:
+    """Whether some examples are on the hub, and not in files or in the package."""
+    for name, given in config.tasks.items():
+        task, brought = resolve_task(config, name), client_sources(config, name)
+        if any(source.hub is not None for source in (given.source, *brought.values()) if source):
+            return True
+        if given.source or brings_all(config, name) or _folder(config, task) is not None:
+            continue
+        builtin = builtin_in_use(config, name)
+        if builtin is None or not (builtin.embedded and _is_embedded(config, builtin)):
+            return True
+    return False
+
+
 def fingerprint(part: TaskData) -> dict[str, str]:
     """SHA-256 of a task's examples as they are loaded and split: one of their `texts`, one of their `labels`.
 

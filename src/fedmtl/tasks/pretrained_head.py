@@ -55,9 +55,10 @@ def with_pretrained_head(config: Config, task: Task) -> Task:
     saved = _saved_config(config.model.server_model, where)
     layout = _layout(saved, config.model.server_model, where)
     if task.pool not in ("auto", layout.pool):
+        key = "model.pool" if config.tasks[task.name].pool is None else f"tasks.{task.name}.pool"
         raise ConfigError(
-            f"{where}: the head of {config.model.server_model} reads `pool: {layout.pool}`, found {task.pool};"
-            " leave `pool` out"
+            f"{where}: the head of {config.model.server_model} reads `pool: {layout.pool}`, found {key}={task.pool};"
+            f" write tasks.{task.name}.pool={layout.pool}"
         )
     _check_labels(saved, config, task)
     hidden = None

@@ -85,3 +85,20 @@ def test_a_missing_file_or_a_bad_number_is_said(tmp_path):
         read_corpus([str(tmp_path / "gone.txt")], 64, seed=0)
     with pytest.raises(DataError, match="no number above 0"):
         read_corpus([str(tmp_path / "gone.txt=many")], 64, seed=0)
+
+
+def test_rows_of_two_text_columns_are_pairs_too(tmp_path):
+    table = write(tmp_path / "a.tsv", "one\ttwo\tlabel\na  text\tits pair\t1\nb\t\t0\na text\tits pair\t0\n")
+    corpus = read_corpus([table], 64, seed=0, pairs=True)
+    assert corpus.texts == ["a text", "b", "its pair", ("a text", "its pair")]
+    assert corpus.digest() != read_corpus([table], 64, seed=0).digest()
+
+
+def test_each_text_of_a_pair_is_cut_to_half_a_chunk(tmp_path):
+    table = write(tmp_path / "a.tsv", "one\ttwo\n" + " ".join("abcdef") + "\tx y\n")
+    assert read_corpus([table], 8, seed=0, pairs=True).texts[-1] == ("a b c d", "x y")
+
+
+def test_pairs_of_files_without_two_columns_are_refused(tmp_path):
+    with pytest.raises(DataError, match="--pairs: no file of --corpus has two columns"):
+        read_corpus([write(tmp_path / "a.txt", "one line\n")], 64, seed=0, pairs=True)

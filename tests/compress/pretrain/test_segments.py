@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedmtl.compress.pretrain.batches import DeviceSide, Epochs, Tokens
-from fedmtl.compress.pretrain.segments import open_segments, write_segments
+from fedmtl.compress.pretrain.segments import divider, open_segments, write_segments
 from fedmtl.errors import DataError
 from fedmtl.model.wordpiece import SPECIAL, basic_tokenizer, wrap_tokenizer
 
@@ -72,3 +72,29 @@ def test_an_epoch_takes_every_segment_once_and_depends_on_the_seed_alone(tmp_pat
     assert again.batch(7).segments.tolist() == epochs.batch(7).segments.tolist()
     assert again.batch(2).segments.tolist() == first[2]
     assert Epochs(segments, 8, 32, 4, CPU).batch(0).segments.tolist() != first[0]
+
+
+class TestPairs:
+    TEXTS = (("ab c", "c"), "ab c", ("c", "ab ab"))
+
+    def test_a_pair_is_read_as_the_tokenizer_reads_it(self, tmp_path):
+        tokenizer = tokenizer_of("ab", "c")
+        write_segments(tmp_path / "s", self.TEXTS, tokenizer, tokenizer, 32)
+        segments = open_segments(tmp_path / "s")
+        tokens = DeviceSide(segments.teacher, 0, CPU, divider(tokenizer)).take(torch.tensor([0, 1, 2]), 7)
+        # [CLS] 2 and [SEP] 3 around and between; ab 5, c 6.
+        assert tokens.ids.tolist() == [[2, 5, 6, 3, 6, 3, 0], [2, 5, 6, 3, 0, 0, 0], [2, 6, 3, 5, 5, 3, 0]]
+        assert tokens.types.tolist() == [[0, 0, 0, 0, 1, 1, 0], [0] * 7, [0, 0, 0, 1, 1, 1, 0]]
+        for row, text in zip(zip(tokens.ids.tolist(), tokens.types.tolist(), strict=True), self.TEXTS, strict=True):
+            known = tokenizer(*((text,) if isinstance(text, str) else text), padding="max_length", max_length=7)
+            assert row == (known["input_ids"], known["token_type_ids"])
+
+    def test_what_stands_between_counts_as_a_word(self, tmp_path):
+        tokenizer = tokenizer_of("ab", "c")
+        write_segments(tmp_path / "s", self.TEXTS, tokenizer, tokenizer, 32)
+        assert open_segments(tmp_path / "s").num_words.tolist() == [4, 2, 4]
+
+    def test_a_pair_that_is_too_long_loses_words_of_its_second_text(self, tmp_path):
+        tokenizer = tokenizer_of("ab", "c")
+        write_segments(tmp_path / "s", [("c", "ab " * 9)], tokenizer, tokenizer, 7)
+        assert open_segments(tmp_path / "s").teacher.ids.tolist() == [6, 3, 5, 5, 5]

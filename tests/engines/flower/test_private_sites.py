@@ -25,6 +25,7 @@ def sha(run: RunFolder) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_sites_draw_noise_that_the_server_cannot(make_config, tmp_path):
     config = make_config(*PRIVATE)
     keys = make_certs(tmp_path / "certs", {f"{task}_client": [task] for task in TASKS})

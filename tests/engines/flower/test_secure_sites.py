@@ -138,6 +138,7 @@ def test_a_policy_that_requires_masks_refuses_a_server_without(config, tmp_path)
     assert "requires a protection of updates" in server.failures()["a"][0]
 
 
+@pytest.mark.slow
 def test_the_larger_number_of_clients_counts(config, tmp_path):
     """The policy of c wants four in every sum: without d, nobody's is opened."""
     wants = Policy.model_validate({"require": {"secure_aggregation": {"min_clients": 4}}})

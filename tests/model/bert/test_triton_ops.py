@@ -132,3 +132,68 @@ def test_gradients_with_dropout_are_those_of_the_same_masks(pool, monkeypatch):
     with torch.no_grad():
         measured = (total(words + 1e-3 * direction) - total(words - 1e-3 * direction)) / 2e-3
     assert float((gradient * direction).sum()) == pytest.approx(float(measured), rel=0.01)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+def test_norms_and_sums_of_examples_are_those_of_torch(parts: int, bias: bool) -> None:
+    from fedmtl.model.bert import triton_ops
+    from fedmtl.model.bert.stacked_per_example import EVERY, ExampleRecords, _Linear
+
+    batch, generator = make_batch(), torch.Generator().manual_seed(3)
+    inputs, gradient = (
+        torch.randn(CLIENTS, PLACES, width, generator=generator).to(DEVICE, DTYPE) for width in (WIDTH, 3 * WIDTH)
+    )
+    number = SEQUENCES // parts
+    records = ExampleRecords(batch, number, torch.zeros(()), (), "table")
+    exact = _Linear(("layer",), inputs.double(), gradient.double(), bias, EVERY)
+    torch.testing.assert_close(
+        triton_ops.linear_squares(inputs, gradient, batch, number, bias=bias).double(),
+        records._linear_squares(exact),
+        rtol=1e-5,
+        atol=1e-3,
+    )
+    torch.testing.assert_close(
+        triton_ops.example_sums(gradient, batch, number).double(),
+        records._sums(gradient.double()),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("pool", ["pooler", "mean"])
+def test_norms_of_a_recorded_pass_are_those_of_torch(pool: str, parts: int) -> None:
+    from fedmtl.model.bert.stacked_per_example import ExampleRecords
+    from fedmtl.model.bert.triton_ops import FusedOps
+
+    layout, number = BertLayout(LAYERS, 2, SIZE, 1e-12, 0.0, 0.0), SEQUENCES // parts
+    drawn = torch.randn(CLIENTS, PLACES, WIDTH, generator=torch.Generator().manual_seed(3))
+    norms, sums = {}, {}
+    for kind in ("exact", "fused"):
+        dtype = torch.float32 if kind == "exact" else DTYPE
+        batch, values = make_batch(), Values(dtype)
+        words = drawn.to(DEVICE, DTYPE).to(dtype)
+        # Values are drawn in the order they are asked for.
+        stacked_vectors(PlainOps(values, layout, batch), layout, batch, pool, words)
+        trained = {name for names in values.known for name in names}
+        anchor = torch.zeros((), device=DEVICE, requires_grad=True)
+        records = ExampleRecords(batch, number, anchor, trained, "table")
+
+        def fixed(names: tuple[str, ...], values: Values = values) -> Leaf:
+            return Leaf(values(names).value.detach(), None)
+
+        ops = PlainOps(fixed, layout, batch, records)
+        if kind == "fused":
+            ops = FusedOps(fixed, layout, batch, torch.tensor(5, device=DEVICE), records)
+        found = stacked_vectors(ops, layout, batch, pool, words)
+        torch.autograd.grad(found.float().square().sum(), [anchor], allow_unused=True)
+        norms[kind] = records.squares().sqrt()
+        totals = {names: torch.zeros(leaf.value.shape, device=DEVICE) for names, leaf in values.known.items()}
+        records.add(torch.full((CLIENTS, number), 0.5, device=DEVICE), totals.__getitem__)
+        sums[kind] = totals
+    tolerance = 1e-4 if torch.float32 == DTYPE else 0.05
+    torch.testing.assert_close(norms["fused"], norms["exact"], rtol=tolerance, atol=0)
+    for names, value in sums["exact"].items():
+        if "key.bias" not in names[0]:
+            assert distance(sums["fused"][names], value) < tolerance, names

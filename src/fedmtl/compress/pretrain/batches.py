@@ -30,11 +30,15 @@ FAR = 1 << 20
 
 @dataclass(frozen=True)
 class Tokens:
-    """One side of a batch, padded on the right; `words` numbers each token's word, -1 is none."""
+    """One side of a batch, padded on the right; `words` numbers each token's word, -1 is none.
+
+    `types` is 1 for the second text of a pair, as BERT's token types; None where there are no pairs.
+    """
 
     ids: Tensor
     mask: Tensor
     words: Tensor
+    types: Tensor | None = None
 
     def rolled(self) -> Tokens:
         """Every row with the text of its neighbour."""
@@ -68,15 +72,15 @@ class Batch:
 
 
 class DeviceSide:
-    """One tokenizer's tokens on the device."""
+    """One tokenizer's tokens on the device; behind the token `divider`, if it is given, the second text begins."""
 
-    def __init__(self, side: Side, pad_id: int, device: torch.device) -> None:
+    def __init__(self, side: Side, pad_id: int, device: torch.device, divider: int | None = None) -> None:
         self.ids = _upload(side.ids, torch.int32, device)
         self.words = _upload(side.words, torch.int32, device)
         self.offsets = _upload(side.offsets, torch.int64, device)
         self.before = torch.tensor(side.before, dtype=torch.int64, device=device)
         self.after = torch.tensor(side.after, dtype=torch.int64, device=device)
-        self.pad_id = pad_id
+        self.pad_id, self.divider = pad_id, divider
 
     def take(self, segments: Tensor, width: int) -> Tokens:
         """Those segments with their special tokens, padded to the width."""
@@ -94,7 +98,8 @@ class DeviceSide:
         if len(self.after):
             is_after = (behind >= 0) & mask
             ids = torch.where(is_after, self.after[behind.clamp(0, len(self.after) - 1)], ids)
-        return Tokens(ids, mask, torch.where(is_text, self.words[positions].long(), -1))
+        types = None if self.divider is None else _types(ids == self.divider, mask)
+        return Tokens(ids, mask, torch.where(is_text, self.words[positions].long(), -1), types)
 
 
 class Epochs:
@@ -144,6 +149,12 @@ class Epochs:
         windows = [order[start : start + size] for start in range(0, len(order), size)]
         ordered = np.concatenate([w[np.argsort(self.student_lengths[w], kind="stable")] for w in windows])
         return ordered.reshape(-1, self.batch_size)[rng.permutation(self.num_batches)]
+
+
+def _types(divides: Tensor, mask: Tensor) -> Tensor:
+    """Count a text's tokens as 0 up to its first divider and as 1 behind it; a single text ends with its only one."""
+    behind = divides.cumsum(dim=1) > divides.long()
+    return (behind & mask).long()
 
 
 def _rounded(lengths: np.ndarray) -> int:

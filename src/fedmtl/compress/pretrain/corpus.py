@@ -1,4 +1,7 @@
-"""Texts out of files: one a line, or every text column of a table; long ones in chunks, none twice."""
+"""Texts out of files: one a line, or every text column of a table; long ones in chunks, none twice.
+
+A table with two text columns may give its rows as pairs too, whose texts a student then reads in one pass.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ LINES = (".txt", ".txt.gz")
 LABEL = "label"
 # Words of the shortest chunk of a long text, but for its last.
 SHORTEST = 8
+# A text, or two that are read in one pass.
+Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -34,33 +39,43 @@ class SourceCount:
 
 @dataclass(frozen=True)
 class Corpus:
-    texts: list[str]
+    texts: list[Text]
     sources: tuple[SourceCount, ...]
 
     def digest(self) -> str:
         """Equal for equal texts in the same order."""
         digest = hashlib.sha256()
         for text in self.texts:
-            digest.update(text.encode() + b"\n")
+            # No text has a tab: white space became single spaces.
+            digest.update((text if isinstance(text, str) else "\t".join(text)).encode() + b"\n")
         return digest.hexdigest()
 
 
-def read_corpus(files: Sequence[str], chunk_words: int, seed: int) -> Corpus:
-    """All chunks of all files, in order, each once. `FILE=N` takes N of a file's chunks, drawn by the seed."""
-    seen: dict[str, None] = {}
+def read_corpus(files: Sequence[str], chunk_words: int, seed: int, *, pairs: bool = False) -> Corpus:
+    """All chunks of all files, in order, each once. `FILE=N` takes N of a file's chunks, drawn by the seed.
+
+    With `pairs`, the rows of a table with two text columns follow its texts as pairs.
+    """
+    seen: dict[Text, None] = {}
     sources: list[SourceCount] = []
     for name in files:
         path, limit = _parse(name)
         columns = _read(path)
         texts = [text for column in columns.values() for text in column if text.strip()]
         rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "corpus", path.name)))
-        fresh = [chunk for chunk in dict.fromkeys(_chunks(texts, chunk_words, rng)) if chunk not in seen]
+        found: list[Text] = [*_chunks(texts, chunk_words, rng)]
+        if pairs and len(columns) == 2:
+            first, second = columns.values()
+            found += _pairs(first, second, chunk_words // 2)
+        fresh = [chunk for chunk in dict.fromkeys(found) if chunk not in seen]
         if limit is not None and limit < len(fresh):
             fresh = [fresh[i] for i in np.sort(rng.permutation(len(fresh))[:limit])]
         seen.update(dict.fromkeys(fresh))
         sources.append(SourceCount(str(path), tuple(columns), len(texts), len(fresh)))
     if not seen:
         raise DataError(f"--corpus: {', '.join(files) or 'no file'} holds no text; name files with texts")
+    if pairs and not any(len(source.columns) == 2 for source in sources):
+        raise DataError("--pairs: no file of --corpus has two columns of texts; name one, or leave it out")
     return Corpus(list(seen), tuple(sources))
 
 
@@ -124,6 +139,14 @@ def _chunks(texts: Iterable[str], chunk_words: int, rng: np.random.Generator) ->
             words = words[size:]
         if words:
             yield " ".join(words)
+
+
+def _pairs(first: Iterable[str], second: Iterable[str], most_words: int) -> Iterable[tuple[str, str]]:
+    """Each row where both have a text, cut to so many words, so that a first text leaves the second its tokens."""
+    for texts in zip(first, second, strict=True):
+        cut = [" ".join(_mend(text).split()[:most_words]) for text in texts]
+        if all(cut):
+            yield cut[0], cut[1]
 
 
 def _mend(text: str) -> str:

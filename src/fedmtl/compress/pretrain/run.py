@@ -17,7 +17,7 @@ from fedmtl.compress.pretrain.card import Facts, write_card
 from fedmtl.compress.pretrain.corpus import Corpus, read_corpus
 from fedmtl.compress.pretrain.loop import Position, Update, distil, load_checkpoint, save_checkpoint
 from fedmtl.compress.pretrain.same_tokens import TokenTargets, build_alike, fit_to_teacher, general_record
-from fedmtl.compress.pretrain.segments import Segments, open_segments, train_vocabulary, write_segments
+from fedmtl.compress.pretrain.segments import Segments, divider, open_segments, train_vocabulary, write_segments
 from fedmtl.compress.pretrain.settings import PretrainSettings, check_settings
 from fedmtl.compress.pretrain.steps import Data, GraphStep, Step
 from fedmtl.compress.pretrain.student import (
@@ -131,7 +131,7 @@ def _pretrain(
     if settings.same_tokens:
         settings = fit_to_teacher(settings, teacher)
         check_settings(settings)
-    corpus = read_corpus(settings.corpus, settings.chunk_words, settings.seed)
+    corpus = read_corpus(settings.corpus, settings.chunk_words, settings.seed, pairs=settings.pairs)
     for source in corpus.sources:
         columns = f" ({', '.join(source.columns)})" if source.columns != ("",) else ""
         listener.say(f"{source.file}{columns}: {source.texts:,} texts, {source.chunks:,} new chunks")
@@ -208,7 +208,8 @@ def _prepare(
     known = [corpus.digest(), settings.vocab, settings.max_length, rules]
     digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     if isinstance(settings.vocab, int):
-        pieces = _vocabulary(settings.vocab, corpus, work / f"vocabulary-{digest}.json", listener)
+        texts = [text for text in corpus.texts if isinstance(text, str)]
+        pieces = _vocabulary(settings.vocab, texts, work / f"vocabulary-{digest}.json", listener)
         student = wrap_tokenizer(pieces, model_max_length=settings.max_length)
     else:
         student = teacher.tokenizer
@@ -227,12 +228,12 @@ def _prepare(
     return student, segments, digest
 
 
-def _vocabulary(num_pieces: int, corpus: Corpus, path: Path, listener: Listener) -> dict[str, int]:
+def _vocabulary(num_pieces: int, texts: Sequence[str], path: Path, listener: Listener) -> dict[str, int]:
     if path.exists():
         pieces: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
     else:
-        listener.say(f"training a vocabulary on {len(corpus.texts):,} texts")
-        pieces = train_vocabulary(corpus.texts, num_pieces)
+        listener.say(f"training a vocabulary on {len(texts):,} texts")
+        pieces = train_vocabulary(texts, num_pieces)
         write_atomic(path, json.dumps(pieces).encode())
     if len(pieces) < num_pieces:
         listener.say(f"the texts give {len(pieces):,} word pieces, fewer than the {num_pieces:,} requested")
@@ -252,11 +253,12 @@ def _on_device(
     teacher.module.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     pad_id, mask_id = int(tokenizer.pad_token_id or 0), int(tokenizer.mask_token_id or 0)
     num_words = torch.from_numpy(segments.num_words.copy()).to(device)
-    tokens = DeviceSide(segments.student, pad_id, device)
+    second = divider(teacher.tokenizer) if settings.pairs and "token_type_ids" in teacher.accepts else None
+    tokens = DeviceSide(segments.student, pad_id, device, second)
     epochs = Epochs(
         segments, settings.num_drawn, settings.max_length, settings.seed, device, joint=machine.replays(device)
     )
-    side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device)
+    side = DeviceSide(segments.teacher, int(teacher.tokenizer.pad_token_id or 0), device, second)
     if losses is not None:
         alike = TokenTargets(teacher, side, losses)
         return Data(tokens, num_words, alike, alike, epochs, mask_id, losses)

@@ -108,7 +108,7 @@ def token_terms(
     device = tokens.ids.device.type
     # Weights that were cast and cached would be stale when a recorded step is replayed.
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
-        hidden = student(tokens.ids, tokens.mask)
+        hidden = student(tokens.ids, tokens.mask, tokens.types)
     states = [state.float() for state in hidden]
     assert targets.states is not None, "the teacher read tokens of its vocabulary"
     terms = losses.compare(targets.states, losses.below.states(states), tokens.mask)

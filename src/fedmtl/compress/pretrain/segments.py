@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, trainers
 
+from fedmtl.compress.pretrain.corpus import Text
 from fedmtl.compress.pretrain.settings import FEWEST_PIECES
 from fedmtl.errors import DataError, FedmtlError, ModelError
 from fedmtl.model.wordpiece import INSIDE, SPECIAL, make_tokenizer
@@ -150,22 +151,26 @@ class Segments:
 
 def write_segments(
     folder: Path,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     teacher: Any,
     student: Any,
     max_length: int,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Tokenize with both tokenizers and write the folder, whole or not at all."""
+    """Tokenize with both tokenizers and write the folder, whole or not at all.
+
+    The special tokens between the texts of a pair are tokens of its segment, and count as a word.
+    """
     sides = {"teacher": _plain(teacher), "student": _plain(student)}
     around = {name: _special(tokenizer) for name, tokenizer in sides.items()}
+    between = {name: _between(tokenizer) for name, tokenizer in sides.items()}
     limits = [max_length - len(around[name][0]) - len(around[name][1]) for name in SIDES]
     parts: dict[str, list[np.ndarray]] = {f"{side}.{name}": [] for side in SIDES for name in ("ids", "words")}
     counts: dict[str, list[int]] = {"teacher": [], "student": [], "words": []}
     num_skipped = 0
     for start in range(0, len(texts), BLOCK):
         block = list(texts[start : start + BLOCK])
-        for pair in zip(*(_encode(sides[name], block) for name in SIDES), strict=True):
+        for pair in zip(*(_encode(sides[name], block, between[name]) for name in SIDES), strict=True):
             aligned = align(*pair, *limits)
             if aligned is None:
                 num_skipped += 1
@@ -222,12 +227,37 @@ def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
     return list(encoded.ids[:begin]), list(encoded.ids[end:])
 
 
-def _encode(tokenizer: Any, texts: list[str]) -> Iterator[Pieces]:
-    for encoded in tokenizer.encode_batch(texts, add_special_tokens=False):
-        words = encoded.word_ids
-        # A piece that belongs to no word, such as a special token written out in a text, has no partner.
-        known = [] if None in words else words
-        yield Pieces(encoded.ids, known, [end for _, end in encoded.offsets])
+def _between(tokenizer: Any) -> list[int]:
+    """The special tokens between the texts of a pair."""
+    encoded = tokenizer.encode("a", "a")
+    marks = encoded.special_tokens_mask
+    texts = [position for position, mark in enumerate(marks) if not mark]
+    inner = range(texts[0], texts[-1]) if texts else ()
+    return [encoded.ids[position] for position in inner if marks[position]]
+
+
+def divider(tokenizer: Any) -> int | None:
+    """The token after which a pair's second text begins; None where the tokenizer gives both texts one type."""
+    encoded = _plain(tokenizer).encode("a", "a")
+    return int(encoded.ids[encoded.type_ids.index(1) - 1]) if 1 in encoded.type_ids else None
+
+
+def _encode(tokenizer: Any, texts: list[Text], between: list[int]) -> Iterator[Pieces]:
+    for text, encoded in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+        ids, words, ends = encoded.ids, encoded.word_ids, [end for _, end in encoded.offsets]
+        if None in words:
+            # A piece that belongs to no word, such as a special token written out in a text, has no partner.
+            yield Pieces(ids, [], ends)
+        elif isinstance(text, str):
+            yield Pieces(ids, words, ends)
+        else:
+            first = encoded.sequence_ids.index(1) if 1 in encoded.sequence_ids else len(ids)
+            num_words = words[first - 1] + 1 if first else 0
+            yield Pieces(
+                [*ids[:first], *between, *ids[first:]],
+                [*words[:first], *[num_words] * len(between), *(num_words + 1 + word for word in words[first:])],
+                [*ends[:first], *[0] * len(between), *ends[first:]],
+            )
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ class PretrainSettings:
     altered: bool = True
     balanced: bool = True
     teacher_table: bool = True
+    pairs: bool = False
 
     @property
     def same_tokens(self) -> bool:
@@ -111,6 +112,12 @@ def check_settings(settings: PretrainSettings) -> None:
             f"--heads: {settings.num_heads} do not divide --hidden {settings.hidden}; write one that does"
         )
     _check_vocab(settings.vocab)
+    if settings.pairs and (not settings.same_tokens or settings.altered or settings.mask_words):
+        raise ConfigError(
+            f"--pairs: found --vocab {settings.vocab}, altered copies {_switch(settings.altered)} and --mask-words"
+            f" {settings.mask_words:g}; two texts are read in one pass with --vocab {TEACHER}, --no-altered and no"
+            " --mask-words"
+        )
     if settings.max_length < 4:
         raise ConfigError(f"--max-length: {settings.max_length} leaves no tokens for text; write 4 or more")
     if not 0 <= settings.mask_words < 1:
@@ -134,6 +141,10 @@ def _check_vocab(vocab: int | str) -> None:
         raise ConfigError(
             f"--vocab: found {vocab}; write a number of word pieces from {FEWEST_PIECES} on, or {TEACHER}"
         )
+
+
+def _switch(is_on: bool) -> str:
+    return "on" if is_on else "off"
 
 
 def _option(name: str) -> str:

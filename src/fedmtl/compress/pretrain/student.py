@@ -66,10 +66,12 @@ class Student(nn.Module):
         self.encoder: Any = encoder
         self.projections: Any = projections
 
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> tuple[Tensor, ...]:
         """All hidden states [batch, token, width], embeddings first."""
         # Four dimensions: of two, the encoder would ask the device whether any is padded, and wait for it.
-        output = self.encoder(ids, attention_mask=mask[:, None, None, :], output_hidden_states=True)
+        output = self.encoder(
+            ids, attention_mask=mask[:, None, None, :], token_type_ids=types, output_hidden_states=True
+        )
         states: tuple[Tensor, ...] = output.hidden_states
         return states
 

@@ -78,6 +78,8 @@ class LiveTargets:
         # As for the student: BERT takes four dimensions as they are and asks the device nothing.
         mask = tokens.mask[:, None, None, :] if self.is_bert else tokens.mask.long()
         offered = {"input_ids": tokens.ids, "attention_mask": mask}
+        if tokens.types is not None:
+            offered["token_type_ids"] = tokens.types
         given: dict[str, Any] = {name: value for name, value in offered.items() if name in self.encoder.accepts}
         states: tuple[Tensor, ...] = self.encoder.module(**given, output_hidden_states=True).hidden_states
         return states

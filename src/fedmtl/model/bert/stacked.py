@@ -83,8 +83,21 @@ class Ops(Protocol):
         """A linear layer and tanh."""
 
 
+class Recorder(Protocol):
+    """Notes what values were used for and the gradient of what came out, which every hook returns."""
+
+    def linear(self, names: tuple[str, ...], inputs: Tensor, output: Tensor) -> Tensor:
+        """The outputs of these layers, side by side."""
+
+    def norm(self, name: str, normed: Callable[[], Tensor], output: Tensor) -> Tensor:
+        """A layer norm's output; `normed` gives it without its weight and bias."""
+
+    def tables(self, output: Tensor) -> Tensor:
+        """The sum of every token's rows of the tables."""
+
+
 def stacked_vectors(
-    ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str, words: Tensor, places: Tensor
+    ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str, words: Tensor, places: Tensor | None = None
 ) -> Tensor:
     """One vector per sequence, (clients, sequences, width); `words` are the embeddings of every token.
 
@@ -98,6 +111,7 @@ def stacked_vectors(
     if pool == "mean":
         return _means(hidden, batch)
     if pool == WORDS:
+        assert places is not None, "a batch of tasks on words says where they are"
         return hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
     number = layout.num_layers - 1
     first = ops.firsts(hidden)
@@ -134,14 +148,17 @@ def chosen_rows(batch: StackedBatch, num_positions: int, num_segments: int, dtyp
 class PlainOps:
     """Dropout draws from torch's generator."""
 
-    def __init__(self, leaves: Leaves, layout: BertLayout, batch: StackedBatch) -> None:
-        self._leaves, self._layout, self._batch = leaves, layout, batch
+    def __init__(
+        self, leaves: Leaves, layout: BertLayout, batch: StackedBatch, recorder: Recorder | None = None
+    ) -> None:
+        self._leaves, self._layout, self._batch, self._recorder = leaves, layout, batch, recorder
 
     def embed(self, words: Tensor) -> Tensor:
         positions, segments = (self._leaves((name,)).value for name in (POSITIONS, SEGMENTS))
         used = positions[:, : self._batch.width]
         chosen = chosen_rows(self._batch, used.shape[1], segments.shape[1], words.dtype)
         summed = torch.baddbmm(words, chosen, torch.cat([used, segments], 1))
+        summed = summed if self._recorder is None else self._recorder.tables(summed)
         return self._dropped(self._norm("embeddings.LayerNorm", summed))
 
     def attend(self, layer: str, hidden: Tensor) -> Tensor:
@@ -173,11 +190,14 @@ class PlainOps:
     def _linear(self, inputs: Tensor, *names: str) -> Tensor:
         """One product for all these layers, their outputs side by side."""
         weight, bias = (self._leaves(tuple(f"{name}.{leaf}" for name in names)).value for leaf in ("weight", "bias"))
-        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+        output = torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+        return output if self._recorder is None else self._recorder.linear(names, inputs, output)
 
     def _norm(self, name: str, inputs: Tensor) -> Tensor:
         weight, bias = (self._leaves((f"{name}.{leaf}",)).value.unsqueeze(1) for leaf in ("weight", "bias"))
-        return torch.addcmul(bias, F.layer_norm(inputs, (inputs.shape[-1],), eps=self._layout.epsilon), weight)
+        normed = F.layer_norm(inputs, (inputs.shape[-1],), eps=self._layout.epsilon)
+        output = torch.addcmul(bias, normed, weight)
+        return output if self._recorder is None else self._recorder.norm(name, normed.detach, output)
 
     def _dropped(self, values: Tensor) -> Tensor:
         return F.dropout(values, self._layout.hidden_dropout)

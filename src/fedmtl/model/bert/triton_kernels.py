@@ -292,3 +292,62 @@ def gelu_backward(
         total += tl.sum(moved, 0)
         tl.store(back + at, moved.to(back.dtype.element_ty), mask)
     tl.store(by_bias + (client * tl.num_programs(0) + tl.program_id(0)) * width + columns, total, filled)
+
+
+@triton.jit
+def _gram(of, width, first, first_length, second, second_length, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """The products of all pairs of tokens of two sequences, in single precision."""
+    rows = tl.arange(0, BLOCK)
+    found = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, width, CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        filled = (columns < width)[None, :]
+        left = tl.load(of + (first + rows)[:, None] * width + columns[None, :],
+                       (rows < first_length)[:, None] & filled, 0.0)  # fmt: skip
+        right = tl.load(of + (second + rows)[:, None] * width + columns[None, :],
+                        (rows < second_length)[:, None] & filled, 0.0)  # fmt: skip
+        found = tl.dot(left, tl.trans(right), found)
+    return found
+
+
+@triton.jit
+def linear_squares(
+    inputs, gradient, starts, lengths, found, inner, outer, num_examples, sequences,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One program per example: the sum over pairs (s, t) of its tokens of (a_s . a_t) (g_s . g_t)."""
+    example = tl.program_id(0)
+    base = example // num_examples * sequences + example % num_examples
+    total = 0.0
+    for one in tl.static_range(PARTS):
+        for other in tl.static_range(one + 1):
+            first, second = base + one * num_examples, base + other * num_examples
+            first_start, first_length = tl.load(starts + first), tl.load(lengths + first)
+            second_start, second_length = tl.load(starts + second), tl.load(lengths + second)
+            given = _gram(gradient, outer, first_start, first_length, second_start, second_length, BLOCK, CHUNK)
+            seen = _gram(inputs, inner, first_start, first_length, second_start, second_length, BLOCK, CHUNK)
+            if BIAS:
+                seen += 1.0
+            total += tl.sum(tl.sum(seen * given, 1), 0) * (1.0 if one == other else 2.0)
+    tl.store(found + example, total)
+
+
+@triton.jit
+def example_sums(
+    values, starts, lengths, found, width, num_examples, sequences,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per example and some columns: the sum over its tokens, in their order."""
+    example = tl.program_id(0)
+    base = example // num_examples * sequences + example % num_examples
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    filled = columns < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):
+        start, length = tl.load(starts + base + part * num_examples), tl.load(lengths + base + part * num_examples)
+        for first in range(0, length, ROWS):
+            row = first + tl.arange(0, ROWS)
+            mask = (row < length)[:, None] & filled[None, :]
+            at = (start + row)[:, None] * width + columns[None, :]
+            total += tl.sum(tl.load(values + at, mask, 0.0).to(tl.float32), 0)
+    tl.store(found + example.to(tl.int64) * width + columns, total, filled)

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fedmtl.model.bert import triton_kernels as kernels
 from fedmtl.model.bert.layout import BertLayout
-from fedmtl.model.bert.stacked import POSITIONS, SEGMENTS, Leaf, Leaves, StackedBatch, chosen_rows
+from fedmtl.model.bert.stacked import (
+    POSITIONS,
+    SEGMENTS,
+    Leaf,
+    Leaves,
+    Recorder,
+    StackedBatch,
+    chosen_rows,
+)
 
 # Longer sequences do not fit into one program.
 LONGEST = 128
@@ -18,10 +26,17 @@ CHUNK = 64
 
 
 class FusedOps:
-    """`seed` is a number on the device from which every dropout of the step is drawn."""
+    """`seed` is a number on the device from which every dropout of the step is drawn.
 
-    def __init__(self, leaves: Leaves, layout: BertLayout, batch: StackedBatch, seed: Tensor) -> None:
+    A `recorder` knows nothing of what is dropped after a norm: with one, the layout drops no hidden states.
+    """
+
+    def __init__(
+        self, leaves: Leaves, layout: BertLayout, batch: StackedBatch, seed: Tensor, recorder: Recorder | None = None
+    ) -> None:
+        assert recorder is None or not layout.hidden_dropout
         self._leaves, self._layout, self._batch, self._seed = leaves, layout, batch, seed
+        self._recorder = recorder
         self._starts = batch.global_starts().view(-1)
         self._lengths = batch.lengths.reshape(-1)
         self._sites = 0
@@ -31,6 +46,7 @@ class FusedOps:
         used = min(self._batch.width, positions.value.shape[1])
         chosen = chosen_rows(self._batch, used, segments.value.shape[1], words.dtype)
         summed = _Embed.apply(words, chosen, positions.value, segments.value, positions, segments)
+        summed = summed if self._recorder is None else self._recorder.tables(summed)
         return self._norm("embeddings.LayerNorm", summed, None, None)
 
     def attend(self, layer: str, hidden: Tensor) -> Tensor:
@@ -67,7 +83,8 @@ class FusedOps:
         """Linear layers without their bias, side by side; who takes the product adds it."""
         weight = self._leaves(tuple(f"{name}.weight" for name in names))
         found: Tensor = _Product.apply(inputs, weight.value, weight)
-        return found
+        # The gradient of a product without its bias is that of the layer's output.
+        return found if self._recorder is None else self._recorder.linear(names, inputs, found)
 
     def _norm(self, name: str, inputs: Tensor, added: Leaf | None, residual: Tensor | None) -> Tensor:
         weight, bias = (self._leaves((f"{name}.{leaf}",)) for leaf in ("weight", "bias"))
@@ -75,8 +92,16 @@ class FusedOps:
         drawn = (self._seed, self.next_site(), p, 1 / (1 - p), self._layout.epsilon)
         values = (weight.value, bias.value, bias.value if added is None else added.value)
         leaves = (weight, bias, None if residual is None else added)
-        found: Tensor = _Norm.apply(inputs, residual, *values, leaves, drawn)
-        return found
+        kept: list[Tensor] = []
+        found: Tensor = _Norm.apply(inputs, residual, *values, leaves, drawn, kept)
+        if self._recorder is None:
+            return found
+        summed, means, scales = kept
+
+        def normed() -> Tensor:
+            return (summed - means.unsqueeze(2)) * scales.unsqueeze(2)
+
+        return self._recorder.norm(name, normed, found)
 
     def next_site(self) -> int:
         self._sites += 1
@@ -106,6 +131,8 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         [chosen] = ctx.saved_tensors
         positions, segments = ctx.leaves
+        if positions.gradient is None and segments.gradient is None:
+            return gradient, None, None, None, None, None
         moved = torch.bmm(chosen.transpose(1, 2), gradient)
         if positions.gradient is not None:
             positions.gradient[:, : ctx.width].copy_(moved[:, : ctx.width])
@@ -160,7 +187,7 @@ class _Norm(torch.autograd.Function):
         ctx: Any, inputs: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, added: Tensor, *rest: Any
     ) -> Tensor:
         clients, num_rows, width = inputs.shape
-        leaves, (seed, *drawn, epsilon) = rest
+        leaves, (seed, *drawn, epsilon), kept = rest
         assert weight.stride(0) == bias.stride(0) == added.stride(0), "they are rows of one buffer"
         out = torch.empty_like(inputs)
         summed = inputs if residual is None else torch.empty_like(inputs)
@@ -174,6 +201,7 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(summed, means, scales, weight, seed)
         ctx.leaves, ctx.drawn = leaves, drawn
         ctx.has_sum = residual is not None
+        kept += (summed, means, scales)
         return out
 
     @staticmethod
@@ -192,7 +220,7 @@ class _Norm(torch.autograd.Function):
         )  # fmt: skip
         for leaf, total in zip(ctx.leaves, totals, strict=True):
             _put(leaf, total)
-        return back, to_residual if has_sum else None, *(None,) * 5
+        return back, to_residual if has_sum else None, *(None,) * 6
 
 
 def _put(leaf: Leaf | None, total: Tensor) -> None:
@@ -265,3 +293,32 @@ class _AttendFirsts(torch.autograd.Function):
 def _sum_rows(leaf: Leaf, moved: Tensor) -> None:
     if leaf.gradient is not None:
         torch.sum(moved, 1, dtype=leaf.gradient.dtype, out=leaf.gradient)
+
+
+def linear_squares(inputs: Tensor, gradient: Tensor, batch: StackedBatch, num_examples: int, *, bias: bool) -> Tensor:
+    """Every example's squared norm of the gradient of a linear layer's weight, and of its bias where it counts.
+
+    Inputs and output gradients are (clients, tokens, width); examples have as many sequences as there are parts.
+    """
+    clients, _, inner = inputs.shape
+    sequences, outer = batch.starts.shape[1], gradient.shape[2]
+    found = torch.empty(clients, num_examples, dtype=torch.float32, device=inputs.device)
+    block = max(16, triton.next_power_of_2(batch.width))
+    kernels.linear_squares[(clients * num_examples,)](
+        inputs.contiguous(), gradient, batch.global_starts().view(-1), batch.lengths.reshape(-1), found, inner, outer,
+        num_examples, sequences, BIAS=bias, PARTS=sequences // num_examples, BLOCK=block,
+        CHUNK=64 if block <= 64 else 32, num_warps=4 if block <= 64 else 8,
+    )  # fmt: skip
+    return found
+
+
+def example_sums(values: Tensor, batch: StackedBatch, num_examples: int) -> Tensor:
+    """(clients, tokens, width) -> the sum over every example's tokens, (clients, examples, width)."""
+    clients, _, width = values.shape
+    sequences, block = batch.starts.shape[1], min(triton.next_power_of_2(width), 256)
+    found = torch.empty(clients, num_examples, width, dtype=torch.float32, device=values.device)
+    kernels.example_sums[(clients * num_examples, triton.cdiv(width, block))](
+        values.contiguous(), batch.global_starts().view(-1), batch.lengths.reshape(-1), found, width, num_examples,
+        sequences, PARTS=sequences // num_examples, ROWS=16, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return found

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmtl.capabilities import stacked_methods
 from fedmtl.model.multitask import MultiTaskModel
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import compact_ids
@@ -29,33 +30,46 @@ from fedmtl.training.stacked.store import TokenStore, open_store
 # Before anything is recorded: libraries set themselves up, kernels are compiled.
 WARM_STEPS = 2
 
-StepFunction = Callable[[int, int, str | None], None]
 # Recording the steps of a stack takes seconds; tasks that cannot share one alternate every round.
 MOST_STACKS = 4
 
 
-def step_function(stack: Stack, store: TokenStore, device: torch.device) -> StepFunction:
-    """Return a function of the number of tokens, the width and the task that makes a step from the stack's inputs."""
-    if device.type != "cuda":
-        return partial(stack.step, store)
-    return _Replay(stack, store, device)
+class Steps:
+    """Makes the steps of a stack from its inputs, pass by pass; on a GPU what was recorded is replayed."""
 
-
-class _Replay:
     def __init__(self, stack: Stack, store: TokenStore, device: torch.device) -> None:
         self._stack, self._store, self._device = stack, store, device
-        self._graphs: dict[tuple[int, int, str | None], torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._is_first = True
+        self._graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, num_tokens: int, width: int, task: str | None) -> None:
-        shape = (num_tokens, width, task)
+    def __call__(self, num_tokens: int, width: int, task: str | None, is_active: np.ndarray | None) -> None:
+        """Make a pass; `is_active` says which clients make a step with the last one of a step, and is None before."""
+        stack, shape = self._stack, (num_tokens, width, task)
+        if stack.clip is None:
+            self._make(shape, partial(stack.step, self._store, *shape))
+            return
+        if self._is_first:
+            stack.clear()
+        self._make(shape, partial(stack.add_examples, self._store, *shape))
+        self._is_first = is_active is not None
+        if is_active is not None:
+            for method in stack.methods:
+                method.add_noise(stack, task, is_active)
+            self._make((task,), partial(stack.move, task))
+
+    def _make(self, shape: tuple[object, ...], work: Callable[[], None]) -> None:
+        if self._device.type != "cuda":
+            work()
+            return
         if shape not in self._graphs:
-            self._graphs[shape] = self._record(*shape)
+            self._graphs[shape] = self._record(work)
         self._graphs[shape].replay()
 
-    def _record(self, num_tokens: int, width: int, task: str | None) -> torch.cuda.CUDAGraph:
-        """Record a step. That needs warm-up steps, which must not count: meanwhile no client has a learning rate."""
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record some work. That needs warm-ups, which must not count: meanwhile no client has a learning rate."""
         stack = self._stack
         factors = stack.inputs.factors.clone()
         now = None if stack.lazy is None else stack.lazy.now.clone()
@@ -64,11 +78,11 @@ class _Replay:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_STEPS):
-                stack.step(self._store, num_tokens, width, task)
+                work()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            stack.step(self._store, num_tokens, width, task)
+            work()
         stack.inputs.factors.copy_(factors)
         if now is not None:
             stack.lazy.now.copy_(now)
@@ -83,7 +97,7 @@ class Stacks:
     device: torch.device
     dtype: torch.dtype
     store: TokenStore | None = None
-    made: dict[tuple[StackShape, str], tuple[Stack, StepFunction]] = field(default_factory=dict)
+    made: dict[tuple[StackShape, str], tuple[Stack, Steps]] = field(default_factory=dict)
 
 
 def train_stack(
@@ -106,7 +120,8 @@ def train_stack(
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
-    records = _run(stack, step, plan_steps(ordered, store, settings, round_number, stack.shape.num_labels))
+    planned = plan_steps(ordered, store, settings, round_number, stack.shape.num_examples, stack.shape.num_labels)
+    records = _run(stack, step, planned)
     found = make_outcomes(stack, ordered, records, ordered_weights)
     outcomes = dict(zip(order, found, strict=True))
     return [outcomes[i] for i in range(len(members))]
@@ -131,19 +146,22 @@ def _shape(
             holders.setdefault(task.name, []).append(k)
             trained |= dict.fromkeys(reached(model, task.name, member.keys, member.fixed))
     rows = max(len(client_weights[model.table]) for client_weights in weights)
+    sizes = (method.most_examples(settings) for method in stacked_methods(settings.methods))
+    size = next((size for size in sizes if size is not None), settings.largest_batch)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
         model.pools[members[0].tasks[0].name],
         tuple((task, rows_of_task[0], rows_of_task[-1] + 1) for task, rows_of_task in holders.items()),
         tuple(trained),
-        settings.largest_batch * num_parts(members),
+        size,
+        size * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
-        most_labels(members, settings),
+        most_labels(members, settings) or size,
     )
 
 
-def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, StepFunction]:
+def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: LocalSettings) -> tuple[Stack, Steps]:
     """Return the stack of this shape; where there are many, the least recently used one is freed."""
     # A loss's weight is an input of a step, and may change every round.
     key = (shape, json.dumps({**settings.to_dict(), "loss_weights": None}))
@@ -151,7 +169,7 @@ def _stack(stacks: Stacks, store: TokenStore, shape: StackShape, settings: Local
         while len(stacks.made) >= MOST_STACKS:
             stacks.made.pop(next(iter(stacks.made)))
         stack = Stack(shape, stacks.model, settings, stacks.dtype, stacks.device)
-        stacks.made[key] = (stack, step_function(stack, store, stacks.device))
+        stacks.made[key] = (stack, Steps(stack, store, stacks.device))
     stacks.made[key] = stacks.made.pop(key)
     return stacks.made[key]
 
@@ -184,7 +202,7 @@ def _load_slots(stack: Stack, k: int, member: Member) -> None:
                 block.load(buffer, row, name, saved[name])
 
 
-def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> StepRecords:
+def _run(stack: Stack, step: Steps, plans: Iterable[StackPlan]) -> StepRecords:
     inputs = stack.inputs
     buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors, inputs.places)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
@@ -198,16 +216,21 @@ def _run(stack: Stack, step: StepFunction, plans: Iterable[StackPlan]) -> StepRe
         if stack.lazy is not None:
             stack.lazy.history[done : done + len(step_losses)].copy_(arrays[3][:, :3])
             done += len(step_losses)
-        shapes = zip(plan.num_tokens.tolist(), plan.widths.tolist(), plan.tasks, strict=True)
-        for number, shape in enumerate(shapes):
+        number = 0
+        shapes = zip(plan.num_tokens.tolist(), plan.widths.tolist(), plan.tasks, plan.is_last.tolist(), strict=True)
+        for row, (num_tokens, width, task, is_last) in enumerate(shapes):
             for buffer, array in zip(buffers, arrays, strict=True):
-                buffer.copy_(array[number])
-            step(*shape)
-            step_losses[number].copy_(inputs.losses)
+                buffer.copy_(array[row])
+            step(num_tokens, width, task, plan.factors[row, 0] >= 0 if is_last else None)
+            if is_last:
+                step_losses[number].copy_(inputs.losses)
+                tasks.append(task)
+                number += 1
         losses.append(step_losses)
         counts.append(plan.counts)
-        tasks += plan.tasks
-    return StepRecords(torch.cat(losses).cpu().numpy(), np.concatenate(counts), tasks)
+    every, numbers = torch.cat(losses).cpu().numpy(), np.concatenate(counts)
+    # Passes add up the losses of examples.
+    return StepRecords(every if stack.clip is None else every / np.maximum(numbers, 1), numbers, tasks)
 
 
 def _upload(array: np.ndarray, device: torch.device) -> Tensor:

@@ -56,11 +56,14 @@ def make_outcomes(
                 if is_personal(member.keys[name]):
                     after[name] = block.part(block.values, row, name, like).cpu().clone()
         tasks = _tasks(member, records, stack.settings)
-        trained = _trained(k, records, tasks, list(member.shards), stack.settings)
+        trained = _trained(k, member, records, tasks, stack.settings)
         if slots and isinstance(trained, Trained):
             named = _named(stack, slots, k, weights[k])
             state = advance_state(member.optimizer, named, member.keys, Counter(tasks), stack.settings.optimizer)
             trained = replace(trained, optimizer=state)
+        if isinstance(trained, Trained):
+            sent = {method.name: method.finish(member, trained.tasks) for method in stack.methods}
+            trained = replace(trained, sent={name: extra for name, extra in sent.items() if extra})
         outcomes.append(Outcome(trained, delta, after))
     return outcomes
 
@@ -71,9 +74,9 @@ def _tasks(member: Member, records: StepRecords, settings: LocalSettings) -> lis
 
 
 def _trained(
-    k: int, records: StepRecords, tasks: Sequence[str], all_tasks: Sequence[str], settings: LocalSettings
+    k: int, member: Member, records: StepRecords, tasks: Sequence[str], settings: LocalSettings
 ) -> Trained | TrainingFailed:
-    """Sum up a client's steps, whose tasks are `tasks`; `all_tasks` are all that the client has."""
+    """Sum up a client's steps, whose tasks are `tasks`."""
     steps = len(tasks)
     losses, counts = records.losses[:steps, k], records.counts[:steps, k]
     bad = np.flatnonzero(~np.isfinite(losses))
@@ -83,9 +86,11 @@ def _trained(
     means: dict[str, float] = {}
     for task in dict.fromkeys(tasks):
         is_of_task = np.asarray([name == task for name in tasks])
-        seen[task] = int(counts[is_of_task].sum())
-        means[task] = math.fsum(losses[is_of_task] * counts[is_of_task]) / seen[task]
-    return Trained(means, steps, {}, seen, returned_tasks(all_tasks, settings, seen))
+        number = int(counts[is_of_task].sum())
+        seen[task] = number if member.lots is None else member.lots.seen[task]
+        if number:
+            means[task] = math.fsum(losses[is_of_task] * counts[is_of_task]) / number
+    return Trained(means, steps, {}, seen, returned_tasks(list(member.shards), settings, seen))
 
 
 def _named(stack: Stack, slots: Sequence[Sequence[Tensor]], k: int, weights: Mapping[str, Tensor]) -> Named:

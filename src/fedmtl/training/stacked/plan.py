@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,10 +76,23 @@ def advance_state(
 
 
 @dataclass(frozen=True)
+class Lots:
+    """The batches of a client's round where a method drew others than were planned, larger or smaller ones.
+
+    `expected` is what the sum of a task's clipped gradients is divided by, `seen` how many examples were planned.
+    """
+
+    steps: Sequence[Step]
+    expected: Mapping[str, float]
+    seen: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Member:
     """A client of a stack: its tasks with their examples, the keys of its values by canonical name, its optimizer.
 
-    `received` is what capabilities sent it, by name; `fixed` are the names of values that do not train.
+    `received` is what capabilities sent it, by name; `fixed` are the names of values that do not train; `lots` are its
+    batches where they are not those that are planned, and `accounts` what methods know of it besides, by name.
 
     A client with several tasks is the only one of its stack.
     """
@@ -92,16 +106,19 @@ class Member:
     optimizer: OptimizerState = FRESH_STATE
     received: Mapping[str, Extra] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    lots: Lots | None = None
+    accounts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StackPlan:
-    """Some steps, as (steps, clients, ...): sequences, labels, the weight of each label in its loss, how far to step.
+    """Some passes, as (passes, clients, ...): sequences, labels, the weight of each label in its loss, how far to go.
 
     `factors` are the learning rate, the two corrections of AdamW's means for their start, the loss's weight, and the
-    corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the steps where
-    a client has several, and else None. `places` says which of a client's tokens each label of a word is of; `counts`
-    are of examples.
+    corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the passes where
+    a client has several, and else None. A step is of one pass, or of several where a batch is larger than what a pass
+    has place for; `is_last` marks the last one. `counts` are (steps, clients). `places` says which of a
+    client's tokens each label of a word is of.
     """
 
     sequences: np.ndarray
@@ -112,25 +129,44 @@ class StackPlan:
     widths: np.ndarray
     counts: np.ndarray
     tasks: list[str | None]
+    is_last: np.ndarray
     places: np.ndarray
 
 
 def plan_steps(
-    members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int, num_labels: int
+    members: Sequence[Member],
+    store: TokenStore,
+    settings: LocalSettings,
+    round_number: int,
+    num_examples: int,
+    num_labels: int,
 ) -> Iterator[StackPlan]:
     """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end.
 
-    There is room for `num_labels` of each client and step.
+    No pass has more than `num_examples` of a client, and `num_labels` of its labels.
     """
-    planned = [planned_steps(member.shards, settings, member.seed, round_number) for member in members]
+    planned = [
+        planned_steps(member.shards, settings, member.seed, round_number)
+        if member.lots is None
+        else iter(member.lots.steps)
+        for member in members
+    ]
     counts = [num_steps(member.shards, settings) for member in members]
     rates = {count: _rates(count, settings, round_number) for count in set(counts)}
     ages = [_Ages(member.optimizer.age, dict(member.optimizer.head_ages)) for member in members]
     first, size = 0, FIRST_STEPS
     while first < max(counts):
         steps = [list(islice(each, size)) for each in planned]
-        at = [rates[count][first : first + size] for count in counts]
-        yield _plan(members, steps, at, ages, store, settings, num_labels)
+        yield _plan(
+            members,
+            steps,
+            [rates[count][first : first + size] for count in counts],
+            ages,
+            store,
+            settings,
+            num_examples,
+            num_labels,
+        )
         first, size = first + size, STEPS
 
 
@@ -158,34 +194,38 @@ def _plan(
     ages: Sequence[_Ages],
     store: TokenStore,
     settings: LocalSettings,
+    size: int,
     num_labels: int,
 ) -> StackPlan:
-    longest, size = max(map(len, planned)), settings.largest_batch
-    parts = num_parts(members)
-    shape = (longest, len(members), num_labels)
+    num_steps, parts = max(map(len, planned)), num_parts(members)
+    counts = np.zeros((num_steps, len(members)), np.int64)
+    for k, steps in enumerate(planned):
+        counts[: len(steps), k] = [len(batch) for _, batch in steps]
+    passes = np.maximum(1, -(-counts.max(1) // size))
+    ends = np.cumsum(passes)
+    step_of = np.repeat(np.arange(num_steps), passes)
+    shape = (len(step_of), len(members), num_labels)
     is_by_word = any(task.kind_of.by_word for task in members[0].tasks)
     places = np.zeros(shape if is_by_word else (*shape[:2], 0), np.int32)
-    counts = np.zeros(shape[:2], np.int64)
-    sequences = np.full((longest, len(members), parts, size), NOTHING, np.int64)
+    sequences = np.full((len(step_of), len(members), parts, size), NOTHING, np.int64)
     labels, weights = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    factors = np.ones((longest, FACTORS, len(members)))
+    factors = np.ones((len(step_of), FACTORS, len(members)))
     factors[:, 0] = -1.0
     for k, (member, steps) in enumerate(zip(members, planned, strict=True)):
-        tasks = [task for task, _ in steps]
+        pieces = [piece for (_, batch), count in zip(steps, passes, strict=False) for piece in _cut(batch, count)]
+        tasks = [steps[number][0] for number in step_of[: len(pieces)]]
         for task in member.tasks:
             at = np.asarray([number for number, name in enumerate(tasks) if name == task.name], np.int64)
             if not len(at):
                 continue
             shard = member.shards[task.name]
             balance = task.kind_of.class_weights(task, shard.labels[shard.indices])
-            batches = [steps[number][1] for number in at]
-            sizes = np.asarray([len(batch) for batch in batches])
-            examples = np.concatenate(batches)
+            sizes = np.asarray([len(pieces[number]) for number in at])
+            examples = np.concatenate([pieces[number] for number in at])
             row = np.repeat(at, sizes)
             column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             found = store.sequences(shard.tokens, examples)
             sequences[row, k, : found.shape[1], column] = found
-            counts[at, k] = sizes
             if is_by_word:
                 owners, of_words, tokens = _words(shard, examples, sizes, store.host_lengths[found[:, 0]])
                 row = row[owners]
@@ -196,24 +236,34 @@ def _plan(
                 batch_labels = shard.labels[examples]
                 labels[row, k, column] = batch_labels
                 weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
-            factors[at, 0, k] = rates[k][at] * settings.learning_rates[task.name]
-            factors[at, 3, k] = settings.loss_weights[task.name]
-        for factor, number in zip((1, 4), ages[k].after(tasks), strict=True):
-            factors[: len(steps), factor, k] = 1.0 - settings.betas[0] ** number
-            factors[: len(steps), factor + 1, k] = np.sqrt(1.0 - settings.betas[1] ** number)
-    flat = sequences.reshape(longest, len(members), parts * size)
+            factors[at, 0, k] = rates[k][step_of[at]] * settings.learning_rates[task.name]
+            expected = 1.0 if member.lots is None else member.lots.expected[task.name]
+            factors[at, 3, k] = settings.loss_weights[task.name] / expected
+        numbers = ages[k].after([task for task, _ in steps])
+        for factor, number in zip((1, 4), numbers, strict=True):
+            of_passes = number[step_of[: len(pieces)]]
+            factors[: len(pieces), factor, k] = 1.0 - settings.betas[0] ** of_passes
+            factors[: len(pieces), factor + 1, k] = np.sqrt(1.0 - settings.betas[1] ** of_passes)
+    flat = sequences.reshape(len(step_of), len(members), parts * size)
     lengths = store.host_lengths[flat]
     num_tokens = lengths.sum(-1).max(-1)
-    step_tasks: list[str | None] = [task if len(members[0].tasks) > 1 else None for task, _ in max(planned, key=len)]
+    longest = max(planned, key=len)
+    step_tasks: list[str | None] = [
+        longest[step][0] if len(members[0].tasks) > 1 else None for step in step_of.tolist()
+    ]
+    is_last = np.zeros(len(step_of), bool)
+    is_last[ends - 1] = True
+    has_lots = any(member.lots is not None for member in members)
     return StackPlan(
         flat,
         labels,
         weights,
         factors,
-        -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
+        _coarse(num_tokens, parts * size) if has_lots else -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
         _widths(lengths.max((1, 2))),
         counts,
         step_tasks,
+        is_last,
         places,
     )
 
@@ -236,7 +286,7 @@ def _words(
 
 
 def most_labels(members: Sequence[Member], settings: LocalSettings) -> int:
-    """The most labels of a batch: one for each example, or for the words of those with the most, rounded up."""
+    """The most labels of a batch for the words of the examples with the most, rounded up; 0 where texts have labels."""
     most = 0
     for member in members:
         for name, shard in member.shards.items():
@@ -244,7 +294,19 @@ def most_labels(members: Sequence[Member], settings: LocalSettings) -> int:
             if words is not None and len(shard):
                 numbers = np.sort(words[shard.indices].lengths())
                 most = max(most, int(numbers[-settings.batch_size_of(name, len(shard)) :].sum()))
-    return -(-most // LABEL_MULTIPLE) * LABEL_MULTIPLE if most else settings.largest_batch
+    return -(-most // LABEL_MULTIPLE) * LABEL_MULTIPLE
+
+
+def _cut(batch: np.ndarray, count: int) -> list[np.ndarray]:
+    return [batch] if count == 1 else np.array_split(batch, count)
+
+
+def _coarse(num_tokens: np.ndarray, num_sequences: int) -> np.ndarray:
+    """More than the sequences, and rounded up by an eighth at most: lots differ, and each shape is recorded."""
+    more = np.maximum(num_tokens, num_sequences + 1)
+    multiple = np.maximum(TOKEN_MULTIPLE, 2 ** np.floor(np.log2(more)).astype(np.int64) // 8)
+    rounded: np.ndarray = -(-more // multiple) * multiple
+    return rounded
 
 
 def num_parts(members: Sequence[Member]) -> int:

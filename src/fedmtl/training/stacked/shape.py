@@ -21,8 +21,8 @@ SHARE = 0.6
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    `trained` are the names of the values that take gradients, `num_steps` the most steps of a round, `num_labels` the
-    most labels of a batch.
+    A client has at most `num_examples` in a pass, in `num_sequences`, with `num_labels`. `trained` are the names of the
+    values that take gradients, `num_steps` the most steps of a round.
     """
 
     num_clients: int
@@ -30,6 +30,7 @@ class StackShape:
     pool: str
     heads: tuple[tuple[str, int, int], ...]
     trained: tuple[str, ...]
+    num_examples: int
     num_sequences: int
     num_steps: int
     num_labels: int
@@ -51,7 +52,7 @@ def stacks_with(
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}
     fixed = sorted(name for name, key in encoders[0].items() if not plan.trains(key))
-    trained = [name for name in reached(model, tasks[0], keys[tasks[0]], fixed) if not name.startswith(HEADS)]
+    trained = reached(model, tasks[0], keys[tasks[0]], fixed)
     if not trained or len(pools) > 1 or any(encoder != encoders[0] for encoder in encoders):
         return None
     parts = ["dual" if model.tasks[task].is_dual else "one" for task in tasks]

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from fedmtl.capabilities import stacked_methods
 from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
+from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
+from fedmtl.model.per_example import COARSE_MARGIN, MARGIN, Clip
 from fedmtl.sharing.plan import HEADS
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
@@ -69,6 +71,8 @@ class Stack:
             used = 0 if settings.optimizer == "sgd" and not settings.momentum else len(SLOTS[settings.optimizer])
             return make_block(shapes, clients, decays, factor, used, kind, device, master, taken)
 
+        self.methods: list[StackedMethod] = stacked_methods(settings.methods)
+        self.clip = _clip(self.methods, dtype)
         every = slice(0, shape.num_clients)
         unused = (HEADS,) if shape.pool == "pooler" else (HEADS, "pooler.")
         names = [name for name in canonical if name != model.table and not name.startswith(unused)]
@@ -76,14 +80,13 @@ class Stack:
         matrices = [name for name in names if name not in plain]
         vectors = sorted((name for name in names if name in plain), key=lambda name: name.endswith(".bias"))
         self.table = block([model.table], every, 1.0, dtype)
-        # A product's gradient is as exact as what is multiplied; a sum's is exact.
-        self.matrices = block(matrices, every, 1.0, dtype, dtype)
+        # A product's gradient is as exact as what is multiplied; a sum's is exact, and so is one of several passes.
+        self.matrices = block(matrices, every, 1.0, dtype, dtype if self.clip is None else master)
         self.vectors = block(vectors, every, 1.0, dtype)
         self.heads = {
             task: block([f"{HEADS}{task}.{leaf}" for leaf in self._head_leaves(task)], rows, settings.head_rate, master)
             for task, rows in shape.head_rows
         }
-        self.methods: list[StackedMethod] = stacked_methods(settings.methods)
         self._moves_all_rows = any(method.moves_all_rows for method in self.methods)
         self.trained = set(shape.trained)
         self.lazy = self._lazy_rows()
@@ -135,6 +138,36 @@ class Stack:
                 self._rows_of(self.table.gradients).index_fill_(0, ids, 0.0)
         self.seed.add_(SEEDS)
 
+    def clear(self) -> None:
+        """Forget what passes have added to gradients and losses."""
+        for block in self.blocks:
+            block.gradients.zero_()
+        self.inputs.losses.zero_()
+
+    def add_examples(self, store: TokenStore, num_tokens: int, width: int, task: str | None = None) -> None:
+        """Add the gradients of the examples of `inputs`, each clipped by itself, and their losses, to those so far.
+
+        A sum of a client is multiplied by its loss's weight in `inputs`; one without a learning rate adds nothing.
+        """
+        assert self.clip is not None
+        heads = [(name, rows) for name, rows in self.shape.head_rows if task in (None, name)]
+        batch, ids = self._batch(store, num_tokens, width)
+        size = self.inputs.labels.shape[1]
+        records = ExampleRecords(batch, size, self._anchor, self.trained, self.model.table)
+        words = self._rows_of(self.table.computed).index_select(0, ids).view(*batch.ids.shape, -1)
+        losses = self._example_losses(batch, words, heads, records)
+        torch.autograd.grad(losses.sum(), [self._anchor], allow_unused=True)
+        is_active = (self.inputs.factors[0] >= 0).to(losses.dtype)
+        scales = (self.inputs.factors[3] * is_active).unsqueeze(1)
+        factors = (self.clip.factors(records.squares()) * scales).to(losses.dtype)
+        records.add(factors, self._gradients)
+        self.inputs.losses.add_(losses.detach().sum(1) * is_active)
+        self.seed.add_(SEEDS)
+
+    def move(self, task: str | None = None) -> None:
+        """Make the optimizer's step of every client from the gradients so far."""
+        self._move([self.heads[name] for name, _ in self.shape.head_rows if task in (None, name)])
+
     def moved(self) -> list[Tensor]:
         """How far the values of every block are from where they began, on the host."""
         if self.lazy is not None:
@@ -164,15 +197,29 @@ class Stack:
     def _losses(
         self, store: TokenStore, num_tokens: int, width: int, heads: Sequence[tuple[str, slice]]
     ) -> tuple[Tensor, Tensor]:
+        batch, ids = self._batch(store, num_tokens, width)
+        words = self._words(ids).view(*batch.ids.shape, -1)
+        losses = self._example_losses(batch, words, heads)
+        return losses.sum(1) / self.inputs.weights.sum(1).clamp(min=1e-12), ids
+
+    def _batch(self, store: TokenStore, num_tokens: int, width: int) -> tuple[StackedBatch, Tensor]:
+        """The batch of `inputs`, and which row each token is in all clients' tables end to end."""
         batch = stacked_batch(store, self.index, self.shape.num_rows, self.inputs.sequences, num_tokens, width)
         clients = torch.arange(len(batch.ids), device=batch.ids.device)
-        ids = (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
-        words = self._words(ids).view(*batch.ids.shape, -1)
-        ops, pool = self._ops(batch, words), self.shape.pool
+        return batch, (batch.ids + clients[:, None] * self.shape.num_rows).view(-1)
+
+    def _example_losses(
+        self,
+        batch: StackedBatch,
+        words: Tensor,
+        heads: Sequence[tuple[str, slice]],
+        records: ExampleRecords | None = None,
+    ) -> Tensor:
+        """Every example's loss times its weight, (clients, examples); `words` are the embeddings of every token."""
+        ops, pool = self._ops(batch, words, records), self.shape.pool
         vectors = stacked_vectors(ops, self.layout, batch, pool, words, self.inputs.places)
-        parts = [self._task_losses(task, rows, vectors[rows]) for task, rows in heads]
-        losses = torch.cat(parts) * self.inputs.weights
-        return losses.sum(1) / self.inputs.weights.sum(1).clamp(min=1e-12), ids
+        parts = [self._task_losses(task, rows, vectors[rows], records) for task, rows in heads]
+        return torch.cat(parts) * self.inputs.weights
 
     def _words(self, ids: Tensor) -> Tensor:
         table = self._rows_of(self.table.computed)
@@ -185,7 +232,7 @@ class Stack:
         found: Tensor = _Lookup.apply(self._anchor, table, ids, take)  # type: ignore[no-untyped-call]
         return found
 
-    def _task_losses(self, name: str, rows: slice, vectors: Tensor) -> Tensor:
+    def _task_losses(self, name: str, rows: slice, vectors: Tensor, records: ExampleRecords | None) -> Tensor:
         """Return the losses of one task as (clients, examples or words)."""
         task = self.tasks[name]
         weight, bias, *hidden = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name))
@@ -197,11 +244,14 @@ class Stack:
             features = F.dropout(features, task.dropout)
         if task.head is not None:
             into, offset = hidden
-            features = ACTIVATIONS[task.head.activation](
-                torch.baddbmm(offset.unsqueeze(1), features, into.transpose(1, 2))
-            )
+            inner = torch.baddbmm(offset.unsqueeze(1), features, into.transpose(1, 2))
+            if records is not None:
+                inner = records.linear((f"{HEADS}{name}.hidden",), features, inner, rows)
+            features = ACTIVATIONS[task.head.activation](inner)
             features = F.dropout(features, task.head.dropout) if task.head.dropout else features
         outputs = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        if records is not None:
+            outputs = records.linear((f"{HEADS}{name}",), features, outputs, rows)
         for method in self.methods:
             outputs = method.adjust(name, outputs)
         labels = self.inputs.labels[rows].reshape(-1)
@@ -220,7 +270,7 @@ class Stack:
             method.gradient(moved)
         rate, first, second, _, head_first, head_second = self.inputs.factors
         clip = torch.ones_like(rate)
-        if self.settings.max_grad_norm > 0:
+        if self.settings.max_grad_norm > 0 and self.clip is None:
             square = squares(moved, len(rate)) + (self.lazy.squares() if self.lazy else 0.0)
             clip = (self.settings.max_grad_norm / (square.sqrt() + 1e-6)).clamp(max=1.0)
         rates = Rates(rate, first, second, clip)
@@ -250,20 +300,32 @@ class Stack:
         if names not in self._leaves:
             block = self._block_of(names[0])
             value = block.joined(block.computed, names).detach()
-            is_trained = any(name in self.trained for name in names)
+            is_trained = any(name in self.trained for name in names) and self.clip is None
             gradient = block.joined(block.gradients, names) if is_trained else None
             self._leaves[names] = Leaf(value.requires_grad_(is_trained), gradient)
         return self._leaves[names]
 
+    def _gradients(self, names: tuple[str, ...]) -> Tensor:
+        block = self._block_of(names[0])
+        return block.joined(block.gradients, names)
+
     def _block_of(self, name: str) -> Block:
         return next(block for block in self.blocks if name in block.spans)
 
-    def _ops(self, batch: StackedBatch, words: Tensor) -> Ops:
+    def _ops(self, batch: StackedBatch, words: Tensor, records: ExampleRecords | None) -> Ops:
         fused = fused_ops() if words.is_cuda and words.dtype == torch.bfloat16 else None
-        if fused is None or batch.width > fused.LONGEST:
-            return PlainOps(self.leaf, self.layout, batch)
-        ops: Ops = fused.FusedOps(self.leaf, self.layout, batch, self.seed)
+        is_known = records is None or not self.layout.hidden_dropout
+        if fused is None or batch.width > fused.LONGEST or not is_known:
+            return PlainOps(self.leaf, self.layout, batch, records)
+        ops: Ops = fused.FusedOps(self.leaf, self.layout, batch, self.seed, records)
         return ops
+
+
+def _clip(methods: Sequence[StackedMethod], dtype: torch.dtype) -> Clip | None:
+    """To what every example's gradient is clipped, where a method says so."""
+    bounds = [method.max_example_norm for method in methods if method.max_example_norm is not None]
+    assert len(bounds) <= 1, "two methods clip every example's gradient"
+    return Clip(bounds[0], margin=COARSE_MARGIN if dtype == torch.bfloat16 else MARGIN) if bounds else None
 
 
 @cache
