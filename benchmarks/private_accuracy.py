@@ -32,6 +32,10 @@ from typing import Any
 
 from fedmtl.methods.accounting import Releases, most_spent
 from fedmtl.methods.noise import KeyedNoise
+from fedmtl.runs.event_lines import last_of
+from fedmtl.runs.events import ExamplePrivacyEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
 from first_hour import _cut, _table, _write, read
 
 Settings = dict[str, Any]
@@ -273,18 +277,15 @@ def run_one(trial: Trial, options: argparse.Namespace) -> Settings:
     for row in run.metrics():
         if row["task"] in curve and row["score"] is not None:
             curve[row["task"]].append(row["score"])
-    spent = next((e for e in reversed(_events(Path(run.path))) if e["event"] == "example_privacy"), {"tasks": {}})
+    spent = last_of(read_events(RunFolder(run.path)), ExamplePrivacyEvent)
+    tasks = {} if spent is None else spent.tasks
     return {
         "key": trial.key, "split": trial.split, "encoder": trial.encoder, "part": trial.part, "epsilon": trial.epsilon,
         "seed": trial.seed, "recipe": trial.recipe.name, "scores": {task: curve[task][-1] for task in trial.tasks},
-        "spent": {task: round(one["epsilon"], 3) for task, one in spent["tasks"].items()},
-        "noise": {task: one["releases"][0]["noise_multiplier"] for task, one in spent["tasks"].items()},
+        "spent": {task: round(one.epsilon, 3) for task, one in tasks.items()},
+        "noise": {task: one.releases[0].noise_multiplier for task, one in tasks.items()},
         "seconds": round(time.monotonic() - began, 1), "curve": curve,
     }  # fmt: skip
-
-
-def _events(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def data_root(options: argparse.Namespace, split: str) -> Path:

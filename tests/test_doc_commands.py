@@ -234,6 +234,7 @@ RUN_PAGES = (
     "docs/seeds.md",
     "docs/serve.md",
     "docs/settings.md",
+    "docs/tagging.md",
     "docs/tutorial.md",
     "docs/wire.md",
 )
@@ -323,6 +324,13 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
         for given in ("run --name demo", "export demo --to hf", "export demo --to sentence-transformers"):
             shorter = [*SHORTER["run"], *SMALL] if given.startswith("run") else []
             assert type_in(f"fedmtl {given}", monkeypatch, *shorter) == 0
+    if page == "docs/tagging.md":
+        config, columns = (next(body for kind, body in FENCE.findall(text) if first in body)
+                           for first in ("kind: tagging", "B-PER"))  # fmt: skip
+        for name in ("train.conll", "dev.conll"):
+            (answering / name).write_text(f"{columns}\n" * 8)
+        (answering / "names.yaml").write_text(f"{config}model: {{server_model: random-1x32}}\n")
+        (answering / "texts.txt").write_text("Ada Lovelace sang\n")
     exported = {"docs/serve.md": "RUN", "docs/compress.md": "teacher"}.get(page)
     if exported is not None:
         assert type_in(f"fedmtl export {exported} --to onnx", monkeypatch) == 0

@@ -73,6 +73,7 @@ UPDATE_FILTERS = {
 TASK_KINDS = {
     "classification": ("fedmtl.tasks.kinds.classification", "Classification"),
     "regression": ("fedmtl.tasks.kinds.regression", "Regression"),
+    "tagging": ("fedmtl.tasks.kinds.tagging", "Tagging"),
 }
 
 # What clients are given of a config that switches a capability on, as plain values; None where it does not.

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from fedmtl.config.auto import CARD, LARGE_TASK, PACKAGED, choose, chosen_line
+from fedmtl.config.auto import CARD, LARGE_TASK, PACKAGED, TAGGING, choose, chosen_line
 from fedmtl.config.file import config_from, demo_config, dump_config, explained_config, explained_demo, load_config
 from fedmtl.config.yaml_text import parse_yaml
 from fedmtl.errors import ConfigError
 from fedmtl.model.encoder_files import SHIPPED
+from fedmtl.tasks.builtin import BUILTIN
 
 TWO = ["tasks={sst2: {}, stsb: {}}"]
 ONE = ["tasks={sst2: {}}"]
@@ -283,3 +284,20 @@ def test_the_demonstration_itself_is_chosen_by_no_rule():
     for overrides in ([], ["model.server_model=tiny"], ["training.num_rounds=1"]):
         assert explained_demo(overrides).choices == ()
         assert demo_config(overrides).training.learning_rate == 1e-3
+
+
+def test_tasks_that_tag_words_have_a_rate_of_their_own():
+    alone = chosen("model.server_model=tiny", "tasks={roles: {}, own: {kind: tagging, source: {train: a.conll}}}")
+    assert (alone["training.learning_rate"], alone["training.head_rate"]) == (1.5e-3, 5.0)
+    assert not {"model.encoder_dropout", "model.head_dropout"} & set(alone)
+    mixed = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {}}")
+    assert mixed["tasks.roles.learning_rate"] == 1.5e-3
+    # As without the tagging task: 1.5e-4 times the root of two.
+    assert (mixed["training.learning_rate"], mixed["training.head_rate"]) == (2.1e-4, 10.0)
+    given = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {learning_rate: 1e-3}}")
+    assert "tasks.roles.learning_rate" not in given
+    assert "tasks.roles.learning_rate" not in chosen("model.server_model=other", "tasks={sst2: {}, roles: {}}")
+
+
+def test_the_builtin_tasks_that_tag_words_are_known_by_name():
+    assert sorted(TAGGING) == sorted(name for name, entry in BUILTIN.items() if entry.kind == "tagging")

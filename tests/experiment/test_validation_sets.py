@@ -83,7 +83,7 @@ def test_a_folder_without_the_second_set_has_one(root, tmp_path):
 def test_the_hubs_second_split_is_read(monkeypatch):
     splits = []
 
-    def read_hub(source, split, *, task):
+    def read_hub(source, split, *, task, known):
         splits.append(split)
         columns = {"premise": ["a", "b", ""], "hypothesis": ["c", "d", "e"], "label": ["0", "1", "2"]}
         return Table(columns, split)

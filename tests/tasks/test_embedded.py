@@ -13,18 +13,49 @@ from fedmtl.tasks.embedded import (
     NEGATIONS,
     NUM_EXAMPLES,
     SETTINGS,
+    TAGGED,
     Event,
     Wording,
     embedded_columns,
     move_negation,
+    phrases_of,
     rate,
     swap_roles,
     vocabulary,
     write,
 )
+from fedmtl.tasks.words import SEPARATOR, join_words
 
 # PEOPLE: 0 doctor/physician, 1 lawyer/attorney, 2 teacher; VERBS: 0 helped/assisted; SETTINGS: 6 on monday.
 HELPED = Event(agent=0, verb=0, patient=1)
+
+
+def test_tagged_texts_have_the_phrases_of_their_types():
+    columns = embedded_columns("settings", "train")
+    assert (columns["tokens"][0], columns["tags"][0]) == (
+        join_words(["the", "teacher", "hired", "the", "cook"]),
+        SEPARATOR.join("OOOOO"),
+    )
+    for task, types in TAGGED.items():
+        columns = embedded_columns(task, "validation")
+        assert len(columns["tokens"]) == NUM_EXAMPLES["validation"] == len(set(columns["tokens"]))
+        found = {tag[2:] for cell in columns["tags"] for tag in cell.split(SEPARATOR) if tag != "O"}
+        assert found == set(types)
+        for text, cell in zip(columns["tokens"], columns["tags"], strict=True):
+            assert text.count(SEPARATOR) == cell.count(SEPARATOR) + 1
+            assert set(text.split()) <= set(vocabulary())
+
+
+def test_roles_are_those_of_the_event_in_either_voice():
+    helped = Event(agent=0, verb=0, patient=1, setting=6)
+    assert phrases_of(helped, Wording()) == [
+        ("the doctor", "doer"), ("helped", ""), ("the lawyer", "receiver"), ("on monday", "time"),
+    ]  # fmt: skip
+    assert phrases_of(helped, Wording(is_passive=True, is_setting_first=True)) == [
+        ("on monday", "time"), (",", ""), ("the lawyer", "receiver"), ("was helped by", ""), ("the doctor", "doer"),
+    ]  # fmt: skip
+    assert phrases_of(Event(0, 0, 1, spared=2), Wording())[-1] == ("but not the teacher", "")
+    assert phrases_of(Event(0, 0, 1, setting=4), Wording())[-1] == ("near the river", "place")
 
 
 def texts_of(task: str, split: str, seed: int = 0) -> list[tuple[str, ...]]:

@@ -153,7 +153,7 @@ def test_embedded_names_stay_embedded_beside_data_root(embedded, root):
 def test_hub_columns_get_our_names_and_rows_without_text_are_left_out(monkeypatch):
     asked = []
 
-    def read_hub(source, split, *, task):
+    def read_hub(source, split, *, task, known):
         asked.append((source.hub, source.subset, split, task))
         columns = {"question1": ["a", "b", "c"], "question2": ["d", "", "f"], "label": ["1", "0", "0"]}
         return Table(columns, f"hub {split}")
@@ -168,7 +168,7 @@ def test_hub_columns_get_our_names_and_rows_without_text_are_left_out(monkeypatc
 
 def test_hub_without_a_validation_split_is_cut(monkeypatch):
     columns = {"text": [f"t{row}" for row in range(10)], "label": ["0", "1"] * 5}
-    monkeypatch.setattr(load, "read_hub", lambda source, split, task: Table(columns, split))
+    monkeypatch.setattr(load, "read_hub", lambda source, split, task, known: Table(columns, split))
     data = load_one("imdb")
     assert (len(data.train), len(data.validation), data.validation_cut) == (9, 1, True)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedmtl.config import Config
 from fedmtl.errors import DataError
 from fedmtl.tasks.check import check_parts
 from fedmtl.tasks.parts import config_parts, file_parts
@@ -51,3 +52,26 @@ def test_a_missing_column_of_a_config_is_an_error_without_the_data(tmp_path):
     config = config_of(tmp_path, north=write(tmp_path / "n.tsv", ROWS, "a whole text\tx"))
     with pytest.raises(DataError, match=r"has no column text, which tasks.mood names; it has column 1, column 2"):
         config_parts(config)
+
+
+def test_tagged_files_are_looked_over_by_the_types_of_their_spans(tmp_path):
+    (tmp_path / "train.conll").write_text("Ada\tB-PER\nin\tO\nYork\tB-LOC\n\nso\tO\n\nAda\tB-PER\n\nAda\tB-LOC\n")
+    (tmp_path / "dev.jsonl").write_text('{"text": "Ada sang", "label": [[0, 3, "PER"]]}\n')
+    found = check_parts(file_parts([tmp_path / "train.conll", tmp_path / "dev.jsonl"]))
+    train, dev = found.parts
+    # Every label occurs twice here, in four texts of which one has none.
+    assert (train.labels, train.rows, train.missing_labels, train.repeated) == ({"PER": 2, "LOC": 2}, 4, 0, 1)
+    assert (train.text, train.label, train.split, dev.split) == (["tokens"], "tags", "train", "validation")
+    assert train.words[-1] == 3
+    codes = {finding.code for finding in found.warnings}
+    # One text has other tags each time; that all have one label, or one most of it, is nothing here.
+    assert "conflicting" in codes
+    assert not codes & {"one_class", "imbalance", "no_label", "no_header"}
+
+
+def test_tags_that_a_config_does_not_know_are_counted(tmp_path):
+    (tmp_path / "train.conll").write_text("Ada\tB-PER\n\nYork\tB-LOC\n")
+    task = {"kind": "tagging", "labels": ["PER"], "source": {"train": str(tmp_path / "train.conll")}}
+    found = check_parts(config_parts(Config.model_validate({"tasks": {"names": task}})))
+    unknown = next(finding for finding in found.warnings if finding.code == "label_unknown")
+    assert "1 example has a label that is not in tasks.names.labels, the first in line 3" in unknown.words

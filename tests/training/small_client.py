@@ -19,8 +19,10 @@ from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.sharing.plan import Extra, Key, Rows, SharingPlan, Weights, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import Shard
+from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import tokenize
+from fedmtl.tasks.words import split_words
 from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, local_settings
 
 CPU = torch.device("cpu")
@@ -47,6 +49,7 @@ def make_task(name: str, **changes: Any) -> Task:
 
 SINGLE = make_task("single", pool="pooler")
 CROSS = make_task("cross", text=("a", "b"), pool="cls", outputs=1, class_weights="balanced")
+TAGGED = make_task("tagged", kind="tagging", labels=("X", "Y"), metric="f1")
 DUAL = make_task("dual", kind="regression", labels=(), text=("a", "b"), pair="dual", pool="mean")
 
 
@@ -73,7 +76,11 @@ def texts_of(task: Task) -> tuple[list[str], ...]:
     return (list(FIRST), list(SECOND)) if task.is_pair else (list(FIRST),)
 
 
-def labels_of(task: Task) -> np.ndarray:
+def labels_of(task: Task) -> Any:
+    if task.kind_of.by_word:
+        counts = [len(split_words(text)) for text in FIRST]
+        width = task.kind_of.num_outputs(task)
+        return Sequences.of([[(n + at) % width for at in range(count)] for n, count in enumerate(counts)], np.int64)
     return CLASSES if task.kind_of.has_labels else SCORES
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from fedmtl import api
 from fedmtl.cli.arguments import Client, Json, Model, Round, onnx_path
-from fedmtl.cli.tables import number, scores_table
+from fedmtl.cli.tables import scores_table
 from fedmtl.cli.terminal import make_terminal, show, write
 from fedmtl.errors import DataError, FedmtlError
 from fedmtl.foreign import printable
@@ -62,9 +64,10 @@ def evaluate(
     if with_text and out is None:
         raise FedmtlError("--with-text: is for --out")
     if out is not None:
-        from fedmtl.predict.answer_files import answer_ending, check_apart
+        from fedmtl.predict.answer_files import TAGGED, answer_ending, check_apart
 
-        answer_ending(out)
+        if answer_ending(out) in TAGGED:
+            raise FedmtlError(f"--out {out}: has no column for a label; write .jsonl, or use `fedmtl predict`")
         check_apart(out, file)
     scored = _Scoring(task, file, by, test, out is not None, with_text)
     source, rounds = (None, {}) if onnx_path(run) else _rounds(run, round)
@@ -225,7 +228,10 @@ def predict(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the answers to this csv, tsv, jsonl or parquet file; csv, tsv, jsonl may end in .gz."),
+        typer.Option(
+            help="Write the answers to this csv, tsv, jsonl or parquet file, or tags of words to a .conll; all but"
+            " parquet may end in .gz."
+        ),
     ] = None,
     with_text: WithText = False,
     client: Client = None,
@@ -233,7 +239,7 @@ def predict(
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per text.")] = False,
 ) -> None:
     """Answer with every head in one pass: one text, a table, or lines of a pipe as they come."""
-    from fedmtl.predict.answer_files import check_apart, write_answers
+    from fedmtl.predict.answer_files import TAGGED, answer_ending, check_apart, write_answers, write_tags
     from fedmtl.predict.text_files import STDIN, given_texts, open_texts
 
     if file is not None and texts:
@@ -256,13 +262,16 @@ def predict(
         opened = open_texts(path, columns, code.known_tasks(model, task), header=not no_header)
     names = code.answerable(model, len(opened.names), task)
     answered = ((chunk, code.predict_texts(model, chunk.rows, names)) for chunk in opened.chunks)
+    if out is not None and answer_ending(out) in TAGGED:
+        write(f"{out}: {write_tags(out, (answers for _, answers in answered)):,} answers")
+        return
     if out is not None:
         records = (_records(opened, chunk, answers, with_text) for chunk, answers in answered)
         write(f"{out}: {write_answers(out, records):,} answers")
         return
     for chunk, answers in answered:
         lines = [_line(row, given, is_given, json_) for row, given in zip(chunk.rows, answers, strict=True)]
-        write("\n".join(lines))
+        write("\n".join(lines), is_printable=is_given and not json_)
 
 
 def _check_options(out: Path | None, with_text: bool, json_: bool) -> None:
@@ -304,7 +313,7 @@ def _records(opened: Texts, chunk: Chunk, answers: list[list[Prediction]], with_
 def _line(row: Row, answers: list[Prediction], is_given: bool, is_json: bool) -> str:
     if is_json:
         return json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
-    shown = list(map(_shown, answers))
+    shown = [line for answer in answers for line in _shown(answer, row[0], is_coloured=is_given)]
     if is_given:
         return "\n".join(shown)
     # A table's text may have them, and here they end a text and a line; half a character cannot be printed.
@@ -312,12 +321,10 @@ def _line(row: Row, answers: list[Prediction], is_given: bool, is_json: bool) ->
     return "\t".join([*texts, *shown])
 
 
-def _shown(answer: Prediction) -> str:
+def _shown(answer: Prediction, text: str, *, is_coloured: bool) -> list[str]:
     # Task and label are the model's words, which may be anybody's; the text beside them is the user's.
-    task = printable(answer.task)
-    if answer.label is None:
-        return f"{task}: {number(answer.score)}"
-    return f"{task}: {printable(answer.label)} ({number(answer.probabilities[answer.label])})"
+    task, colours = printable(answer.task), is_coloured and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return [f"{task}: {line}" for line in answer.answer.lines(text, coloured=colours)]
 
 
 def _given(texts: list[str]) -> list[Row]:

@@ -62,13 +62,14 @@ def show(table: Table, notes: Sequence[str] = ()) -> None:
         terminal.print(note, markup=False)
 
 
-def write(text: str) -> None:
+def write(text: str, *, is_printable: bool = False) -> None:
     """Text of lines and tabs on stdout, with a line's end; in a terminal its other control characters are made visible.
 
     Into a file or a pipe it goes as it stands: rich would make spaces of its tabs, and a text that was read is data.
+    Text that `is_printable` has no control characters but colours of ours.
     """
     terminal = make_terminal()
-    if terminal.is_terminal:
+    if terminal.is_terminal and not is_printable:
         text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     try:
         print(text, file=terminal.file, flush=True)

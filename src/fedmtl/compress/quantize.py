@@ -224,14 +224,15 @@ def _one_pass(model: OnnxModel, length: int) -> list[np.ndarray]:
 
 
 def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Feeds]) -> float:
-    """The share of rows, one a batch, to which both give the same label."""
-    same = [_label(first, task, feeds) == _label(second, task, feeds) for feeds in given]
+    """The share of rows, one a batch, to which both give the same label, or the same labels."""
+    same = [np.array_equal(_labels(first, task, feeds), _labels(second, task, feeds)) for feeds in given]
     return sum(same) / len(same)
 
 
-def _label(model: OnnxModel, task: str, feeds: Feeds) -> int:
+def _labels(model: OnnxModel, task: str, feeds: Feeds) -> np.ndarray:
     resolved = model.tasks[task]
-    return int(resolved.kind_of.predicted(resolved, run(model, [task], feeds)[0])[0])
+    outputs = run(model, [task], feeds)[0]
+    return resolved.kind_of.predicted(resolved, outputs[0] if resolved.kind_of.by_word else outputs)
 
 
 @contextmanager

@@ -42,9 +42,9 @@ _LAYERS = {
 class Card(BaseModel):
     """Recommended settings of an encoder; what is empty is left to the defaults.
 
-    `learning_rate` is that of a federation of one task, batches of 32. `layers_by_task` counts the last layers that
-    each task has for itself where several share the encoder, and `layers_by_large_task` those that it has where every
-    task has many examples.
+    `learning_rate` is that of a federation of one task, batches of 32, and `tagging_rate` that of a task that tags
+    words, whose head is fresh on every word. `layers_by_task` counts the last layers that each task has for itself
+    where several share the encoder, and `layers_by_large_task` those that it has where every task has many examples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -55,13 +55,22 @@ class Card(BaseModel):
     head_dropout: Annotated[float, Field(ge=0, le=0.5)] | None = None
     learning_rate: Annotated[float, Field(ge=1e-6, le=1e-2)] | None = None
     head_rate: Annotated[float, Field(ge=0.1, le=100)] | None = None
+    tagging_rate: Annotated[float, Field(ge=1e-6, le=1e-2)] | None = None
     layers_by_task: Annotated[int, Field(ge=0, le=100)] = 0
     layers_by_large_task: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 # By family. MiniLM and random encoders were measured (docs/results/first-hour.md); other sentence encoders have the
 # rate that their size is usually trained with.
-MINILM = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=7.5e-5, head_rate=10.0, layers_by_task=3)
+MINILM = Card(
+    pair="dual",
+    pool="mean",
+    head_dropout=0.0,
+    learning_rate=7.5e-5,
+    head_rate=10.0,
+    tagging_rate=2e-4,
+    layers_by_task=3,
+)
 SENTENCE = Card(pair="dual", pool="mean", head_dropout=0.0, learning_rate=2e-5, head_rate=10.0)
 SENTENCE_CLS = SENTENCE.model_copy(update={"pool": "cls"})
 RANDOM = Card(
@@ -71,6 +80,7 @@ RANDOM = Card(
     head_dropout=0.0,
     learning_rate=5e-4,
     head_rate=10.0,
+    tagging_rate=2e-3,
     layers_by_task=1,
 )
 # Names on the hub, in lower case, whose files are not at hand.
@@ -222,11 +232,13 @@ def _encoder_settings(config: Config, encoder: _Encoder | None) -> Iterator[Choi
     # Pretrained heads and finished models have the shape of the settings they were made with.
     if encoder is None or config.model.start_from or any(task.head == "pretrained" for task in config.tasks.values()):
         return
-    for key in ("pair", "pool", "encoder_dropout", "head_dropout"):
+    # A word's state has less to agree with than a text's vector: dropout stays as transformers have it.
+    dropouts = () if _all_tag(config, encoder) else ("encoder_dropout", "head_dropout")
+    for key in ("pair", "pool", *dropouts):
         value = getattr(encoder.card, key)
         if value is not None:
             yield Choice(f"model.{key}", value, encoder.origin)
-    if encoder.card.head_rate is not None:
+    if encoder.card.head_rate is not None and not _all_tag(config, encoder):
         yield Choice("training.head_rate", encoder.card.head_rate, encoder.origin)
 
 
@@ -262,8 +274,33 @@ _MOST_BY_TASKS = 3.0
 _ONE_PLACE = 0.25
 
 
+# Built-in tasks that tag words; of others the config says so.
+TAGGING = ("bc5cdr_chem", "bc5cdr_disease", "ncbi_disease", "bc2gm", "wnut17", "roles", "settings")
+# What the rate of a tagging head is multiplied by: it is fresh, and every word is an example of it.
+_TAGGING_HEAD_RATE = 5.0
+
+
+def _tagging(config: Config) -> list[str]:
+    """The tasks that tag words."""
+    kinds = {name: task.kind or ("tagging" if name in TAGGING else "") for name, task in config.tasks.items()}
+    return [name for name, kind in kinds.items() if kind == "tagging"]
+
+
+def _all_tag(config: Config, encoder: _Encoder) -> bool:
+    return encoder.card.tagging_rate is not None and len(_tagging(config)) == len(config.tasks)
+
+
 def _rate(config: Config, encoder: _Encoder | None, *, shares_layers: bool) -> Iterator[Choice]:
-    if encoder is None or encoder.card.learning_rate is None or config.training.optimizer != "adamw":
+    if encoder is None or config.training.optimizer != "adamw":
+        return
+    tagging = encoder.card.tagging_rate
+    if tagging is not None and _all_tag(config, encoder):
+        yield Choice("training.learning_rate", tagging, f"{encoder.origin}, rule tagging")
+        yield Choice("training.head_rate", _TAGGING_HEAD_RATE, f"{encoder.origin}, rule tagging")
+        return
+    for name in _tagging(config) if tagging is not None else ():
+        yield Choice(f"tasks.{name}.learning_rate", tagging, f"{encoder.origin}, rule tagging")
+    if encoder.card.learning_rate is None:
         return
     rate, origin = encoder.card.learning_rate, encoder.origin
     if config.mode == "federated" and len(config.tasks) > 1 and shares_layers:

@@ -35,9 +35,14 @@ def _digits(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lstrip("+-").isdigit()
 
 
+def _text(value: Any) -> Any:
+    # A column by its number.
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _several(value: Any) -> Any:
     # `text: message` says as much as `text: [message]`.
-    return [value] if isinstance(value, str) else value
+    return list(map(_text, value if isinstance(value, list) else [value])) if value is not None else None
 
 
 def _section(value: Any) -> Any:
@@ -60,6 +65,7 @@ Whole = Annotated[int, Field(ge=0), AsWhole]
 Count = Annotated[int, Field(ge=1), AsWhole]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Empty = BeforeValidator(_section)
+AsText = BeforeValidator(_text)
 OneOrSeveral = BeforeValidator(_several)
 
 

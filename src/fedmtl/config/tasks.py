@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from fedmtl.config.errors import HERE, WrongKey, shown
 from fedmtl.config.kinds import (
     AsNumber,
+    AsText,
     Count,
     Empty,
     Fraction,
@@ -124,23 +125,31 @@ class TaskConfig(Section):
 
     kind: str | None = Field(
         None,
-        description="What the head predicts: classification, regression, or a kind of another package by its name.",
+        description="What the head predicts: classification, regression, tagging, or a kind of another package by its"
+        " name.",
     )
     source: SourceConfig | None = Field(None, description="Where a task of your own has its examples.")
     text: Annotated[list[str] | None, OneOrSeveral] = Field(
-        None, description="One or two text columns.", min_length=1, max_length=2
+        None,
+        description="One or two text columns; of tagged columns the word's by number, the first without it.",
+        min_length=1,
+        max_length=2,
     )
-    label: str | None = Field(None, description="The column with the label or the score.")
+    label: Annotated[str | None, AsText] = Field(
+        None,
+        description="The column with the label or the score; of tagged columns the tag's by number, else the last.",
+    )
     labels: list[Name] | None = Field(
         None,
-        description="The label values in order; without it, those found in the training data, sorted.",
-        min_length=2,
+        description="The label values in order, of a tagging the types of its spans; without it, those found in the"
+        " training data, sorted.",
+        min_length=1,
     )
     score_range: tuple[Number, Number] | None = Field(None, description="Lowest and highest score of a regression.")
     metric: str | None = Field(
         None,
         description="The task's main metric, which early stopping and averages use: accuracy, f1 or matthews of a"
-        " classification, pearson or spearman of a regression.",
+        " classification, pearson or spearman of a regression, f1, macro_f1 or strict_f1 of a tagging.",
     )
     pair: Pair | None = Field(None, description="As model.pair, for this task.")
     pool: Pool | None = Field(None, description="As model.pool, for this task.")

@@ -30,7 +30,8 @@ from fedmtl.federation.wire.frame import ReusedMemory
 from fedmtl.federation.wire.messages import answer_bytes
 from fedmtl.model.multitask import BoundModel
 from fedmtl.sharing.plan import SharingPlan
-from fedmtl.tasks.batches import Shard, sorted_batches
+from fedmtl.tasks.batches import Shard, join_rows, sorted_batches
+from fedmtl.tasks.sequences import Rows
 from fedmtl.tasks.task import owner_of_set
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.timing import Stopwatch, measuring, part, timed
@@ -97,23 +98,23 @@ class LocalEngine:
             self._spool.give_back(call.job)
             yield self._decode(answer, call.answer, open_job)
 
-    def predict(self, state: State, batch_size: int) -> dict[str, tuple[np.ndarray, float]]:
+    def predict(self, state: State, batch_size: int) -> dict[str, tuple[Rows, float]]:
         """Return the outputs for every validation set of the server, in its order, and the summed loss."""
         shards = self._setup.shared_validation
         weights = self._setup.spool / f"weights-{state.round:04d}"
         write_message(weights, pack({}, state.weights))
         calls = [PredictCall(weights, state.plan, task, chunk, batch_size) for task, chunk in _one_pass(shards)]
-        results: dict[int, tuple[np.ndarray, float]] = {}
+        results: dict[int, tuple[Rows, float]] = {}
         for answer in self._pool.map(calls, seconds=UNLIMITED):
             if answer.error is not None:
                 raise CannotContinue(f"evaluation failed: {answer.error}")
             results[answer.ticket] = answer.result
         weights.unlink()
-        outputs: dict[str, tuple[np.ndarray, float]] = {}
+        outputs: dict[str, tuple[Rows, float]] = {}
         for task in shards:
             of_task = [(call, results[ticket]) for ticket, call in enumerate(calls) if call.task == task]
             order = np.argsort(np.concatenate([call.indices for call, _ in of_task]), kind="stable")
-            joined = np.concatenate([part for _, (part, _) in of_task])[order]
+            joined = join_rows([part for _, (part, _) in of_task])[order]
             outputs[task] = joined, float(sum(loss for _, (_, loss) in of_task))
         return outputs
 

@@ -21,6 +21,7 @@ from fedmtl.tasks.batches import Dealt, Shard, Shards, deal, tasks_by_client
 from fedmtl.tasks.examples import Examples, join_examples
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.partition import partition
+from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.task import Task, active_tasks, task_clients
 from fedmtl.tasks.tokens import token_cache, tokenize
 from fedmtl.training.local_method import LocalSettings, local_settings
@@ -87,9 +88,11 @@ class ClientInfos(Mapping[str, ClientInfo]):
 
 
 def _label_counts(shard: Shard) -> list[int]:
-    """How often each label occurs; empty where the labels are scores."""
-    is_label = np.issubdtype(shard.labels.dtype, np.integer)
-    return [int(count) for count in np.bincount(shard.labels[shard.indices])] if is_label else []
+    """How often each label occurs; empty where the labels are scores, or where an example may have several."""
+    labels = shard.labels[shard.indices]
+    if isinstance(labels, Sequences) or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        return []
+    return [int(count) for count in np.bincount(labels)]
 
 
 def build_population(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedmtl.capabilities import trackers
 from fedmtl.config import Config
@@ -49,6 +50,7 @@ from fedmtl.federation.messages import (
     Update,
 )
 from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import save_model
 from fedmtl.predict.rounds import best_model
 from fedmtl.report.page import write_report
@@ -71,10 +73,12 @@ from fedmtl.runs.summary import exposed
 from fedmtl.sharing.plan import SharingPlan, Weights, weights_sha256
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.check import one_label_warnings
+from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.load import TaskData
 from fedmtl.tasks.metrics import averages, score, sum_predictions
-from fedmtl.tasks.task import owner_of_set
+from fedmtl.tasks.task import Task, owner_of_set
 from fedmtl.timing import timed
+from fedmtl.training.local import predict
 
 
 def evaluate_at_server(state: State, server: ServerSettings, engine: Scorer, shards: dict[str, Shard]) -> Evaluation:
@@ -404,7 +408,8 @@ def _save_state(state: State, run: RunFolder, prepared: Prepared) -> None:
 
 def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: str, reason: str | None) -> None:
     keep, (plan, weights) = _final_model(prepared, state, run, log)
-    save_model(run.model, prepared.encoder, prepared.server.tasks, plan, weights, prepared.config.model)
+    tasks = _fitted(prepared, plan, weights)
+    save_model(run.model, prepared.encoder, tasks, plan, weights, prepared.config.model)
     if status == "done":
         _compare(prepared, run, log)
     log(log.meter.take())
@@ -423,6 +428,21 @@ def _finish(prepared: Prepared, state: State, run: RunFolder, log: Log, status: 
     )
     write_run_encoders(run, prepared.model, prepared.encoder, plan, weights, prepared.config)
     write_report(run.path)
+
+
+def _fitted(prepared: Prepared, plan: SharingPlan, weights: Weights) -> dict[str, Task]:
+    """The tasks with what their kinds fit on the server's validation examples once the weights are final."""
+    tasks = dict(prepared.server.tasks)
+    for name, task in tasks.items():
+        shard = prepared.population.shared_validation.get(name)
+        if type(task.kind_of).fitted is TaskKind.fitted or plan.has_personal or shard is None or not len(shard):
+            continue
+        device = torch.device(prepared.compute.device)
+        prepared.model.to(device)
+        bound = BoundModel(prepared.model, plan, [name], "", weights, device=device, read=True)
+        outputs, _ = predict(bound, name, shard, prepared.config.evaluation.batch_size, device)
+        tasks[name] = task.kind_of.fitted(task, outputs, shard.labels[shard.indices])
+    return tasks
 
 
 def _compare(prepared: Prepared, run: RunFolder, log: Log) -> None:

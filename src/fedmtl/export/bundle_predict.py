@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -33,6 +34,8 @@ from tokenizers import Tokenizer
 FORMAT = 1
 FILE_BATCH = 32
 MOST_TEXTS = 2
+# A word of a text, for heads that tag each: a run of letters and digits, or one sign.
+WORD = re.compile(r"\w+|[^\w\s]")
 
 Row = tuple[str, ...]
 
@@ -62,9 +65,17 @@ class Model:
         dual = [name for name in names if self.tasks[name]["pair"] == "dual"]
         found: dict[str, list[dict[str, Any]]] = {}
         for group in filter(None, ([name for name in names if name not in dual], dual)):
-            outputs = self.session.run([self.tasks[name]["output"] for name in group], self._feeds(wanted, group))
+            encoded = self._encode(wanted, group)
+            outputs = self.session.run([self.tasks[name]["output"] for name in group], self._feeds(encoded))
             for name, values in zip(group, outputs, strict=True):
-                found[name] = [{"task": name, **answer(self.tasks[name], value)} for value in values]
+                if self.tasks[name]["kind"] == "tagging":
+                    answers = [
+                        answer_words(self.tasks[name], value, row[0], tokens.offsets)
+                        for value, row, tokens in zip(values, wanted, encoded, strict=True)
+                    ]
+                else:
+                    answers = [answer(self.tasks[name], value) for value in values]
+                found[name] = [{"task": name, **each} for each in answers]
         return [[found[name][row] for name in names] for row in range(len(wanted))]
 
     def _fitting(self, rows: Sequence[Row], task: str | None) -> list[str]:
@@ -83,18 +94,48 @@ class Model:
             raise ValueError(f"no task takes {count} texts: {takes}")
         return fitting if task is None else [task]
 
-    def _feeds(self, rows: Sequence[Row], group: Sequence[str]) -> dict[str, np.ndarray]:
+    def _encode(self, rows: Sequence[Row], group: Sequence[str]) -> list[Any]:
         texts: list[Any] = [row[0] for row in rows]
         if len(rows[0]) == MOST_TEXTS:
             is_dual = self.tasks[group[0]]["pair"] == "dual"
             texts = [*texts, *(row[1] for row in rows)] if is_dual else list(rows)
-        encoded = self.tokenizer.encode_batch(texts)
+        encoded: list[Any] = self.tokenizer.encode_batch(texts)
+        return encoded
+
+    def _feeds(self, encoded: Sequence[Any]) -> dict[str, np.ndarray]:
         offered = {
             "input_ids": [row.ids for row in encoded],
             "attention_mask": [row.attention_mask for row in encoded],
             "token_type_ids": [row.type_ids for row in encoded],
         }
         return {name: np.asarray(offered[name], dtype=np.int64) for name in self.facts["inputs"]}
+
+
+def answer_words(
+    task: dict[str, Any], outputs: np.ndarray, text: str, letters: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """The spans that are tagged, by the tag of each word's first token; `letters` are those of every token."""
+    names = ["O", *(f"{prefix}-{label}" for label in task["labels"] for prefix in "BI")]
+    found: list[dict[str, Any]] = []
+    at, open_kind = 0, ""
+    for match in WORD.finditer(text):
+        while at < len(letters) and (letters[at][1] <= match.start() or letters[at][0] == letters[at][1]):
+            at += 1
+        if at == len(letters) or letters[at][0] >= match.end():
+            # Cut off, or nothing to the tokenizer.
+            open_kind = ""
+            continue
+        logits = outputs[at].astype(np.float64)
+        shares = np.exp(logits - logits.max())
+        share, number = float(shares.max() / shares.sum()), int(shares.argmax())
+        prefix, _, kind = names[number].partition("-")
+        if kind and (prefix == "B" or kind != open_kind):
+            found.append({"start": match.start(), "end": match.end(), "label": kind, "probability": share})
+        elif kind:
+            found[-1]["end"] = match.end()
+            found[-1]["probability"] = min(found[-1]["probability"], share)
+        open_kind = kind
+    return {"entities": [{**each, "text": text[each["start"] : each["end"]]} for each in found]}
 
 
 def answer(task: dict[str, Any], outputs: np.ndarray) -> dict[str, Any]:

@@ -12,6 +12,7 @@ our model does instead is written into those layers:
 * `cls` before a tanh: it is linear near 0, so it gets a small multiple of its input and the head takes it back.
 * `cls` before a ReLU or GELU: f(z) - f(-z) = z for both, so that layer computes our outputs, each with both
   signs, and the last one takes the differences.
+* A head of tags is alike there: `AutoModelForTokenClassification` has one linear layer on every token.
 * A head's hidden layer on the first token becomes the layer that the class has there, where activation and width are
   the same: ReLU in DistilBERT, tanh in BERT, ALBERT, RoBERTa and MPNet, GELU in ELECTRA.
 * `mean`, `pair: dual`, adapters and heads behind a normalisation have no counterpart there.
@@ -29,8 +30,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 from fedmtl.errors import ModelError
 from fedmtl.export.encoder import (
@@ -43,6 +45,7 @@ from fedmtl.export.encoder import (
     save_tokenizer,
     save_values,
 )
+from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.encoder_files import NO_CODE
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
@@ -68,6 +71,12 @@ from transformers import pipeline
 
 answer = pipeline("text-classification", model="FOLDER")
 answer(EXAMPLE)
+```"""
+PLAIN_USAGE_BY_WORD = """```python
+from transformers import pipeline
+
+tag = pipeline("token-classification", model="FOLDER", aggregation_strategy="first")
+tag(EXAMPLE)
 ```"""
 USAGE = """```python
 from transformers import AutoModel, AutoTokenizer
@@ -122,6 +131,8 @@ def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card 
     if plain.has_adapters:
         raise ModelError("has adapters (`model.adapters`)")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
+    if pool == WORDS and task.head is None and kind in ON_TOKENS:
+        build = _on_tokens
     if build is None:
         raise ModelError(f"{kind} with `pool: {pool}` has no equal in plain transformers")
     head = plain_head(task, plain)
@@ -129,7 +140,9 @@ def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card 
         raise ModelError(f"is {task.kind_of.words}, which plain transformers do not have")
     config = AutoConfig.for_model(**plain_config(saved.encoder))
     _describe(config, head)
-    classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32, **NO_CODE).eval()
+    # A head of tags is on every token, with nothing between.
+    auto = getattr(transformers, f"AutoModelFor{head.architecture}")
+    classifier = auto.from_config(config, dtype=torch.float32, **NO_CODE).eval()
     with torch.no_grad():
         _copy_encoder(classifier, plain.values)
         build(classifier, plain.values, (head.weight, head.bias))
@@ -138,7 +151,8 @@ def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card 
         save_tokenizer(saved.encoder, saved.max_length, hidden)
         if card is not None:
             example = '{"text": "a fine film", "text_pair": "a good movie"}' if task.is_pair else '"a fine film"'
-            (hidden / "README.md").write_text(card(PLAIN_USAGE.replace("EXAMPLE", example)))
+            usage = PLAIN_USAGE_BY_WORD if task.kind_of.by_word else PLAIN_USAGE
+            (hidden / "README.md").write_text(card(usage.replace("EXAMPLE", example)))
     return folder
 
 
@@ -243,6 +257,8 @@ def _with_hidden_layer(saved: SavedModel, task: Task) -> Build:
     kind, pool = saved.encoder.module.config.model_type, saved.model.pools[task.name]
     layer, width = task.head, saved.encoder.hidden_size
     assert layer is not None
+    if pool == WORDS:
+        raise ModelError("its head has a hidden layer on every word, which plain transformers do not have")
     activation, find = HIDDEN_LAYOUTS.get(kind, ("", None))
     if find is None:
         raise ModelError(f"its head has a hidden layer, which {kind} has no equal of in plain transformers")
@@ -262,7 +278,8 @@ def _with_hidden_layer(saved: SavedModel, task: Task) -> Build:
 
 def _describe(config: Any, head: PlainHead) -> None:
     config.num_labels = len(head.bias)
-    config.problem_type = head.problem_type
+    if head.architecture == "SequenceClassification":
+        config.problem_type = head.problem_type
     config.id2label = dict(enumerate(head.names))
     config.label2id = {name: index for index, name in enumerate(head.names)}
 
@@ -330,6 +347,10 @@ def _relu_head_cls(model: Any, values: Values, head: Linear) -> None:
     _set_split(model.pre_classifier, model.classifier, head)
 
 
+def _on_tokens(model: Any, values: Values, head: Linear) -> None:
+    _set(model.classifier, *head)
+
+
 LAYOUTS: dict[tuple[str, str], Build] = {
     ("bert", "pooler"): _through_pooler,
     ("albert", "pooler"): _through_pooler,
@@ -342,6 +363,8 @@ LAYOUTS: dict[tuple[str, str], Build] = {
     ("electra", "cls"): _gelu_head_cls,
     ("distilbert", "cls"): _relu_head_cls,
 }
+# Those whose class for tokens has one linear layer behind the last norm.
+ON_TOKENS = ("bert", "albert", "roberta", "mpnet", "electra", "distilbert")
 
 # Kind of encoder -> the activation of the hidden layer on the first token, and where that layer and the last one are.
 HIDDEN_LAYOUTS: dict[str, tuple[str, Callable[[Any], tuple[Any, Any]]]] = {

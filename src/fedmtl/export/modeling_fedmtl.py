@@ -8,6 +8,7 @@ This file lies beside the weights of an exported model and needs torch and trans
     model.answer(tokenizer, ["a fine film"], ["a good movie"])         # tasks that read two
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from transformers.utils import ModelOutput
 
 ACTIVATIONS: dict[str, Any] = {"relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 COSINE_SCALE = 10.0
+# A word of a text, for heads that tag each: a run of letters and digits, or one sign.
+WORD = re.compile(r"\w+|[^\w\s]")
 # A parameter's name in a list of parameters may have no dot.
 DOT = "/"
 
@@ -46,7 +49,10 @@ class FedmtlConfig(PretrainedConfig):
 
 @dataclass
 class FedmtlOutput(ModelOutput):
-    """By task: the head's outputs (logits of the labels, or the score), and the vector of every text."""
+    """By task: the head's outputs (logits of the labels, or the score), and the vector of every text.
+
+    A head with `words` for its pool has both for every token.
+    """
 
     logits: dict[str, Tensor] | None = None
     vectors: dict[str, Tensor] | None = None
@@ -226,16 +232,20 @@ class FedmtlModel(PreTrainedModel):
         fitting = [head for head in self.config.heads if head["texts"] == len(columns)]
         joined, apart = ([head["name"] for head in fitting if head["dual"] is dual] for dual in (False, True))
         found: dict[str, Tensor] = {}
+        spans: list[Any] = [None] * len(texts)
         if joined:
-            found |= self(**tokenizer(*columns, **options), tasks=joined).logits
+            encoded = tokenizer(*columns, **options, return_offsets_mapping=True)
+            spans = encoded.pop("offset_mapping").tolist()
+            found |= self(**encoded, tasks=joined).logits
         if apart:
             first, other = (tokenizer(column, **options) for column in columns)
             found |= self(**first, second=other, tasks=apart).logits
         rows: list[dict[str, dict[str, Any]]] = [{} for _ in texts]
         for head in self.config.heads:
             if head["name"] in found:
-                for row, outputs in zip(rows, found[head["name"]], strict=True):
-                    row[head["name"]] = _read(head, outputs)
+                for row, outputs, text, letters in zip(rows, found[head["name"]], texts, spans, strict=True):
+                    of_words = head["pool"] == "words"
+                    row[head["name"]] = _read_words(head, outputs, text, letters) if of_words else _read(head, outputs)
         return rows
 
 
@@ -243,10 +253,37 @@ def _pool(kind: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Ten
     if kind == "pooler":
         assert pooled is not None, "this encoder has no pooler"
         return pooled
+    if kind == "words":
+        return hidden
     if kind == "cls":
         return hidden[:, 0]
     real = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+
+
+def _read_words(
+    head: Mapping[str, Any], outputs: Tensor, text: str, letters: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """The spans that are tagged, by the tag of each word's first token; `letters` are those of every token."""
+    found: list[dict[str, Any]] = []
+    at, open_kind = 0, ""
+    for match in WORD.finditer(text):
+        while at < len(letters) and (letters[at][1] <= match.start() or letters[at][0] == letters[at][1]):
+            at += 1
+        if at == len(letters) or letters[at][0] >= match.end():
+            # Cut off, or nothing to the tokenizer.
+            open_kind = ""
+            continue
+        shares = outputs[at].double().softmax(-1)
+        share, number = shares.max(-1)
+        prefix, _, kind = head["labels"][int(number)].partition("-")
+        if kind and (prefix == "B" or kind != open_kind):
+            found.append({"start": match.start(), "end": match.end(), "label": kind, "probability": float(share)})
+        elif kind:
+            found[-1]["end"] = match.end()
+            found[-1]["probability"] = min(found[-1]["probability"], float(share))
+        open_kind = kind
+    return {"entities": [{**each, "text": text[each["start"] : each["end"]]} for each in found]}
 
 
 def _read(head: Mapping[str, Any], outputs: Tensor) -> dict[str, Any]:

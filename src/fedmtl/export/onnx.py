@@ -127,7 +127,7 @@ def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
             "texts": list(task.text),
             "pair": task.pair if task.is_pair else None,
             "output": output_name(name),
-            "shape": [rows, task.kind_of.num_outputs(task)],
+            "shape": [rows, *(["length"] if task.kind_of.by_word else []), task.kind_of.num_outputs(task)],
         }
         if task.labels:
             facts["labels"] = list(task.labels)

@@ -29,6 +29,7 @@ from fedmtl.runs.events import DistillationEvent, TeacherEvent
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import Extra, SharingPlan
 from fedmtl.tasks.batches import Shard, save_outputs
+from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.sources import read_texts
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import token_cache, tokenize
@@ -197,7 +198,8 @@ class Teacher:
             self._observe(TeacherEvent(task=task.name, examples=count))
             shard = Shard(tokens, teacher_task.kind_of.blank_labels(count), np.arange(count, dtype=np.int64))
             found, _ = predict(self._model(), task.name, shard, 64, self._device)
-            save_outputs(path, task.kind_of.in_form_of(task, teacher_task, found))
+            rows = found.values if isinstance(found, Sequences) else found
+            save_outputs(path, task.kind_of.in_form_of(task, teacher_task, rows))
         return path
 
     def _model(self) -> BoundModel:

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmtl.capabilities import BUILT_IN, TASK_KINDS, Capability, find
+from fedmtl.capabilities import BUILT_IN, Capability, find
 from fedmtl.config import Config
 from fedmtl.config.privacy import ExamplePrivacyConfig
 from fedmtl.errors import ConfigError, FedmtlError, PolicyError
@@ -56,6 +56,7 @@ from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, ReleaseFact
 from fedmtl.runs.folder import make_private_folder, write_atomic
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan, owner_task
 from fedmtl.tasks.batches import Shard, collate
+from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import planned_steps, to_tensors
@@ -81,6 +82,8 @@ SPENT, RELEASED, SCOPES = "spent", "released", "scopes"
 UNCONFIRMED = "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
+# Kinds whose losses are of one text each.
+KINDS = ("classification", "regression")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
 FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # More examples than this at once save no time.
@@ -791,8 +794,8 @@ def _refused(config: Config) -> str | None:
         },
         **{
             f"tasks.{name}.kind": (
-                task.kind not in (None, *TASK_KINDS),
-                "its losses are not known to be of one example each; write one of " + ", ".join(TASK_KINDS),
+                (task.kind or getattr(BUILTIN.get(name), "kind", None)) not in (None, *KINDS),
+                "its losses are not known to be of one example each; write one of " + ", ".join(KINDS),
             )
             for name, task in config.tasks.items()
         },

@@ -21,7 +21,7 @@ from fedmtl.model.adapters import Adapters
 from fedmtl.model.bert.autograd import CalledWeights, pooled_vectors
 from fedmtl.model.bert.cpu import encoder as cpu_bert
 from fedmtl.model.bert.cpu.per_example import ExamplePass
-from fedmtl.model.bert.layout import MaskSource, Packed, bert_layout, mean_pool, no_masks, pack, random_masks
+from fedmtl.model.bert.layout import WORDS, MaskSource, Packed, bert_layout, mean_pool, no_masks, pack, random_masks
 from fedmtl.model.encoder import Encoder, load_encoder, position_origin
 from fedmtl.model.encoder_files import encoder_folder, is_extended
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
@@ -35,17 +35,24 @@ from fedmtl.timing import timed
 
 @dataclass(frozen=True)
 class Inputs:
-    """Token ids with their mask and segments, padded on the right; a dual pair has all first texts, then all second."""
+    """Token ids with their mask and segments, padded on the right; a dual pair has all first texts, then all second.
+
+    `places` are the slots (row * width + column) that a task on words reads.
+    """
 
     ids: Tensor
     mask: Tensor
     segments: Tensor
+    places: Tensor | None = None
 
     def to(self, device: torch.device) -> Inputs:
-        return Inputs(*(part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments)))
+        places = None if self.places is None else self.places.to(device, non_blocking=True)
+        ids, mask, segments = (part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments))
+        return Inputs(ids, mask, segments, places)
 
     def widened(self, pad_id: int) -> Inputs:
         """The same with one more column of padding."""
+        assert self.places is None, "places are those of a width"
         return Inputs(F.pad(self.ids, (0, 1), value=pad_id), F.pad(self.mask, (0, 1)), F.pad(self.segments, (0, 1)))
 
 
@@ -176,13 +183,13 @@ class MultiTaskModel(nn.Module):
         return self.head(task, self.vectors(task, inputs, noise, called=called))
 
     def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None, *, called: bool = False) -> Tensor:
-        """Return one vector per sequence, pooled as the task says.
+        """Return one vector per sequence, pooled as the task says, or one for each of the inputs' places.
 
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         With `called`, every linear layer, norm and table is computed by calling its module, so that hooks see it.
         """
         if self.layout is None:
-            return self.pool(task, *self.encode(task, inputs, noise))
+            return self.pool(task, *self.encode(task, inputs, noise), inputs.places)
         weights, masks, batch, padding, pool = self._packed(task, inputs)
         if called:
             return pooled_vectors(CalledWeights(weights, self.encoder), self.layout, batch, pool, masks, padding, noise)
@@ -195,7 +202,7 @@ class MultiTaskModel(nn.Module):
         """What a pass through an encoder laid out as BERT takes: values, masks, tokens, padding row and pooling."""
         weights: dict[str, Any] = {name: module._parameters[leaf] for name, (module, leaf) in self._canonical.items()}
         masks = self.draw_masks(weights[self.table]) if self.training else no_masks
-        batch = pack(inputs.ids, inputs.mask, inputs.segments)
+        batch = pack(inputs.ids, inputs.mask, inputs.segments, inputs.places)
         return weights, masks, batch, self.token_table().padding_idx, self.pools[task]
 
     def example_pass(self, task: str, inputs: Inputs, num_examples: int) -> ExamplePass:
@@ -228,8 +235,13 @@ class MultiTaskModel(nn.Module):
             output = self.encoder(**{name: offered[name] for name in self.accepts})
         return output.last_hidden_state, getattr(output, "pooler_output", None), inputs.mask
 
-    def pool(self, task: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Tensor:
+    def pool(
+        self, task: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor, places: Tensor | None = None
+    ) -> Tensor:
+        """Return what the task's head reads of the last hidden states; without `places`, every one for its words."""
         kind = self.pools[task]
+        if kind == WORDS:
+            return hidden if places is None else hidden.flatten(0, 1).index_select(0, places)
         if kind == "pooler":
             assert pooled is not None
             return pooled
@@ -294,6 +306,9 @@ def pair_features(first: Tensor, second: Tensor) -> Tensor:
 
 
 def pooling(task: Task, encoder: Encoder) -> str:
+    """How a task's head gets its vectors: pooler, cls or mean, one for a text, or WORDS, one for each word."""
+    if task.kind_of.by_word:
+        return WORDS
     if task.pool == "auto":
         return "pooler" if encoder.has_pooler else "mean"
     return task.pool
@@ -351,7 +366,7 @@ def _load_heads(model: MultiTaskModel, name: str) -> None:
 
 def wants_pooler(tasks: Mapping[str, Task]) -> bool | None:
     """True if a task asks for the pooler, False if none could use it, None if it is left to the encoder."""
-    pools = {task.pool for task in tasks.values()}
+    pools = {task.pool for task in tasks.values() if not task.kind_of.by_word}
     if "pooler" in pools:
         return True
     return None if "auto" in pools else False

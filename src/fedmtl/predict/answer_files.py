@@ -21,14 +21,17 @@ from fedmtl.errors import DataError, needs_extra
 from fedmtl.predict.answers import Prediction
 
 ENDINGS = (".csv.gz", ".csv", ".tsv.gz", ".tsv", ".jsonl.gz", ".jsonl", ".parquet")
+# The tags of words, in columns.
+TAGGED = (".conll.gz", ".conll")
 Records = Iterable[Mapping[str, Any]]
 
 
 def answer_ending(path: Path) -> str:
     """How the file's name ends, which says what is written; any other name is a DataError."""
-    ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), None)
+    known = (*ENDINGS, *TAGGED)
+    ending = next((ending for ending in known if path.name.lower().endswith(ending)), None)
     if ending is None:
-        raise DataError(f"--out {path}: the name does not say what to write; end it in one of {', '.join(ENDINGS)}")
+        raise DataError(f"--out {path}: the name does not say what to write; end it in one of {', '.join(known)}")
     return ending
 
 
@@ -49,8 +52,8 @@ def answer_columns(answers: Sequence[Prediction], others: Iterable[str] = ()) ->
     taken = set(others)
     columns: dict[str, Any] = {}
     for answer in answers:
-        columns[answer.task] = answer.score if answer.label is None else answer.label
-        columns |= {f"{answer.task}.{label}": share for label, share in answer.probabilities.items()}
+        cells = answer.answer.cells()
+        columns |= {f"{answer.task}.{name}" if name else answer.task: value for name, value in cells.items()}
     return {_free(name, taken): value for name, value in columns.items()}
 
 
@@ -58,6 +61,23 @@ def _free(name: str, taken: Container[str]) -> str:
     while name in taken:
         name += "_answer"
     return name
+
+
+def write_tags(path: Path, chunks: Iterable[Iterable[Sequence[Prediction]]]) -> int:
+    """Write every text as lines of a word and its tag by each task, a blank line behind; return how many there were."""
+    count = 0
+    with _replaced(path) as temporary, _text_file(temporary, zipped=answer_ending(path).endswith(".gz")) as file:
+        for chunk in chunks:
+            for answers in chunk:
+                tagged = [answer.answer.tagged_words() for answer in answers]
+                if None in tagged:
+                    task = answers[tagged.index(None)].task
+                    raise DataError(f"--out {path}: {task} tags no words; give --task, or write .jsonl")
+                for rows in zip(*filter(None, tagged), strict=True):
+                    file.write("\t".join([rows[0][0], *(tag for _, tag in rows)]) + "\n")
+                file.write("\n")
+                count += 1
+    return count
 
 
 def write_answers(path: Path, chunks: Iterable[Sequence[Mapping[str, Any]]]) -> int:

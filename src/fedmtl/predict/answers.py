@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,10 @@ from fedmtl.runs.events import DataEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.tasks.examples import Examples, examples_from
-from fedmtl.tasks.sources import read_table
+from fedmtl.tasks.kinds.protocol import Answer
+from fedmtl.tasks.sequences import Rows
 from fedmtl.tasks.task import SET_MARK, Task
+from fedmtl.tasks.words import plain_text
 
 if TYPE_CHECKING:
     from fedmtl.config import Config
@@ -29,29 +30,35 @@ MOST_GROUPS = 100
 
 @dataclass(frozen=True)
 class Prediction:
-    """One head's answer to one text or pair: a label with its probabilities, or a score on the task's scale."""
+    """One head's answer to one text or pair: a label with its probabilities, or a score on the task's scale.
+
+    `said` is all of it, where the task's kind has answers of its own.
+    """
 
     task: str
     label: str | None
     score: float | None
     probabilities: Mapping[str, float]
+    said: Answer | None = None
+
+    @property
+    def answer(self) -> Answer:
+        return self.said or Answer(self.label, self.score, self.probabilities)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `fedmtl predict --json` prints it."""
-        if self.label is None:
-            return {"task": self.task, "score": self.score}
-        return {"task": self.task, "label": self.label, "probabilities": dict(self.probabilities)}
+        return {"task": self.task, **self.answer.to_json()}
 
 
-def to_prediction(task: Task, outputs: np.ndarray) -> Prediction:
-    """One example's outputs as a label or a score in the task's range."""
-    answer = task.kind_of.answer(task, outputs)
-    return Prediction(task.name, answer.label, answer.score, answer.probabilities)
+def to_prediction(task: Task, outputs: np.ndarray, texts: Sequence[str] = ()) -> Prediction:
+    """One example's outputs in words: a label, a score in the task's range, or what the task's kind makes of them."""
+    answer = task.kind_of.answer(task, outputs, texts)
+    return Prediction(task.name, answer.label, answer.score, answer.probabilities, answer)
 
 
-def to_predictions(task: Task, outputs: np.ndarray) -> list[Prediction]:
-    """Every example's outputs as a label or a score in the task's range."""
-    return [to_prediction(task, row) for row in outputs]
+def to_predictions(task: Task, outputs: Rows, rows: Iterable[Sequence[str]]) -> list[Prediction]:
+    """Every example's outputs in words; `rows` are their texts."""
+    return [to_prediction(task, each, texts) for each, texts in zip(outputs, rows, strict=True)]
 
 
 def tasks_on(name: str, tasks: Mapping[str, Task], num_texts: int) -> list[str]:
@@ -91,7 +98,7 @@ def labelled_sets(task: Task, path: Path, by: str | None = None) -> dict[str, Ex
 
 
 # Called with the name of a set, its task, its examples and what the model gave out for them.
-Sink = Callable[[str, Task, Examples, np.ndarray], None]
+Sink = Callable[[str, Task, Examples, Rows], None]
 
 
 def named_sets(name: str, data: Mapping[str, TaskData], wanted: Sequence[str], task: str | None) -> dict[str, Examples]:
@@ -140,29 +147,21 @@ def labelled_test_sets(name: str, config: Config, tasks: Mapping[str, Task]) -> 
     return sets
 
 
-def scored_records(
-    name: str, task: Task, examples: Examples, outputs: np.ndarray, *, texts: bool
-) -> list[dict[str, Any]]:
+def scored_records(name: str, task: Task, examples: Examples, outputs: Rows, *, texts: bool) -> list[dict[str, Any]]:
     """One record for each example of a set: where it stands, its label, the answer and every label's probability."""
     records = []
-    for row, answer in enumerate(to_predictions(task, outputs)):
+    for row, given in enumerate(to_predictions(task, outputs, zip(*examples.texts, strict=True))):
         record: dict[str, Any] = {"set": name, "row": row + 1}
         if texts:
-            record |= {f"text{n}": column[row] for n, column in enumerate(examples.texts, start=1)}
+            record |= {f"text{n}": plain_text(column[row]) for n, column in enumerate(examples.texts, start=1)}
             record.setdefault("text2", None)
-        label = examples.labels[row]
-        low, high = task.score_range
-        is_label = task.kind_of.has_labels
-        record["label"] = task.labels[int(label)] if is_label else str(round(low + (high - low) * float(label), 6))
-        record["answer"] = answer.label if is_label else str(answer.score)
-        record["probability"] = answer.probabilities[answer.label] if answer.label is not None else None
-        record["probabilities"] = json.dumps(answer.probabilities) if answer.probabilities else ""
-        records.append(record)
+        record["label"] = task.kind_of.written_label(task, examples.labels[row])
+        records.append(record | given.answer.scored())
     return records
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
-    table = read_table(path, columns=(*task.text, task.label))
+    table = task.kind_of.read_file(task, path, by_header=True)
     wanted = (*task.text, task.label, *([] if column is None else [column]))
     absent = [name for name in wanted if name not in table.columns]
     if absent:

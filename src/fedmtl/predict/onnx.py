@@ -35,11 +35,14 @@ from fedmtl.predict.answers import (
     to_predictions,
 )
 from fedmtl.runs.folder import RunFolder
+from fedmtl.tasks.batches import join_rows
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.sequences import Rows, Sequences
 from fedmtl.tasks.task import Task, owner_of_set, read_tasks
-from fedmtl.tasks.tokens import mend_surrogates
+from fedmtl.tasks.tokens import first_pieces, mend_surrogates
+from fedmtl.tasks.words import plain_text
 
 FORMAT = 1
 FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
@@ -157,15 +160,25 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
 
 def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """The rows' tokens as this task's call takes them: for a dual pair, all first texts, then all second."""
+    return _feeds(model, _encode(model, task, rows))
+
+
+def _encode(model: OnnxModel, task: Task, rows: Sequence[Row]) -> list[Any]:
     columns = [mend_surrogates(list(column)) for column in zip(*rows, strict=True)]
+    if task.kind_of.by_word:
+        columns = [list(map(plain_text, columns[0]))]
     # One list of texts, or of pairs.
     texts: list[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     try:
-        encoded = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
+        encoded: list[Any] = model.tokenizer.encode_batch(columns[0] + columns[1] if task.is_dual else texts)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in Rust, whose message may have parts of a text
         raise ModelError(f"{model.path}: its tokenizer cannot encode a text ({type(error).__name__})") from None
+    return encoded
+
+
+def _feeds(model: OnnxModel, encoded: Sequence[Any]) -> dict[str, np.ndarray]:
     offered = {
         "input_ids": [row.ids for row in encoded],
         "attention_mask": [row.attention_mask for row in encoded],
@@ -187,16 +200,31 @@ def made_up_feeds(model: OnnxModel, rows: int, length: int) -> dict[str, np.ndar
     return {name: offered[name] for name in model.inputs}
 
 
-def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: int = BATCH) -> dict[str, np.ndarray]:
+def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: int = BATCH) -> dict[str, Rows]:
     """What each task's head says of every row, in the rows' order; tasks that encode alike share a pass."""
     answers: dict[str, list[Any]] = {task: [None] * len(rows) for task in tasks}
     for group in _alike(model, tasks):
+        first = model.tasks[group[0]]
         for indices in _batches(rows, batch):
-            given = feeds(model, model.tasks[group[0]], [rows[index] for index in indices])
-            for task, outputs in zip(group, run(model, group, given), strict=True):
-                for index, output in zip(indices, outputs, strict=True):
-                    answers[task][index] = output
-    return {task: np.stack(outputs) if outputs else np.zeros((0, 1), np.float32) for task, outputs in answers.items()}
+            encoded = _encode(model, first, [rows[index] for index in indices])
+            for task, outputs in zip(group, run(model, group, _feeds(model, encoded)), strict=True):
+                for index, output, tokens in zip(indices, outputs, encoded, strict=first.kind_of.by_word):
+                    of_words = first.kind_of.by_word
+                    answers[task][index] = _of_words(output, rows[index][0], tokens) if of_words else output
+    return {task: _joined(model.tasks[task], outputs) for task, outputs in answers.items()}
+
+
+def _of_words(outputs: np.ndarray, text: str, tokens: Any) -> np.ndarray:
+    """The row of every word's first piece, zeros for a word without one."""
+    columns = np.array(first_pieces(text, tokens.offsets), dtype=np.int64)
+    found: np.ndarray = np.where((columns >= 0)[:, None], outputs[columns], np.float32(0))
+    return found
+
+
+def _joined(task: Task, outputs: list[Any]) -> Rows:
+    if not task.kind_of.by_word:
+        return np.stack(outputs) if outputs else np.zeros((0, 1), np.float32)
+    return join_rows([task.kind_of.no_outputs(task), *(Sequences(one, np.array([0, len(one)])) for one in outputs)])
 
 
 def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -210,8 +238,11 @@ def run(model: OnnxModel, tasks: Sequence[str], given: dict[str, np.ndarray]) ->
 
 
 def _alike(model: OnnxModel, tasks: Sequence[str]) -> list[list[str]]:
-    dual = [task for task in tasks if model.tasks[task].is_dual]
-    return [group for group in ([task for task in tasks if task not in dual], dual) if group]
+    groups: dict[tuple[bool, bool], list[str]] = {(False, False): []}
+    for task in tasks:
+        known = model.tasks[task]
+        groups.setdefault((known.is_dual, known.kind_of.by_word), []).append(task)
+    return [group for group in groups.values() if group]
 
 
 def _batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
@@ -232,7 +263,7 @@ def answerable(model: OnnxModel, num_texts: int, task: str | None = None) -> lis
 def predict_texts(model: OnnxModel, rows: Sequence[Row], tasks: Sequence[str]) -> list[list[Prediction]]:
     """For every row of one or two texts, each task's answer; tasks that share the encoder share its pass."""
     outputs = compute(model, tasks, rows)
-    answers = [to_predictions(model.tasks[task], outputs[task]) for task in tasks]
+    answers = [to_predictions(model.tasks[task], outputs[task], rows) for task in tasks]
     return [list(row) for row in zip(*answers, strict=True)]
 
 
@@ -271,9 +302,19 @@ def _score_sets(model: OnnxModel, sets: Mapping[str, Examples], sink: Sink | Non
         outputs = compute(model, [task.name], list(zip(*examples.texts, strict=True)))[task.name]
         if sink is not None:
             sink(name, task, examples, outputs)
-        loss = float(task.kind_of.plain_losses(task, outputs.astype(np.float64), examples.labels).sum())
+        loss = _summed_loss(task, outputs, examples.labels)
         scores[name] = score(task, sum_predictions(task, outputs, examples.labels, loss, True))
     return scores
+
+
+def _summed_loss(task: Task, outputs: Rows, labels: Any) -> float:
+    """The sum over examples; that of an example with several rows is their mean, those of no token not counted."""
+    if not isinstance(outputs, Sequences):
+        return float(task.kind_of.plain_losses(task, outputs.astype(np.float64), labels).sum())
+    is_there = outputs.values.any(axis=1)
+    owners = outputs.owners()[is_there]
+    losses = task.kind_of.plain_losses(task, outputs.values[is_there].astype(np.float64), labels.values[is_there])
+    return float(losses @ (1.0 / np.bincount(owners, minlength=len(outputs))[owners]))
 
 
 def run_of(file: Path) -> RunFolder:

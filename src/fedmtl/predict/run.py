@@ -34,10 +34,11 @@ from fedmtl.predict.answers import (
 from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
 from fedmtl.runs.summary import Round
-from fedmtl.tasks.batches import TextShard, sorted_batches
+from fedmtl.tasks.batches import TextShard, join_rows, sorted_batches
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
+from fedmtl.tasks.sequences import Rows
 from fedmtl.tasks.task import Task, owner_of_set
 from fedmtl.tasks.tokens import encode_texts
 from fedmtl.training.local import predict_together
@@ -168,10 +169,10 @@ def predict_texts(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Seq
 
 def _predict(loaded: LoadedRun, rows: Sequence[tuple[str, ...]], tasks: Sequence[str]) -> list[list[Prediction]]:
     columns = tuple(list(column) for column in zip(*rows, strict=True))
-    outputs: dict[str, np.ndarray] = {}
+    outputs: dict[str, Rows] = {}
     for group in _same_pass(loaded, tasks):
         outputs |= _compute(loaded, group, columns, None, Scoring())[0]
-    answers = [to_predictions(loaded.saved.tasks[task], outputs[task]) for task in tasks]
+    answers = [to_predictions(loaded.saved.tasks[task], outputs[task], rows) for task in tasks]
     return [list(row) for row in zip(*answers, strict=True)]
 
 
@@ -181,7 +182,8 @@ def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
     for task in tasks:
         view = loaded.bound.views[task]
         encoder = tuple(key for name, key in view.items() if not name.startswith("heads."))
-        groups.setdefault((encoder, loaded.saved.tasks[task].is_dual), []).append(task)
+        known = loaded.saved.tasks[task]
+        groups.setdefault((encoder, known.is_dual, known.kind_of.by_word), []).append(task)
     return list(groups.values())
 
 
@@ -210,12 +212,13 @@ def score_examples(loaded: LoadedRun, task: Task, examples: Examples, how: Scori
 
 
 def _compute(
-    loaded: LoadedRun, tasks: Sequence[str], texts: tuple[list[str], ...], labels: np.ndarray | None, how: Scoring
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    loaded: LoadedRun, tasks: Sequence[str], texts: tuple[list[str], ...], labels: Rows | None, how: Scoring
+) -> tuple[dict[str, Rows], dict[str, float]]:
     """Each task's outputs for all texts, in their order, and its summed loss; the tasks share their encoder."""
     first = loaded.saved.tasks[tasks[0]]
     tokens = encode_texts(first, texts, loaded.tokenizer, loaded.saved.max_length)
-    is_labelled, given = labels is not None, np.zeros(len(texts[0])) if labels is None else labels
+    is_labelled = labels is not None
+    given: Rows = np.zeros(len(texts[0])) if labels is None else labels
     shard = TextShard(tokens, given, np.arange(len(given), dtype=np.int64))
     chunks = [shard.indices] if how.chunk is None else sorted_batches(shard, how.chunk)
     parts = [
@@ -223,7 +226,7 @@ def _compute(
         for chunk in chunks
     ]
     order = np.argsort(np.concatenate(chunks), kind="stable")
-    outputs = {task: np.concatenate([part[task] for part, _ in parts])[order] for task in tasks}
+    outputs = {task: join_rows([part[task] for part, _ in parts])[order] for task in tasks}
     return outputs, {task: float(sum(losses[task] for _, losses in parts)) for task in tasks}
 
 

@@ -1,4 +1,4 @@
-"""This section shows what the final model gets wrong, task by task: a confusion matrix, or a histogram of residuals."""
+"""This section shows what the final model gets wrong, by task: a confusion matrix, residuals, or scores by label."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MOST_CELLS = 12
 WORST_PAIRS = 10
 
 Counts = Sequence[Sequence[int]]
+_COUNTS = ("true", "predicted", "right")
 _ERRORS = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 
 
@@ -119,6 +120,16 @@ def _errors(metrics: Mapping[str, float | None]) -> Html:
     return tag("dl", *pairs, class_="facts errors")
 
 
+def by_label(rows: Mapping[str, Mapping[str, float | None]]) -> Html:
+    """Scores and counts of each label, the commonest first."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    ordered = sorted(rows, key=lambda label: -(rows[label].get("true") or 0))
+    cells = [
+        [label, *((count if name in _COUNTS else score)(rows[label].get(name)) for name in names)] for label in ordered
+    ]
+    return table("scores by label", ["label", *names], cells)
+
+
 def predictions(run: Run) -> Html:
     panels = [panel for task in run.tasks if (panel := _panel(run, task))]
     guide = "From the last evaluation. Rows: true labels; columns: predicted; small print: share of the row."
@@ -133,9 +144,11 @@ def _panel(run: Run, task: str) -> Html | None:
         inside = confusion(task, run.task(task).labels or (), event.confusion)
     elif event is not None and (event.residuals or event.moments):
         inside = residuals(task, event)
+    elif event is not None and event.by_label:
+        inside = by_label(event.by_label)
     else:
         return None
     caption = tag("figcaption", tag("b", task_name(run, task)), f"round {event.round}")
     # A table is as wide as its labels need, in a row with others where it fits; a picture takes any width.
-    is_table = bool(event.confusion) and len(event.confusion or ()) <= MOST_CELLS
+    is_table = bool(event.by_label) or (bool(event.confusion) and len(event.confusion or ()) <= MOST_CELLS)
     return tag("figure", caption, inside, class_="natural" if is_table else None)

@@ -349,7 +349,10 @@ class AggregationEvent(Event):
 @event_kind("evaluation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEvent(Event):
-    """One task was scored; a classification has `confusion`, a regression `moments` and `residuals`."""
+    """One task was scored; a classification has `confusion`, a regression `moments` and `residuals`.
+
+    `by_label` has scores and counts of each label by name, for kinds whose labels are scored apart.
+    """
 
     round: Round
     task: Text
@@ -362,6 +365,7 @@ class EvaluationEvent(Event):
     moments: dict[str, Any] | None = None
     residuals: Residuals | None = None
     clients: Numbers | None = None
+    by_label: dict[str, Numbers] | None = None
 
 
 @event_kind("baseline")

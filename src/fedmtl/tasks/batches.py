@@ -1,7 +1,7 @@
 """From a client's shard to batches: examples of similar length together, padded only as far as the longest of them.
 
 Shards are made on access, so that a client costs memory only while it is used. A teacher's outputs, where there is one,
-lie in a file beside the tokens: one float32 row for every example.
+lie in a file beside the tokens: one float32 row for every example, or for every word of every example.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
+from fedmtl.tasks.sequences import OFFSETS, Rows, Sequences, save_rows
 from fedmtl.tasks.tokens import TokenPart, Tokens, map_array, open_tokens
 from fedmtl.timing import timed
 
 WINDOW = 8
 
 
-def save_outputs(path: Path, outputs: np.ndarray) -> None:
-    """Write a teacher's outputs to a file, all or nothing."""
+def save_outputs(path: Path, outputs: Rows) -> None:
+    """Write a teacher's outputs to a file, all or nothing; those for words end to end."""
+    values = outputs.values if isinstance(outputs, Sequences) else outputs
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".outputs-", dir=path.parent, delete=False) as file:
-            np.save(file, outputs.astype(np.float32))
+            np.save(file, values.astype(np.float32))
         Path(file.name).replace(path)
     except OSError as error:
         raise FedmtlError(
@@ -50,6 +53,16 @@ def open_outputs(path: Path) -> np.ndarray:
     return outputs
 
 
+def join_rows(parts: Sequence[Any]) -> Any:
+    """Return the examples of all parts, one after the other; all are arrays or all are `Sequences`."""
+    if not isinstance(parts[0], Sequences):
+        return np.concatenate(parts)
+    sizes = np.concatenate([part.lengths() for part in parts])
+    return Sequences(
+        np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    )
+
+
 @dataclass(frozen=True)
 class Shard:
     """Some examples of one task: a folder of tokens, the labels of all its examples, and which are meant.
@@ -58,7 +71,7 @@ class Shard:
     """
 
     tokens: Path
-    labels: np.ndarray
+    labels: Rows
     indices: np.ndarray
     teacher: Path | None = None
 
@@ -70,9 +83,13 @@ class Shard:
         return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
 
     def teacher_outputs(self, batch: np.ndarray) -> np.ndarray:
-        """Return the teacher's outputs for these examples."""
+        """Return the teacher's outputs for these examples, as many rows as a model has for them."""
         assert self.teacher is not None, "shards of a distilled task come with its teacher's outputs"
-        chosen: np.ndarray = open_outputs(self.teacher)[batch]
+        outputs, words = open_outputs(self.teacher), open_tokens(self.tokens).words
+        if words is not None:
+            of_words: np.ndarray = words.with_values(outputs)[batch].values[words[batch].values >= 0]
+            return of_words
+        chosen: np.ndarray = outputs[batch]
         return chosen
 
     def digest(self) -> str:
@@ -93,18 +110,24 @@ class TextShard:
     """The same for texts that were tokenized in memory, to be read once."""
 
     tokens: Tokens
-    labels: np.ndarray
+    labels: Rows
     indices: np.ndarray
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """One padded batch; a dual pair has all first texts, then all second ones."""
+    """One padded batch; a dual pair has all first texts, then all second ones.
+
+    Of a task on words, `places` has the slots of the first pieces (row * width + column) of the words that have one, in
+    order, `labels` is a label for each of them, and `words` says which examples' they are.
+    """
 
     ids: np.ndarray
     mask: np.ndarray
     segments: np.ndarray
     labels: np.ndarray
+    places: np.ndarray | None = None
+    words: Sequences | None = None
 
 
 @timed("batches")
@@ -142,7 +165,20 @@ def collate(shard: Shard | TextShard, batch: np.ndarray, pad_id: int, index: np.
     width = int(max(part.lengths_of(batch).max() for part in parts))
     rows = [_pad(part, batch, width, pad_id) for part in parts]
     ids, mask, segments = (np.concatenate(columns) for columns in zip(*rows, strict=True))
-    return Arrays(ids if index is None else index[ids], mask, segments, shard.labels[batch])
+    ids = ids if index is None else index[ids]
+    words = _tokens_of(shard).words
+    if words is None:
+        assert not isinstance(shard.labels, Sequences), "a label for every word is of tokens whose words are marked"
+        return Arrays(ids, mask, segments, shard.labels[batch])
+    columns = words[batch]
+    is_there = columns.values >= 0
+    places = (columns.owners() * width + columns.values)[is_there]
+    labels = shard.labels[batch]
+    # Texts that are only to be answered come with nothing in the place of labels.
+    is_labelled = isinstance(labels, Sequences) and bool(len(labels.values))
+    assert not is_labelled or len(labels.values) == len(is_there), "a label for every word"
+    of_words = labels.values[is_there] if is_labelled else np.zeros(len(places), np.int64)
+    return Arrays(ids, mask, segments, of_words, places, columns)
 
 
 def _tokens_of(shard: Shard | TextShard) -> Tokens:
@@ -172,7 +208,7 @@ ARRAYS = ("labels", "order", "starts")
 class DealtArrays:
     """The labels of all examples, and the examples of client i: `order[starts[i] : starts[i + 1]]`."""
 
-    labels: np.ndarray
+    labels: Rows
     order: np.ndarray
     starts: np.ndarray
 
@@ -197,7 +233,7 @@ class Dealt:
         folder.mkdir(parents=True, exist_ok=True)
         opened = _opened(self.arrays)
         for name in ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(opened, name))
+            save_rows(folder, name, getattr(opened, name))
         _open.cache_clear()
         return replace(self, arrays=folder)
 
@@ -235,7 +271,7 @@ class Shards(Mapping[str, Mapping[str, Shard]]):
         return Shards(self._tasks, self._brought, dealt)
 
 
-def deal(tokens: Path, labels: np.ndarray, parts: Mapping[str, np.ndarray], teacher: Path | None = None) -> Dealt:
+def deal(tokens: Path, labels: Rows, parts: Mapping[str, np.ndarray], teacher: Path | None = None) -> Dealt:
     """Put every client's examples end to end into one array."""
     sizes = [len(part) for part in parts.values()]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -262,4 +298,6 @@ def _opened(arrays: DealtArrays | Path) -> DealtArrays:
 
 @lru_cache(maxsize=64)
 def _open(folder: Path) -> DealtArrays:
-    return DealtArrays(*(map_array(folder / f"{name}.npy") for name in ARRAYS))
+    labels, order, starts = (map_array(folder / f"{name}.npy") for name in ARRAYS)
+    offsets = folder / f"{ARRAYS[0]}.{OFFSETS}.npy"
+    return DealtArrays(Sequences(labels, map_array(offsets)) if offsets.is_file() else labels, order, starts)

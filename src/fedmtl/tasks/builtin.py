@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fedmtl.tasks.embedded import TAGGED
+
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
 
@@ -52,6 +54,10 @@ class BuiltinTask:
 
 def _glue(subset: str, *text: str) -> HubTable:
     return HubTable("nyu-mll/glue", text, subset)
+
+
+def _tagging(*types: str, embedded: str | None = None) -> BuiltinTask:
+    return BuiltinTask("tagging", ("tokens",), types, metric="f1", label="tags", embedded=embedded)
 
 
 BUILTIN: dict[str, BuiltinTask] = {
@@ -143,6 +149,15 @@ BUILTIN: dict[str, BuiltinTask] = {
         ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
         hub=HubTable("Yelp/yelp_review_full", ("text",), validation_split=None, test_split="test"),
     ),
+    # Biomedical names, from files alone: JSON lines with `tokens` and `tags` (Crichton et al. 2017).
+    "bc5cdr_chem": _tagging("Chemical"),
+    "bc5cdr_disease": _tagging("Disease"),
+    "ncbi_disease": _tagging("Disease"),
+    "bc2gm": _tagging("GENE"),
+    # A word and its tag a line (Derczynski et al. 2017).
+    "wnut17": _tagging("corporation", "creative-work", "group", "location", "person", "product"),
+    "roles": _tagging(*TAGGED["roles"], embedded="roles"),
+    "settings": _tagging(*TAGGED["settings"], embedded="settings"),
     "sentiment": BuiltinTask("classification", SINGLE, ("negative", "positive"), embedded="sentiment"),
     "paraphrase": BuiltinTask("classification", PAIR, ("different", "same"), embedded="paraphrase"),
     "similarity": BuiltinTask("regression", PAIR, score_range=(0.0, 5.0), metric="pearson", embedded="similarity"),

@@ -130,7 +130,7 @@ def _part_facts(part: Part, personal: bool) -> tuple[PartFacts, list[int]]:
         lengths.append(sum(map(len, split)))
         keys.append(hash(tuple(map(" ".join, split))))
     kinds, personal_rows = _personal(part) if personal else (Counter(), 0)
-    counts = Counter(part.labels)
+    counts = Counter(part.found)
     missing = counts.pop("", 0)
     is_score = _is_score(part, counts)
     named = {} if is_score else _named_labels(part, counts)
@@ -237,7 +237,7 @@ def _refused_labels(part: Part) -> Iterator[Finding]:
     """Count labels and scores that a run of the config refuses; those with a decimal comma are counted elsewhere."""
     rows: dict[tuple[str, str], list[int]] = {}
     for row, value in enumerate(part.labels):
-        if part.known and value and value not in part.known:
+        if part.known and value and not set(part.labels_of(row)) <= set(part.known):
             rows.setdefault(("label_unknown", f"a label that is not in tasks.{part.task}.labels"), []).append(row)
         if part.score_range is None or not value or DECIMAL_COMMA.fullmatch(value):
             continue
@@ -272,23 +272,24 @@ def _label_findings(task: str, parts: Sequence[Part]) -> Iterator[Finding]:
     trains = [part for part in parts if part.split == "train" and part.label is not None]
     total: Counter[str] = Counter()
     for part in trains:
-        total.update(part.labels)
+        total.update(part.found)
     total.pop("", None)
     if not total or _is_score(trains[0], total):
         return
-    where = task or trains[0].table.origin
-    for code, count, words in label_problems(total, lambda label: _line_of(label, trains)):
+    where, several = task or trains[0].table.origin, trains[0].has_several
+    for code, count, words in label_problems(total, lambda label: _line_of(label, trains), several=several):
         yield Finding(code, where, count, words)
     for part in trains:
-        if len(trains) > 1 and len(set(part.labels) - {""}) == 1 < len(total):
+        if len(trains) > 1 and len(set(part.found) - {""}) == 1 < len(total):
             yield Finding("one_class", _where(part), 1, f"has one of the {len(total)} labels only")
 
 
 def _line_of(label: str, parts: Sequence[Part]) -> str:
     """Where a label stands first, for a message that must not quote it."""
     for part in parts:
-        if label in part.labels:
-            return part.table.location(part.labels.index(label))
+        for row in range(len(part.labels)):
+            if label in part.labels_of(row):
+                return part.table.location(row)
     return ""
 
 
@@ -296,9 +297,12 @@ def label_problems(
     counts: Mapping[str, int],
     locate: Callable[[str], str] = lambda label: "",
     quote: Callable[[str], str] = lambda label: "",
+    *,
+    several: bool = False,
 ) -> Iterator[tuple[str, int, str]]:
     """What is odd about labels with these counts: a code, how many labels, and a sentence.
 
+    Where an example may have `several` or none, one label is enough, and none of them can have too many.
     The sentence has of a label what `quote` gives of it, and of the one to look at also where it is (`locate`).
     """
 
@@ -311,7 +315,7 @@ def label_problems(
 
     once = [label for label, count in counts.items() if count == 1]
     rows = sum(counts.values())
-    if len(counts) == 1:
+    if len(counts) == 1 and not several:
         yield "one_class", 1, f"all {rows} training examples have the same label; a classifier needs two"
         return
     if len(counts) >= 10 and rows < 2 * len(counts):
@@ -331,7 +335,7 @@ def label_problems(
         many = "1 label occurs" if len(rest) == 1 else f"{len(rest)} labels occur"
         yield "label_once", len(rest), f"{many} in one training example only{line(rest[0])}"
     largest = max(counts.values())
-    if largest / rows >= ONE_SIDED:
+    if largest / rows >= ONE_SIDED and not several:
         words = f"one label has {largest / rows:.0%} of the training examples; look at F1 or Matthews, not accuracy"
         yield "imbalance", largest, words
 
@@ -462,7 +466,8 @@ def run_warnings(data: Mapping[str, TaskData]) -> list[str]:
             continue
         counts = {client: part.task.kind_of.counts(part.task, train.labels) for client, train in trains.items()}
         total = {label: sum(column) for label, *column in zip(part.task.labels, *counts.values(), strict=True)}
-        problems = label_problems({label: count for label, count in total.items() if count}, quote=_quoted)
+        counted = {label: count for label, count in total.items() if count}
+        problems = label_problems(counted, quote=_quoted, several=part.task.kind_of.several_labels)
         lines += [f"{name}: {words}" for code, _, words in problems if code in SPOILS]
         commas = sum(DECIMAL_COMMA.fullmatch(label) is not None for label in part.task.labels)
         if commas:

@@ -1,21 +1,22 @@
-"""Four small tasks that we write ourselves, for the demo, the tutorial and the tests: no download, no files.
+"""Six small tasks that we write ourselves, for the demo, the tutorial and the tests: no download, no files.
 
 The pairs cannot be distinguished by their words alone. Both texts are worded independently of the label
 (synonyms, active or passive, the setting first or last), and most pairs that differ in meaning differ
 in who did it to whom or in what is negated. In the tables of words a row is one meaning, and its columns are ways to
-say it.
+say it. Two of the tasks are to tag words: who did it to whom, which no word says by itself either, and where or when.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from fedmtl.errors import DataError
 from fedmtl.seeds import derive_seed
+from fedmtl.tasks.words import SEPARATOR, join_words
 
 PEOPLE = (
     ("doctor", "physician"),
@@ -115,6 +116,8 @@ GRAMMAR = (
 
 
 EMBEDDED = ("sentiment", "paraphrase", "similarity", "entailment")
+# Task -> the types of the spans in its texts.
+TAGGED = {"roles": ("doer", "receiver"), "settings": ("place", "time")}
 NUM_EXAMPLES = {"train": 3000, "validation": 400}
 
 SENTIMENTS = ("negative", "positive")
@@ -128,13 +131,15 @@ Row = tuple[str, ...]
 def embedded_columns(task: str, split: str, seed: int = 0) -> dict[str, list[str]]:
     """The columns of a split; the same seed gives the same texts, and no text (or pair) is in both splits.
 
-    Classes are balanced, to one example. Scores of `similarity` lie in 0..5 with one decimal.
+    Classes are balanced, to one example. Scores of `similarity` lie in 0..5 with one decimal. Tagged texts have a
+    SEPARATOR behind every word, and between their tags.
     """
-    if task not in EMBEDDED:
-        raise DataError(f"{task}: is not an embedded task; choose one of {', '.join(EMBEDDED)}")
+    if task not in (*EMBEDDED, *TAGGED):
+        raise DataError(f"{task}: is not an embedded task; choose one of {', '.join((*EMBEDDED, *TAGGED))}")
     if split not in NUM_EXAMPLES:
         raise DataError(f"{task}: has no split {split!r}; choose one of {', '.join(NUM_EXAMPLES)}")
     names = ("sentence", "label") if task == "sentiment" else ("sentence1", "sentence2", "label")
+    names = ("tokens", "tags") if task in TAGGED else names
     rows = _splits(task, seed)[split]
     return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
@@ -174,18 +179,23 @@ class Wording:
 
 def write(event: Event, wording: Wording) -> str:
     """The event as one sentence."""
-    agent = f"the {PEOPLE[event.agent][wording.agent]}"
-    patient = f"the {PEOPLE[event.patient][wording.patient]}"
+    return " ".join(phrase for phrase, _ in phrases_of(event, wording))
+
+
+def phrases_of(event: Event, wording: Wording) -> list[tuple[str, str]]:
+    """The phrases of the sentence, with the type of those that a task tags."""
+    agent = (f"the {PEOPLE[event.agent][wording.agent]}", "doer")
+    patient = [(f"the {PEOPLE[event.patient][wording.patient]}", "receiver")]
     if event.spared is not None:
-        patient += f" but not the {PEOPLE[event.spared][wording.spared]}"
+        patient.append((f"but not the {PEOPLE[event.spared][wording.spared]}", ""))
     verb = VERBS[event.verb][wording.verb]
     if event.is_negated:
         verb = f"{NEGATIONS[wording.negation]} {verb}"
-    clause = f"{patient} was {verb} by {agent}" if wording.is_passive else f"{agent} {verb} {patient}"
+    clause = [*patient, (f"was {verb} by", ""), agent] if wording.is_passive else [agent, (verb, ""), *patient]
     if event.setting is None:
         return clause
-    setting = SETTINGS[event.setting]
-    return f"{setting} , {clause}" if wording.is_setting_first else f"{clause} {setting}"
+    setting = (SETTINGS[event.setting], "place" if SETTINGS[event.setting].split()[1] == "the" else "time")
+    return [setting, (",", ""), *clause] if wording.is_setting_first else [*clause, setting]
 
 
 def rate(first: Event, second: Event) -> float:
@@ -289,6 +299,16 @@ def _entailment(rng: random.Random, label: int) -> Row:
     return write(first, _draw_wording(rng)), write(second, _draw_wording(rng)), ENTAILMENTS[label]
 
 
+def _tagged(types: Collection[str], rng: random.Random, _: int) -> Row:
+    """A sentence with the phrases of these types tagged, and its tags."""
+    words, tags = [], []
+    for phrase, kind in phrases_of(_draw_event(rng), _draw_wording(rng)):
+        inside = phrase.split()
+        words += inside
+        tags += [f"B-{kind}", *[f"I-{kind}"] * (len(inside) - 1)] if kind in types else ["O"] * len(inside)
+    return join_words(words), SEPARATOR.join(tags)
+
+
 def _sentiment(rng: random.Random, is_positive: bool) -> Row:
     verdict = f"the {rng.choice(WORKS)} is {_opinion(rng, is_positive)}"
     part, contrary = rng.choice(PARTS), rng.choice(ADJECTIVES[not is_positive])
@@ -329,6 +349,7 @@ _WRITERS: dict[str, tuple[Callable[[random.Random, Any], Row], int]] = {
     "paraphrase": (_paraphrase, 2),
     "similarity": (_similarity, 2),
     "entailment": (_entailment, 3),
+    **{task: (partial(_tagged, types), 1) for task, types in TAGGED.items()},
 }
 
 

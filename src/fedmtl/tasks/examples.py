@@ -9,19 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmtl.errors import DataError
+from fedmtl.tasks.batches import join_rows
+from fedmtl.tasks.kinds.protocol import Labels
 from fedmtl.tasks.sources import Table, as_number, separation_advice
 from fedmtl.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One list of texts per text column; labels are int64 indices or float32 numbers, as the kind of task has them.
+    """One list of texts per text column; labels are indices, numbers or lists of them, as the kind of task has them.
 
     `column` holds the values of the partition column where the task is dealt by one.
     """
 
     texts: tuple[list[str], ...]
-    labels: npt.NDArray[np.int64] | npt.NDArray[np.float32]
+    labels: Labels
     column: list[str] | None = None
 
     def __len__(self) -> int:
@@ -48,7 +50,7 @@ def join_examples(task: Task, parts: Iterable[Examples]) -> Examples:
     every = [no_examples(task), *parts]
     return Examples(
         texts=tuple([text for part in every for text in part.texts[position]] for position in range(len(task.text))),
-        labels=np.concatenate([part.labels for part in every]),
+        labels=join_rows([part.labels for part in every]),
     )
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,9 +25,9 @@ from fedmtl.errors import DataError, HubUnreachable, needs_extra
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask, HubTable
 from fedmtl.tasks.embedded import embedded_columns
-from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, labels_in, no_examples
+from fedmtl.tasks.examples import Examples, drop_empty_texts, examples_from, join_examples, no_examples
 from fedmtl.tasks.resolve import brings_all, builtin_in_use, resolve_task
-from fedmtl.tasks.sources import SUFFIXES, VALIDATION_FILES, Table, as_text, find_table, read_table
+from fedmtl.tasks.sources import VALIDATION_FILES, Table, as_text, find_table
 from fedmtl.tasks.task import SET_MARK, Task, client_sources, task_clients
 
 SECONDS_TO_ANSWER = 5
@@ -39,16 +39,26 @@ def hub_name(source: SourceConfig) -> str:
     return f"{source.hub}/{source.subset}" if source.subset else f"{source.hub}"
 
 
-def read_hub(source: SourceConfig, split: str, *, task: str = "<name>") -> Table:
+def read_hub(source: SourceConfig, split: str, *, task: str = "<name>", known: Task | None = None) -> Table:
     """One split of a hub dataset; class labels come as their numbers. A hub out of reach is a DataError.
 
-    What an earlier run has downloaded is read without the hub.
+    What an earlier run has downloaded is read without the hub. The kind of a `known` task reads the rows.
     """
     origin = f"hub {hub_name(source)} {split}"
     instead = f"use files: `data.root=FOLDER` for a built-in task or `tasks.{task}.source.train: FILE`"
     with _hub(origin, instead, task) as datasets:
-        values = datasets.load_dataset(source.hub, source.subset, split=split).to_dict()
+        loaded = datasets.load_dataset(source.hub, source.subset, split=split)
+        values = loaded.to_dict()
+    if known is not None:
+        return known.kind_of.read_rows(known, values, origin, lambda column: _class_names(loaded.features.get(column)))
     return Table({name: [as_text(value) for value in column] for name, column in values.items()}, origin)
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """What the numbers in a column of class labels, or of lists of them, stand for."""
+    inner = getattr(feature, "feature", feature)
+    names = getattr(inner, "names", None)
+    return None if names is None else list(map(str, names))
 
 
 def hub_splits(source: SourceConfig) -> list[str]:
@@ -265,10 +275,10 @@ def test_table(config: Config, task: Task, client: str) -> Table | None:
     source = client_sources(config, task.name).get(client) if client else config.tasks[task.name].source
     if source is not None or client:
         path = None if source is None or source.test is None else Path(source.test)
-        return None if source is None or path is None else read_table(path, source.delimiter)
+        return None if source is None or path is None else task.kind_of.read_file(task, path, source.delimiter)
     folder = _folder(config, task)
-    path = None if folder is None else find_table(folder, ["test"])
-    return None if path is None else read_table(path)
+    path = None if folder is None else find_table(folder, ["test"], task.kind_of.suffixes)
+    return None if path is None else task.kind_of.read_file(task, path)
 
 
 def load_test(config: Config, task: Task) -> Examples | None:
@@ -284,7 +294,7 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
     shared = brought.pop("", None)
     if task.kind_of.has_labels and not task.labels:
         trains = [tables.train for tables in [shared, *brought.values()] if tables]
-        task = resolve_task(config, name, labels_in(trains, task))
+        task = resolve_task(config, name, task.kind_of.found_labels(task, trains))
     client_parts = {client: _split(config, task, tables, client) for client, tables in brought.items()}
     is_dealt = len(brought) < len(holders)
     if shared:
@@ -350,25 +360,31 @@ def _read(source: SourceConfig, task: Task) -> Tables:
         return _read_hub(source, task)
     assert source.train is not None, "SourceConfig has a file or a hub dataset"
     paths = (source.train, source.validation)
-    train, validation = (None if path is None else read_table(Path(path), source.delimiter) for path in paths)
+
+    def read(path: str) -> Table:
+        return task.kind_of.read_file(task, Path(path), source.delimiter)
+
+    train, validation = (None if path is None else read(path) for path in paths)
     assert train is not None
-    further = {name: read_table(Path(path), source.delimiter) for name, path in source.more_validation.items()}
+    further = {name: read(path) for name, path in source.more_validation.items()}
     origin = _origin(Path(source.train).parent, train, validation, *further.values())
     return Tables(train, validation, origin, further=further)
 
 
 def _read_folder(folder: Path, task: Task, further: Iterable[str]) -> Tables:
     """Read a built-in task's files; those of `further` validation sets are `dev_NAME`, and may be missing."""
-    train = find_table(folder, ["train"])
+    find = partial(find_table, folder, suffixes=task.kind_of.suffixes)
+    train = find(["train"])
     if train is None:
         raise DataError(
-            f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(SUFFIXES)}), "
+            f"{folder}: has no train file; put train.tsv.gz there (or another of {', '.join(task.kind_of.suffixes)}), "
             f"or write tasks.{task.name}.source"
         )
-    validation = find_table(folder, VALIDATION_FILES)
-    tables = read_table(train), None if validation is None else read_table(validation)
-    files = {name: find_table(folder, [f"dev_{name}", f"validation_{name}"]) for name in further}
-    more = {name: read_table(file) for name, file in files.items() if file is not None}
+    validation = find(VALIDATION_FILES)
+    read = partial(task.kind_of.read_file, task)
+    tables = read(train), None if validation is None else read(validation)
+    files = {name: find([f"dev_{name}", f"validation_{name}"]) for name in further}
+    more = {name: read(file) for name, file in files.items() if file is not None}
     return Tables(*tables, _origin(folder, *tables, *more.values()), further=more)
 
 
@@ -382,10 +398,13 @@ def _read_embedded(name: str, builtin: BuiltinTask, task: Task) -> Tables:
     """Read what is in the package, with the labels of the task that it stands for; a config may name its words."""
     theirs = BUILTIN[name].labels
     words = {} if set(task.labels) == set(theirs) else dict(zip(theirs, builtin.labels, strict=True))
+    if words and task.kind_of.by_word:
+        raise DataError(f"tasks.{name}.labels: the spans of {name} are of {', '.join(theirs)}; remove it")
 
     def table(split: str) -> Table:
         columns = embedded_columns(name, split)
-        columns["label"] = [words.get(label, label) for label in columns["label"]]
+        if words:
+            columns[builtin.label] = [words.get(label, label) for label in columns[builtin.label]]
         return Table(columns, f"embedded {name} {split}")
 
     return Tables(table("train"), table("validation"), "embedded (synthetic)", synthetic=True)
@@ -404,7 +423,7 @@ def _read_hub(source: SourceConfig, task: Task, ours: dict[str, str] | None = No
     """Rows without a text are left out: some public datasets have a few, and no user can mend them."""
 
     def read(split: str) -> tuple[Table, int]:
-        table = read_hub(source, split, task=task.name)
+        table = read_hub(source, split, task=task.name, known=task)
         named = {name: table.columns[theirs] for name, theirs in (ours or {}).items() if theirs in table.columns}
         return drop_empty_texts(replace(table, columns=table.columns | named), task.text)
 

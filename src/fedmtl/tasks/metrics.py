@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmtl.errors import WireError
+from fedmtl.tasks.sequences import Rows, Sequences
 from fedmtl.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -54,17 +55,26 @@ class Sums(Protocol):
         ...
 
 
-def sum_predictions(
-    task: Task, outputs: npt.NDArray[Any], labels: npt.NDArray[Any], loss: float, keep_pairs: bool = False
-) -> Sums:
+def sum_predictions(task: Task, outputs: Rows, labels: Rows, loss: float, keep_pairs: bool = False) -> Sums:
     """Add up a batch: rows of outputs, and labels as the task's kind has them. `loss` is the sum, not the mean."""
     assert len(outputs) == len(labels), "one label per row of outputs"
-    assert outputs.ndim == 2, "outputs are rows"
-    outputs = outputs.astype(np.float64)
-    finite = np.isfinite(outputs).all(axis=1)
+    if isinstance(outputs, Sequences):
+        outputs = outputs.with_values(outputs.values.astype(np.float64))
+    else:
+        assert outputs.ndim == 2, "outputs are rows"
+        outputs = outputs.astype(np.float64)
+    finite = _finite(outputs)
     broken = int((~finite).sum())
-    labels = np.asarray(labels)[finite]
+    labels = labels[finite] if isinstance(labels, Sequences) else np.asarray(labels)[finite]
     return task.kind_of.sum_outputs(task, outputs[finite], labels, loss, keep_pairs=keep_pairs, broken=broken)
+
+
+def _finite(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which examples have finite numbers alone."""
+    if not isinstance(rows, Sequences):
+        return np.asarray(np.isfinite(rows).all(axis=1))
+    broken = np.bincount(rows.owners(), ~np.isfinite(rows.values).all(axis=1), minlength=len(rows))
+    return np.asarray(broken == 0)
 
 
 def sums_from_dict(task: Task, data: Mapping[str, Any], *, with_pairs: bool = True) -> Sums:

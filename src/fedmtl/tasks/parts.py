@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedmtl.capabilities import task_kind
 from fedmtl.errors import DataError
 from fedmtl.tasks.builtin import BUILTIN
 from fedmtl.tasks.sources import COMMON_NAMES, LABEL_NAMES, SUFFIXES, TEXT_NAMES, Table, looks_like_names, read_table
+from fedmtl.tasks.tag_files import CONLL_ALONE, TAG_NAMES, WORD_NAMES, looks_tagged, read_tags
+from fedmtl.tasks.words import plain_text
 
 if TYPE_CHECKING:
     from fedmtl.config import Config
+    from fedmtl.tasks.kinds.protocol import TaskKind
 
 Split = Literal["train", "validation", "test"]
 
@@ -34,6 +38,7 @@ class Part:
     `is_named` says that a config, a policy or the user named the text columns, `is_label_named` that the label column
     has not been guessed from its values. `is_scored` says that labels are numbers on a
     scale; None leaves it to how they look. `score_range` and `known` are the scores and the labels that a run takes.
+    Of a `kind` whose examples may have several labels, `found` has all of them.
     """
 
     table: Table
@@ -47,10 +52,24 @@ class Part:
     is_scored: bool | None = None
     score_range: tuple[float, float] | None = None
     known: tuple[str, ...] = ()
+    kind: TaskKind | None = None
 
     @property
     def labels(self) -> list[str]:
         return [] if self.label is None else self.table.columns[self.label]
+
+    @property
+    def has_several(self) -> bool:
+        """Whether an example may have several labels, or none."""
+        return self.kind is not None and self.kind.several_labels
+
+    def labels_of(self, row: int) -> list[str]:
+        return [self.labels[row]] if self.kind is None else self.kind.labels_of_cell(self.labels[row])
+
+    @property
+    def found(self) -> list[str]:
+        """The labels of all examples, one after the other."""
+        return [label for row in range(len(self.labels)) for label in self.labels_of(row)]
 
 
 def file_parts(
@@ -69,12 +88,20 @@ def file_parts(
     for file, split in named:
         _refuse_run(file.parent)
         is_separated = ".csv" in file.name.lower() or ".tsv" in file.name.lower()
-        table = read_table(file, delimiter if is_separated else None)
+        tagging = task_kind("tagging") if looks_tagged(file) else None
+        table = (
+            read_tags(file, text[0] if text else WORD_NAMES[0], label or TAG_NAMES[0])
+            if tagging is not None
+            else read_table(file, delimiter if is_separated else None)
+        )
         folder = file.absolute().parent.name
         task = folder if folder in BUILTIN else ""
         client = _stem(file) if split is None else folder if len(folders) > 1 and not task else ""
         client = client if len(files) > 1 else ""
-        parts.append(make_part(table, text, label, split=split or "train", task=task, client=client))
+        if tagging is not None:
+            parts.append(_tagged(Part(table, (), None, split or "train", task, client), tagging))
+        else:
+            parts.append(make_part(table, text, label, split=split or "train", task=task, client=client))
     return parts
 
 
@@ -85,6 +112,14 @@ def make_part(
     found = _columns(table, text, label, task)
     is_label_named = label is not None or (found[1] or "").lower() in LABEL_NAMES
     return Part(table, *found, split, task, client, is_named=bool(text), is_label_named=is_label_named)
+
+
+def _tagged(part: Part, kind: TaskKind) -> Part:
+    """A part with tagged texts, whose first two columns are the texts and their tags."""
+    text, label = list(part.table.columns)[:2]
+    columns = {**part.table.columns, text: list(map(plain_text, part.table.columns[text]))}
+    table = replace(part.table, columns=columns)
+    return replace(part, table=table, text=(text,), label=label, is_scored=False, kind=kind)
 
 
 def _refuse_run(folder: Path) -> None:
@@ -104,11 +139,12 @@ def _tables_in(folder: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.is_file() and path.name.lower().endswith(SUFFIXES)
+    return path.is_file() and path.name.lower().endswith((*SUFFIXES, *CONLL_ALONE))
 
 
 def _stem(path: Path) -> str:
-    return path.name[: -len(next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), "")) or None]
+    endings = (*SUFFIXES, *CONLL_ALONE)
+    return path.name[: -len(next((suffix for suffix in endings if path.name.lower().endswith(suffix)), "")) or None]
 
 
 def _split_of(path: Path) -> Split | None:
@@ -167,10 +203,12 @@ def config_parts(config: Config, *, hub: bool = True) -> list[Part]:
                 if table is not None:
                     _check_columns(table, (*task.text, task.label), name)
                     part = Part(table, task.text, task.label, split, name, client)
-                    if task.kind_of.has_labels:
+                    if task.kind_of.by_word:
+                        parts.append(replace(_tagged(part, task.kind_of), known=task.labels))
+                    elif task.kind_of.has_labels:
                         # A built-in task's label may be an index too.
                         known = () if name in BUILTIN else task.labels
-                        parts.append(replace(part, is_scored=False, known=known))
+                        parts.append(replace(part, is_scored=False, known=known, kind=task.kind_of))
                     else:
                         parts.append(replace(part, is_scored=True, score_range=task.score_range))
     return parts

@@ -23,13 +23,13 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
     """
     given = config.tasks[name]
     kind, defaults = _defaults(config, name, given)
-    text = _text(name, given, defaults)
+    text = _text(name, given, defaults, kind)
     labels = kind.labels(name, given, defaults, found)
     task = Task(
         name=name,
         kind=kind.name,
         text=text,
-        label=_required(name, "label", given.label or defaults.label, "label: COLUMN"),
+        label=_required(name, "label", given.label or defaults.label or kind.columns[1], "label: COLUMN"),
         metric=_metric(name, given, kind, defaults),
         labels=labels,
         score_range=kind.score_range(name, given, defaults),
@@ -148,11 +148,21 @@ def _required(name: str, key: str, value: str, remedy: str) -> str:
     return value
 
 
-def _text(name: str, given: TaskConfig, defaults: BuiltinTask) -> tuple[str, ...]:
-    text = tuple(given.text or defaults.text)
+def _text(name: str, given: TaskConfig, defaults: BuiltinTask, kind: TaskKind) -> tuple[str, ...]:
+    text = tuple(given.text or defaults.text or kind.columns[0])
     if not text:
         _required(name, "text", "", "text: [COLUMN]` or `text: [COLUMN, COLUMN]")
+    if kind.by_word:
+        _check_by_word(name, given, kind, text)
     return text
+
+
+def _check_by_word(name: str, given: TaskConfig, kind: TaskKind, text: tuple[str, ...]) -> None:
+    """Raise a ConfigError for a key that means nothing where every word has an answer."""
+    if len(text) > 1:
+        raise ConfigError(f"tasks.{name}.text: found {len(text)} columns on {kind.words}, whose texts are one; name it")
+    if given.pool is not None:
+        raise ConfigError(f"tasks.{name}.pool: found on {kind.words}, whose head reads every word; remove it")
 
 
 def _pair(name: str, given: TaskConfig, text: tuple[str, ...]) -> Literal["cross", "dual"] | None:

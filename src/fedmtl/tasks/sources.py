@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -174,9 +175,9 @@ def read_texts(path: Path, columns: Sequence[str]) -> tuple[list[str], ...] | No
     return tuple(list(column) for column in zip(*rows, strict=True)) or tuple([] for _ in columns)
 
 
-def find_table(folder: Path, stems: Sequence[str]) -> Path | None:
+def find_table(folder: Path, stems: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> Path | None:
     """The first file in the folder named by one of the stems and a suffix we read, or nothing."""
-    paths = (folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
+    paths = (folder / f"{stem}{suffix}" for stem in stems for suffix in suffixes)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -221,6 +222,11 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)
+
+
+def file_text(path: Path) -> str:
+    """All of a file, unpacked where its name ends in .gz; what is not UTF-8 or too much of it is a DataError."""
+    return _read_text(path, gzipped=path.name.lower().endswith(".gz"))
 
 
 def _read_text(path: Path, *, gzipped: bool) -> str:
@@ -338,6 +344,17 @@ def _check_columns(path: Path, count: int) -> None:
 
 
 def _read_parquet(path: Path) -> Table:
+    columns, _ = parquet_file(path, as_text)
+    table = Table(columns, str(path))
+    if not len(table):
+        raise DataError(f"{path}: is empty; add examples or name another file")
+    return table
+
+
+def parquet_file(
+    path: Path, taken: Callable[[Any], Any] = lambda value: value
+) -> tuple[dict[str, list[Any]], Callable[[str], list[str] | None]]:
+    """The columns of a parquet file, each value as it is `taken`, and the names of a column's class labels."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -345,15 +362,28 @@ def _read_parquet(path: Path) -> Table:
     try:
         with parquet.ParquetFile(path) as file:
             _check_parquet(path, file.metadata)
-            columns = _parquet_columns(path, file)
+            return _parquet_columns(path, file, taken), _class_names(file.schema_arrow.metadata or {})
     except DataError:
         raise
     except Exception as error:  # pyarrow's, and Python's for what it decodes
         raise DataError(f"{path}: cannot be read as parquet ({excerpt(error)}); write the file again") from error
-    table = Table(columns, str(path))
-    if not len(table):
-        raise DataError(f"{path}: is empty; add examples or name another file")
-    return table
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> Callable[[str], list[str] | None]:
+    """What `datasets` writes beside a table's columns: how the numbers of class labels are called."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return lambda column: None
+
+    def names(column: str) -> list[str] | None:
+        feature = features.get(column) if isinstance(features, dict) else None
+        while isinstance(feature, dict) and "names" not in feature and "feature" in feature:
+            feature = feature["feature"]
+        found = feature.get("names") if isinstance(feature, dict) else None
+        return list(map(str, found)) if isinstance(found, list) else None
+
+    return names
 
 
 def _check_parquet(path: Path, metadata: Any) -> None:
@@ -364,14 +394,14 @@ def _check_parquet(path: Path, metadata: Any) -> None:
         raise DataError(f"{path}: holds more than {MOST_BYTES >> 30} GB; cut it into several tasks or take a sample")
 
 
-def _parquet_columns(path: Path, file: Any) -> dict[str, list[str]]:
+def _parquet_columns(path: Path, file: Any, taken: Callable[[Any], Any]) -> dict[str, list[Any]]:
     """All columns, read in batches: a dictionary of a few long texts may stand for any number of rows."""
-    columns: dict[str, list[str]] = {name: [] for name in file.schema_arrow.names}
+    columns: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
     total = 0
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         total += batch.nbytes
         if total > MOST_BYTES:
             raise DataError(f"{path}: inflates to more than {MOST_BYTES >> 30} GB; take a sample of it")
         for name, column in batch.to_pydict().items():
-            columns[name].extend(map(as_text, column))
+            columns[name].extend(map(taken, column))
     return columns

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmtl.capabilities import TASK_KINDS, is_task_kind, task_kind, task_kinds
+from fedmtl.capabilities import is_task_kind, task_kind, task_kinds
 from fedmtl.config import ClientConfig, Config, SourceConfig, TaskConfig
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.foreign import excerpt
@@ -43,7 +43,8 @@ class Task:
 
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
     classification of two labels has one output for both. `head` is its head's hidden layer, where it has one;
-    one that is pretrained starts with the values in the encoder's folder.
+    one that is pretrained starts with the values in the encoder's folder. `fitted` is what its kind fits on validation
+    when the model is finished.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Task:
     auxiliary: bool = False
     head: HiddenLayer | None = None
     head_start: Literal["fresh", "pretrained"] = "fresh"
+    fitted: tuple[float, ...] = ()
 
     @property
     def is_pair(self) -> bool:
@@ -85,6 +87,7 @@ class Task:
 def task_facts(task: Task, pool: str) -> TaskFacts:
     """What a run says of a task when it starts; `pool` is how the model pools for it."""
     from fedmtl.runs.events import TaskFacts
+    from fedmtl.runs.log import METRICS
 
     kind, scale = task.kind_of, task.kind_of.scale(task)
     return TaskFacts(
@@ -96,7 +99,7 @@ def task_facts(task: Task, pool: str) -> TaskFacts:
         pool=pool,
         score_range=None if scale is None else list(scale),
         # A reader of the run may not have the package that the kind is from.
-        metrics=None if task.kind in TASK_KINDS else list(kind.metrics),
+        metrics=None if task.kind in METRICS else list(kind.metrics),
     )
 
 

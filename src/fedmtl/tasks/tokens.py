@@ -15,6 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,32 +28,43 @@ from fedmtl.config import DataConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.runs.folder import make_private_folder
+from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.task import Task
+from fedmtl.tasks.words import plain_text, split_words
 
 FORMAT = 2
 BLOCK = 4096
 ARRAYS = ("ids", "segments", "offsets")
 TYPES = (np.int32, np.uint8, np.int64)
+# Of a task on words: the column of each word's first piece, and where an example's words are among those of all.
+WORDS = ("words", "word_offsets")
+NO_PIECE = -1
 REMEDY = "delete the folder, the texts are then tokenized again"
 _one_reader = threading.Lock()
 
 
 class Meta(BaseModel):
-    """A folder's meta.json: how many parts it has, and how many examples were truncated."""
+    """A folder's meta.json: how many parts it has, how many examples were truncated, and whether words are marked."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     parts: int = Field(ge=1, le=2)
     truncated: int = Field(ge=0)
+    words: bool = False
 
 
 @dataclass(frozen=True)
 class TokenPart:
-    """One token sequence per example, end to end in one array."""
+    """One token sequence per example, end to end in one array.
+
+    Of a task on words, `words` has the column of each word's first piece, or NO_PIECE for a word that was cut off or
+    that the tokenizer leaves nothing of.
+    """
 
     ids: np.ndarray
     segments: np.ndarray
     offsets: np.ndarray
+    words: Sequences | None = None
 
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
@@ -67,6 +79,11 @@ class Tokens:
     """The tokens of all examples of one text set: one part, or two where each text of a pair stands alone."""
 
     parts: tuple[TokenPart, ...]
+
+    @property
+    def words(self) -> Sequences | None:
+        """Where the words of each example begin, where the task is on words."""
+        return self.parts[0].words
 
     def lengths(self) -> np.ndarray:
         """The longest sequence of each example."""
@@ -106,7 +123,7 @@ def _encode_parts(
     task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int
 ) -> list[tuple[TokenPart, np.ndarray]]:
     columns = [[text] for text in texts] if task.is_dual else [list(texts)]
-    return [_encode(tokenizer, column, max_length) for column in columns]
+    return [_encode(tokenizer, column, max_length, by_word=task.kind_of.by_word) for column in columns]
 
 
 def _close_to_others(cache: Path) -> None:
@@ -137,22 +154,36 @@ def open_tokens(folder: Path) -> Tokens:
     meta = _read_meta(folder)
     if meta is None:
         raise FedmtlError(f"{folder}: its meta.json is not ours; {REMEDY}")
-    return Tokens(tuple(_open_part(folder, number) for number in range(meta.parts)))
+    return Tokens(tuple(_open_part(folder, number, with_words=meta.words) for number in range(meta.parts)))
 
 
-def _open_part(folder: Path, number: int) -> TokenPart:
+def _open_part(folder: Path, number: int, *, with_words: bool) -> TokenPart:
     def load(name: str) -> np.ndarray:
         return map_array(folder / f"{number}.{name}.npy")
 
     try:
-        part = TokenPart(*map(load, ARRAYS))
+        ids, segments, offsets = map(load, ARRAYS)
+        part = TokenPart(ids, segments, offsets, Sequences(*map(load, WORDS)) if with_words else None)
     except Exception as error:  # numpy's reader of headers raises any kind
         raise FedmtlError(f"{folder}: holds an array that cannot be read ({excerpt(error)}); {REMEDY}") from error
-    types = [array.dtype == kind and array.ndim == 1 for array, kind in zip(vars(part).values(), TYPES, strict=True)]
+    arrays = [getattr(part, name) for name in ARRAYS]
+    types = [array.dtype == kind and array.ndim == 1 for array, kind in zip(arrays, TYPES, strict=True)]
     is_whole = all(types) and len(part.offsets) > 0 and len(part.ids) == len(part.segments)
+    is_whole = is_whole and (part.words is None or _are_words(part, part.words))
     if not is_whole or part.offsets[0] != 0 or part.offsets[-1] != len(part.ids) or (part.lengths() < 0).any():
         raise FedmtlError(f"{folder}: its arrays do not fit each other; {REMEDY}")
     return part
+
+
+def _are_words(part: TokenPart, words: Sequences) -> bool:
+    """Whether the columns of words are columns of the examples' tokens."""
+    types = words.values.dtype == np.int32 and words.offsets.dtype == np.int64
+    if not types or len(words.offsets) != len(part.offsets) or words.offsets[0] != 0 or (words.lengths() < 0).any():
+        return False
+    if words.offsets[-1] != len(words.values):
+        return False
+    fits = (words.values >= NO_PIECE) & (words.values < part.lengths()[words.owners()])
+    return bool(fits.all())
 
 
 def token_cache(data: DataConfig) -> Path:
@@ -167,7 +198,7 @@ def default_cache() -> Path:
 
 def _digest(task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> str:
     python_side = [type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.split_special_tokens]
-    given = [FORMAT, max_length, task.is_dual, *python_side]
+    given = [FORMAT, max_length, "words" if task.kind_of.by_word else task.is_dual, *python_side]
     backend = _backend(tokenizer.backend_tokenizer.to_str())
     head = [*map(json.dumps, given), backend, json.dumps([len(column) for column in texts])]
     digest = hashlib.sha256(f"[{', '.join(head)}]".encode())
@@ -206,24 +237,47 @@ def mend_surrogates(texts: list[str]) -> list[str]:
     return texts
 
 
-def _encode(tokenizer: Any, columns: list[list[str]], max_length: int) -> tuple[TokenPart, np.ndarray]:
-    """The tokens, and which examples were truncated."""
+def _encode(
+    tokenizer: Any, columns: list[list[str]], max_length: int, *, by_word: bool
+) -> tuple[TokenPart, np.ndarray]:
+    """The tokens, `by_word` with the first piece of each word, and which examples were truncated."""
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
     lengths: list[int] = []
     truncated: list[bool] = []
+    words: list[list[int]] = []
     for start in range(0, len(columns[0]), BLOCK):
         block = [column[start : start + BLOCK] for column in columns]
+        texts = block[0]
+        if by_word:
+            block = [list(map(plain_text, texts))]
         # A tokenizer.json may carry fixed padding and truncation: both are always said here.
         encoded = tokenizer(*block, padding=False, truncation=True, max_length=max_length, return_token_type_ids=True)
         ids.extend(np.asarray(row, dtype=np.int32) for row in encoded["input_ids"])
         segments.extend(np.asarray(row, dtype=np.uint8) for row in encoded["token_type_ids"])
         lengths.extend(len(row) for row in encoded["input_ids"])
         truncated.extend(bool(encoding.overflowing) for encoding in encoded.encodings)
+        if by_word:
+            words.extend(first_pieces(text, each.offsets) for text, each in zip(texts, encoded.encodings, strict=True))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     empty = [np.zeros(0, dtype=np.int32)]
-    part = TokenPart(np.concatenate(ids or empty), np.concatenate(segments or empty).astype(np.uint8), offsets)
+    marked = Sequences.of(words, np.int32) if by_word else None
+    part = TokenPart(np.concatenate(ids or empty), np.concatenate(segments or empty).astype(np.uint8), offsets, marked)
     return part, np.asarray(truncated, dtype=bool)
+
+
+def first_pieces(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """For each word of a text the column of the first token in it, by the letters that each token stands for.
+
+    A token that stands for no letters, such as one that every sequence begins with, is in no word.
+    """
+    columns = []
+    at, last = 0, len(spans)
+    for start, end in split_words(text):
+        while at < last and (spans[at][1] <= start or spans[at][0] == spans[at][1]):
+            at += 1
+        columns.append(at if at < last and spans[at][0] < end else NO_PIECE)
+    return columns
 
 
 def _read_meta(folder: Path) -> Meta | None:
@@ -237,7 +291,7 @@ def _read_meta(folder: Path) -> Meta | None:
 def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
     """Write all or nothing; return the folder's meta."""
     truncated = np.logical_or.reduce([cut for _, cut in encoded])
-    meta = Meta(parts=len(encoded), truncated=int(truncated.sum()))
+    meta = Meta(parts=len(encoded), truncated=int(truncated.sum()), words=encoded[0][0].words is not None)
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokens-", dir=folder.parent) as temporary:
@@ -246,7 +300,10 @@ def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
             for number, (part, _) in enumerate(encoded):
                 for name in ARRAYS:
                     np.save(whole / f"{number}.{name}.npy", getattr(part, name))
-            (whole / "meta.json").write_text(meta.model_dump_json())
+                if part.words is not None:
+                    for name, array in zip(WORDS, (part.words.values, part.words.offsets), strict=True):
+                        np.save(whole / f"{number}.{name}.npy", array)
+            (whole / "meta.json").write_text(meta.model_dump_json(exclude_defaults=True))
             _put(whole, folder)
     except OSError as error:
         # Another process may have finished the same folder first.

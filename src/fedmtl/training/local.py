@@ -15,7 +15,8 @@ from fedmtl.errors import FedmtlError
 from fedmtl.model.multitask import BoundModel, Inputs
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import Extra
-from fedmtl.tasks.batches import Arrays, Shard, TextShard, collate, sorted_batches, training_batches
+from fedmtl.tasks.batches import Arrays, Shard, TextShard, collate, join_rows, sorted_batches, training_batches
+from fedmtl.tasks.sequences import Rows, Sequences
 from fedmtl.tasks.task import Task
 from fedmtl.timing import timed
 from fedmtl.training.local_method import LocalClient, LocalMethods, LocalSettings, LocalStep, Step
@@ -70,13 +71,17 @@ class Objective:
 @timed("batches")
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
     """A batch on the device, with its labels."""
-    inputs = Inputs(*(torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments)))
-    return inputs.to(device), torch.from_numpy(arrays.labels).to(device)
+    places = None if arrays.places is None else torch.from_numpy(arrays.places)
+    ids, mask, segments = (torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments))
+    return Inputs(ids, mask, segments, places).to(device), torch.from_numpy(arrays.labels).to(device)
 
 
 def task_loss(task: Task, outputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """The mean over the batch; with class weights, the weighted mean."""
+    """The mean over the batch, or over the words in it; with class weights, the weighted mean."""
     losses = task.kind_of.losses(task, outputs, labels)
+    if not len(losses):
+        # No word of the batch has a token.
+        return losses.sum()
     if class_weights is None:
         return losses.mean()
     weights = class_weights[labels]
@@ -84,9 +89,7 @@ def task_loss(task: Task, outputs: Tensor, labels: Tensor, class_weights: Tensor
 
 
 @timed("scoring", whole=True)
-def predict(
-    bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device
-) -> tuple[np.ndarray, float]:
+def predict(bound: BoundModel, task: str, shard: Shard, batch_size: int, device: torch.device) -> tuple[Rows, float]:
     """Return the outputs in the order of `shard.indices`, and the summed loss."""
     outputs, losses = predict_together(bound, [task], shard, batch_size, device)
     return outputs[task], losses[task]
@@ -101,21 +104,21 @@ def predict_together(
     device: torch.device,
     *,
     labelled: bool = True,
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+) -> tuple[dict[str, Rows], dict[str, float]]:
     """Return each task's outputs in the order of `shard.indices`, and its summed loss, 0 where nothing is `labelled`.
 
     The tasks have the same values in their encoder and the same way of encoding, so that those which pool alike share
-    a pass.
+    a pass. Of a task on words an example has a row for every word, of zeros where it has no token, and its loss is the
+    mean over its words.
     """
     model = bound.model.eval()  # A client whose training failed leaves it in training mode.
     of_tasks = {name: model.tasks[name] for name in tasks}
-    outputs = {
-        name: [np.zeros((0, task.kind_of.num_outputs(task)), dtype=np.float32)] for name, task in of_tasks.items()
-    }
+    outputs: dict[str, list[Rows]] = {name: [task.kind_of.no_outputs(task)] for name, task in of_tasks.items()}
     positions = [np.zeros(0, dtype=np.int64)]
     losses = dict.fromkeys(tasks, 0.0)
     for batch in sorted_batches(shard, batch_size):
-        inputs, labels = to_tensors(collate(shard, batch, model.pad_id, bound.index), device)
+        arrays = collate(shard, batch, model.pad_id, bound.index)
+        inputs, labels = to_tensors(arrays, device)
         vectors: dict[str, Tensor] = {}
         for name, task in of_tasks.items():
             pool = bound.use(name).pools[name]
@@ -123,12 +126,27 @@ def predict_together(
                 vectors[pool] = model.vectors(name, inputs)
             logits = model.head(name, vectors[pool])
             if labelled:
-                losses[name] += float(task.kind_of.losses(task, logits, labels).double().sum())
-            outputs[name].append(logits.float().cpu().numpy())
+                each = task.kind_of.losses(task, logits, labels).double()
+                losses[name] += float(each.sum() if arrays.words is None else each.cpu() @ _shares(arrays.words))
+            rows = logits.float().cpu().numpy()
+            outputs[name].append(rows if arrays.words is None else _for_all_words(rows, arrays.words))
         positions.append(batch)
     order = np.argsort(np.concatenate(positions), kind="stable")
     ranks = np.argsort(np.argsort(shard.indices, kind="stable"), kind="stable")
-    return {name: np.concatenate(parts)[order][ranks] for name, parts in outputs.items()}, losses
+    return {name: join_rows(parts)[order][ranks] for name, parts in outputs.items()}, losses
+
+
+def _shares(words: Sequences) -> Tensor:
+    """What each word that has a token counts for in the mean over its example's."""
+    owners = words.owners()[words.values >= 0]
+    return torch.from_numpy(1.0 / np.bincount(owners, minlength=len(words))[owners])
+
+
+def _for_all_words(rows: np.ndarray, words: Sequences) -> Sequences:
+    """Outputs of the words that have a token, with zeros for the others."""
+    every = np.zeros((len(words.values), rows.shape[1]), rows.dtype)
+    every[words.values >= 0] = rows
+    return words.with_values(every)
 
 
 # A loss is read back only now and then: on a GPU every reading waits for all work before it.

@@ -23,6 +23,7 @@ from ..small_client import (
     DUAL,
     PLAN,
     SINGLE,
+    TAGGED,
     copied,
     furthest,
     make_methods,
@@ -37,6 +38,7 @@ THREE = make_task(
 )
 BALANCED = make_task("single", pool="mean", class_weights="balanced")
 SCORES = make_task("scores", kind="regression", pool="pooler")
+TAGGED_TOO = make_task("other", kind="tagging", labels=("Z",), metric="f1")
 DEEP = make_task("single", pool="cls", head=HiddenLayer(6, "relu", 0.0))
 DEEP_DUAL = make_task("dual", text=("a", "b"), pair="dual", pool="mean", head=HiddenLayer(None, "gelu", 0.0))
 COUNTED = {"logit_adjustment": Extra({"label_counts": {"single": [40, 3], "cross": [3, 40]}})}
@@ -63,6 +65,12 @@ CASES = {
     ),
     "plain sgd": ((SINGLE,), {"optimizer": "sgd", "learning_rate": 0.05}),
     "local steps": ((SINGLE,), {"local_steps": 7}),
+    "words": ((TAGGED,), {"local_epochs": 2}),
+    "two tasks on words": ((TAGGED, TAGGED_TOO), {"head_rate": 20, "loss_weights": {"tagged": 0.4}}),
+    "words of a batch with more": (
+        (TAGGED,),
+        {"optimizer": "sgd", "learning_rate": 0.05, "batch_sizes": {"tagged": 2}},
+    ),
     "a hidden layer": ((DEEP,), {"head_rate": 20, "weight_decay": 0.3}),
     "a hidden layer, plain sgd": ((DEEP,), {"optimizer": "sgd", "learning_rate": 0.05}),
     "a hidden layer on two texts": ((DEEP_DUAL,), {"local_epochs": 2}),

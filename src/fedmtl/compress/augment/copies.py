@@ -27,10 +27,12 @@ from fedmtl.compress.augment.candidates import (
     wordnet_synonyms,
 )
 from fedmtl.compress.augment.settings import AugmentSettings
+from fedmtl.errors import ConfigError
 from fedmtl.model.encoder_files import encoder_folder
 from fedmtl.runs.folder import write_atomic
 from fedmtl.seeds import derive_seed
 from fedmtl.tasks.examples import Examples
+from fedmtl.tasks.sequences import Sequences
 
 Say = Callable[[str], None]
 TABLES = {"glove": glove_neighbours, "wordnet": wordnet_synonyms}
@@ -50,6 +52,12 @@ def augment(
 
     What was made before of the same texts, files and settings is read from `cache`.
     """
+    of_words = next((name for name, part in examples.items() if isinstance(part.labels, Sequences)), None)
+    if of_words is not None:
+        raise ConfigError(
+            f"--augment: found with {of_words}, whose labels are those of single words, and a copy has other words;"
+            " leave it out"
+        )
     budgets = shares(
         {name: settings.copies_of(name) * len(originals) for name, originals in examples.items()}, settings.most
     )

@@ -203,7 +203,9 @@ def _open_run(variant: Variant, load: Load, threads: int | None) -> Opened:
 
     def inputs(batch: int) -> Inputs:
         ids = torch.from_numpy(made_up_ids(batch * (1 + task.is_dual), load.length, vocabulary))
-        return Inputs(ids, torch.ones_like(ids), torch.zeros_like(ids))
+        # Where words are tagged, every token is taken for one.
+        places = torch.arange(ids.numel()) if task.kind_of.by_word else None
+        return Inputs(ids, torch.ones_like(ids), torch.zeros_like(ids), places)
 
     whole, model = inputs(load.batch), loaded.bound.use(task.name)
 

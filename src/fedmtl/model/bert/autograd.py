@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed, mean_pool
+from fedmtl.model.bert.layout import EVERYWHERE, WORDS, BertLayout, MaskSource, Packed, mean_pool
 
 NamedWeights = Mapping[str, Tensor]
 
@@ -120,16 +120,20 @@ def pooled_vectors(
 ) -> Tensor:
     """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
 
-    `noise`, padded as the batch was, is added to the word embeddings.
+    With `words`, it is one for each of the batch's words. `noise`, padded as the batch was, is added to the word
+    embeddings.
     """
     heads = head_slots(batch, layout.num_heads, weights["embeddings.LayerNorm.weight"].dtype)
     hidden = _embed(weights, layout, batch, masks, padding, noise)
     is_called = isinstance(weights, CalledWeights)
-    num_full = layout.num_layers if pool == "mean" or is_called else layout.num_layers - 1
+    num_full = layout.num_layers if pool in EVERYWHERE or is_called else layout.num_layers - 1
     for number in range(num_full):
         hidden = _layer(weights, layout, batch, masks, number, hidden, heads)
     if pool == "mean":
         return mean_pool(batch.pad(hidden), batch.mask)
+    if pool == WORDS:
+        assert batch.words is not None, "a batch of a task on words says where they are"
+        return hidden.index_select(0, batch.words)
     if is_called:
         first = hidden.index_select(0, batch.firsts)
     else:

@@ -33,6 +33,10 @@ from fedmtl.model.tensor_files import load_safetensors
 NUM_HEADS_KEY = "attention_heads_kept"
 PREFIX = "bert."
 POOLER = "pooler."
+# A way to pool beside pooler, cls and mean: the states of each text's words, at the first piece of each.
+WORDS = "words"
+# Those that need the last layer at every position.
+EVERYWHERE = ("mean", WORDS)
 # Imported by whoever built a BertModel; where it is not, there is none.
 CODE = "transformers.models.bert.modeling_bert"
 LAYER_PARTS = (
@@ -223,7 +227,7 @@ class Packed:
     """The real tokens of a batch that was padded on the right.
 
     `slots` says which slot of the padded batch, flattened, each token stands in; `sources` says which token fills
-    each slot, padding being filled with the first token of its row.
+    each slot, padding being filled with the first token of its row. `words` are the tokens that a task on words reads.
     """
 
     ids: Tensor
@@ -233,6 +237,7 @@ class Packed:
     firsts: Tensor
     slots: Tensor
     sources: Tensor
+    words: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -247,18 +252,24 @@ class Packed:
         return tokens.index_select(0, self.sources).view(self.num_rows, self.width, -1)
 
 
-def pack(ids: Tensor, mask: Tensor, segments: Tensor) -> Packed:
-    """Drop the padding on a CPU, where work is proportional to tokens; a GPU would have to wait for the lengths."""
+def pack(ids: Tensor, mask: Tensor, segments: Tensor, places: Tensor | None = None) -> Packed:
+    """Drop the padding on a CPU, where work is proportional to tokens; a GPU would have to wait for the lengths.
+
+    `places` are the slots of the tokens that a task on words reads.
+    """
     rows, width = ids.shape
     columns = torch.arange(width, device=ids.device)
     if ids.device.type != "cpu":
         slots = torch.arange(rows * width, device=ids.device)
-        return Packed(ids.reshape(-1), segments.reshape(-1), slots % width, mask, slots[::width].clone(), slots, slots)
+        firsts = slots[::width].clone()
+        return Packed(ids.reshape(-1), segments.reshape(-1), slots % width, mask, firsts, slots, slots, places)
     lengths = mask.sum(1)
     firsts = torch.cumsum(lengths, 0) - lengths
     slots = mask.reshape(-1).nonzero().squeeze(1)
     sources = (firsts[:, None] + columns * mask).reshape(-1)
-    return Packed(ids.reshape(-1)[slots], segments.reshape(-1)[slots], slots % width, mask, firsts, slots, sources)
+    words = None if places is None else sources[places]
+    ids, segments = ids.reshape(-1)[slots], segments.reshape(-1)[slots]
+    return Packed(ids, segments, slots % width, mask, firsts, slots, sources, words)
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedmtl.model.bert.layout import BertLayout
+from fedmtl.model.bert.layout import EVERYWHERE, WORDS, BertLayout
 
 POSITIONS, SEGMENTS = (f"embeddings.{kind}_embeddings.weight" for kind in ("position", "token_type"))
 
@@ -96,15 +96,23 @@ class Recorder(Protocol):
         """The sum of every token's rows of the tables."""
 
 
-def stacked_vectors(ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str, words: Tensor) -> Tensor:
-    """One vector per sequence, (clients, sequences, width); `words` are the embeddings of every token."""
+def stacked_vectors(
+    ops: Ops, layout: BertLayout, batch: StackedBatch, pool: str, words: Tensor, places: Tensor | None = None
+) -> Tensor:
+    """One vector per sequence, (clients, sequences, width); `words` are the embeddings of every token.
+
+    With `words` for pool, it is one for each of a client's tokens at (clients, places).
+    """
     hidden = ops.embed(words)
-    num_full = layout.num_layers if pool == "mean" else layout.num_layers - 1
+    num_full = layout.num_layers if pool in EVERYWHERE else layout.num_layers - 1
     for number in range(num_full):
         mixed = ops.attend(f"encoder.layer.{number}.attention.self", hidden)
         hidden = _feed_forward(ops, number, hidden, mixed)
     if pool == "mean":
         return _means(hidden, batch)
+    if pool == WORDS:
+        assert places is not None, "a batch of tasks on words says where they are"
+        return hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
     number = layout.num_layers - 1
     first = ops.firsts(hidden)
     mixed = ops.attend_firsts(f"encoder.layer.{number}.attention.self", first, hidden)

@@ -81,6 +81,8 @@ class LabelledKind(TaskKind):
         """Every label's probability by each row of outputs, (n, outputs) to (n, labels)."""
 
     def labels(self, name: str, given: TaskConfig, defaults: BuiltinTask, found: Sequence[str] = ()) -> tuple[str, ...]:
+        if given.labels and len(given.labels) < 2:
+            raise ConfigError(f"tasks.{name}.labels: found {given.labels}, write two labels or more")
         return tuple(given.labels or defaults.labels or found)
 
     def checked_class_weights(
@@ -139,7 +141,7 @@ class LabelledKind(TaskKind):
         # A label this client does not have is never looked up; 1 keeps the division whole.
         return (len(labels) / (len(task.labels) * np.maximum(counts, 1))).astype(np.float32)
 
-    def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
+    def answer(self, task: Task, outputs: npt.NDArray[Any], texts: Sequence[str] = ()) -> Answer:
         shares = dict(zip(task.labels, self.probabilities(task, outputs[None])[0].tolist(), strict=True))
         return Answer(max(shares, key=lambda label: shares[label]), None, shares)
 

@@ -7,6 +7,7 @@ of a config chooses it. torch is imported inside the hooks that get tensors: tas
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,13 @@ import numpy.typing as npt
 
 from fedmtl.config import TaskConfig
 from fedmtl.errors import ConfigError
+from fedmtl.foreign import printable
+from fedmtl.tasks.sequences import Rows, Sequences
+from fedmtl.tasks.sources import SUFFIXES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from fedmtl.tasks.builtin import BuiltinTask
@@ -26,34 +32,72 @@ if TYPE_CHECKING:
     from fedmtl.tasks.sources import Table
     from fedmtl.tasks.task import Task
 
-Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+# A label, or a row of labels, for every example, or a list of labels for the words of each.
+Labels = Any
 # A metric's value, or the reason why it has none.
 Value = float | str
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the outputs of one example say: a label with every label's probability, or a score."""
+    """What the outputs of one example say: a label with every label's probability, or a score.
+
+    A kind whose answers are neither has a class of its own that says how they are printed and written.
+    """
 
     label: str | None = None
     score: float | None = None
     probabilities: Mapping[str, float] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """The answer as JSON has it."""
+        if self.label is None:
+            return {"score": self.score}
+        return {"label": self.label, "probabilities": dict(self.probabilities)}
+
+    def cells(self) -> dict[str, Any]:
+        """The answer as columns of a table, of which the one without a name is called as the task."""
+        return {"": self.score if self.label is None else self.label, **self.probabilities}
+
+    def lines(self, text: str, *, coloured: bool) -> list[str]:
+        """The answer to a text in a terminal."""
+        if self.label is None:
+            return ["–" if self.score is None else f"{self.score:.3f}"]
+        return [f"{printable(self.label)} ({self.probabilities[self.label]:.3f})"]
+
+    def tagged_words(self) -> list[tuple[str, str]] | None:
+        """Every word of the text with its tag, where words are tagged."""
+        return None
+
+    def scored(self) -> dict[str, Any]:
+        """What `fedmtl evaluate --out` says of an example beside its label, in strings and numbers."""
+        return {
+            "answer": str(self.score) if self.label is None else self.label,
+            "probability": None if self.label is None else self.probabilities[self.label],
+            "probabilities": json.dumps(self.probabilities) if self.probabilities else "",
+        }
+
 
 @dataclass(frozen=True)
 class PlainHead:
-    """A head as plain transformers have it, with the `problem_type` and the names of its outputs."""
+    """A head as plain transformers have it, with the `problem_type` and the names of its outputs.
+
+    `architecture` is what the class that has such a head is called, `<Encoder>For<architecture>`.
+    """
 
     weight: Tensor
     bias: Tensor
-    problem_type: Literal["single_label_classification", "regression"] | None
+    problem_type: str | None
     names: tuple[str, ...]
+    architecture: str = "SequenceClassification"
 
 
 class TaskKind(ABC):
     """Everything that depends on what a task predicts. It has no state: one object serves all tasks of the kind.
 
-    An example has one label, a number; a model gives a row of `num_outputs` numbers for it.
+    An example has one label, a number or a row of numbers, and a model gives a row of `num_outputs` numbers for it. Of
+    a kind that is `by_word` it has a label and a row of outputs for every word, and both are `Sequences`: losses get
+    the words of a batch end to end, whosever they are, and answers and sums get those of each example.
     """
 
     name: ClassVar[str]
@@ -62,6 +106,16 @@ class TaskKind(ABC):
     main_metrics: ClassVar[tuple[str, ...]]
     # Whether a label is the index of one of `Task.labels`; it is an int64 then, and a float32 otherwise.
     has_labels: ClassVar[bool] = False
+    # Whether an example may have several labels, or none.
+    several_labels: ClassVar[bool] = False
+    # Whether clients may train as one computation, which takes a number for a label.
+    stacks: ClassVar[bool] = True
+    # Whether the head reads the state of every word's first piece; otherwise it reads one vector of the whole text.
+    by_word: ClassVar[bool] = False
+    # How the names of its files end; the first that is there is read of a built-in task's folder.
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    # The text columns and the label column of a task that names none.
+    columns: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
     # Whether the head of a dual pair starts as the cosine of both texts, which has to mean something for the outputs.
     starts_at_cosine: ClassVar[bool] = False
     # What the loss is multiplied by to be a negative log-likelihood, up to its variance (Kendall et al. 2018).
@@ -74,6 +128,8 @@ class TaskKind(ABC):
 
     def blank_labels(self, count: int) -> Labels:
         """Labels of the right type for examples that have none."""
+        if self.by_word:
+            return Sequences.empty(count, np.zeros(0, np.int64))
         return np.zeros(count, np.int64) if self.has_labels else np.zeros(count, np.float32)
 
     # -- from a config to a task --------------------------------------------------------------------------------------
@@ -116,11 +172,44 @@ class TaskKind(ABC):
         """The lowest and the highest score, where there are scores."""
         return None
 
+    # -- sources ------------------------------------------------------------------------------------------------------
+
+    def read_file(self, task: Task, path: Path, delimiter: str | None = None, *, by_header: bool = False) -> Table:
+        """A file as a table with the task's columns; whatever is wrong with it is a DataError with its line.
+
+        `by_header` finds the delimiter by the task's columns where none is given.
+        """
+        from fedmtl.tasks.sources import read_table
+
+        return read_table(path, delimiter, (*task.text, task.label) if by_header else ())
+
+    def read_rows(self, task: Task, columns: Mapping[str, Sequence[Any]], origin: str, names: Any = None) -> Table:
+        """The same for rows of a hub dataset, in the types that it has; `names` says how its class labels are called.
+
+        `names` gives those of a column, or nothing.
+        """
+        from fedmtl.tasks.sources import Table, as_text
+
+        return Table({name: list(map(as_text, column)) for name, column in columns.items()}, origin)
+
+    def found_labels(self, task: Task, tables: Sequence[Table]) -> list[str]:
+        """The labels in these tables, in order; too few are a DataError."""
+        from fedmtl.tasks.examples import labels_in
+
+        return labels_in(tables, task)
+
+    def labels_of_cell(self, cell: str) -> list[str]:
+        """The labels that stand in one cell of a label column."""
+        return [cell]
+
     # -- labels -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def parse(self, task: Task, table: Table) -> Labels:
-        """The labels of a table's label column; the first that does not fit is a DataError with its line."""
+        """The labels of a table's label column; the first that does not fit is a DataError with its line.
+
+        Of a kind `by_word` an example has as many as `split_words` finds words in its text.
+        """
 
     @abstractmethod
     def groups(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -132,7 +221,14 @@ class TaskKind(ABC):
 
     @abstractmethod
     def counts(self, task: Task, labels: npt.NDArray[Any]) -> list[int]:
-        """How many examples there are by each of `count_names`."""
+        """How many examples there are by each of `count_names`, for the census, handshakes and logit adjustment."""
+
+    def written_label(self, task: Task, label: Any) -> str:
+        """One label as a file has it."""
+        if self.has_labels:
+            return task.labels[int(label)]
+        low, high = task.score_range
+        return str(round(low + (high - low) * float(label), 6))
 
     def quantiles(self, task: Task, labels: npt.NDArray[Any]) -> list[float]:
         """The minimum, the quartiles and the maximum of all clients' scores, where there is no list of labels."""
@@ -144,9 +240,14 @@ class TaskKind(ABC):
     def num_outputs(self, task: Task) -> int:
         """The width of the head."""
 
+    def no_outputs(self, task: Task) -> Rows:
+        """The outputs of no example."""
+        none = np.zeros((0, self.num_outputs(task)), dtype=np.float32)
+        return Sequences.empty(0, none) if self.by_word else none
+
     @abstractmethod
     def losses(self, task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of every example, (n, outputs) and (n,) to (n,).
+        """The loss of every example or word, (n, outputs) and (n,) or (n, labels) to (n,).
 
         Clients that train as one computation record it once, so it must not look at the numbers.
         """
@@ -157,6 +258,10 @@ class TaskKind(ABC):
 
         found: npt.NDArray[Any] = self.losses(task, torch.from_numpy(outputs), torch.from_numpy(labels)).numpy()
         return found
+
+    def fitted(self, task: Task, outputs: Rows, labels: Labels) -> Task:
+        """The task with `Task.fitted` from the finished model's outputs for validation, such as thresholds."""
+        return task
 
     def class_weights(self, task: Task, labels: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
         """What the loss of an example is multiplied by, for each label, at a client with these labels."""
@@ -189,8 +294,8 @@ class TaskKind(ABC):
     # -- answers and scores -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
-        """What the outputs of one example say."""
+    def answer(self, task: Task, outputs: npt.NDArray[Any], texts: Sequence[str] = ()) -> Answer:
+        """What the outputs of one example say, whose text or texts are given where they are at hand."""
 
     def predicted(self, task: Task, outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The label that each row of outputs says, where there are labels."""
@@ -200,8 +305,8 @@ class TaskKind(ABC):
     def sum_outputs(
         self,
         task: Task,
-        outputs: npt.NDArray[np.float64],
-        labels: npt.NDArray[Any],
+        outputs: Any,
+        labels: Any,
         loss: float,
         *,
         keep_pairs: bool,
@@ -238,7 +343,8 @@ class TaskKind(ABC):
     def evaluation_fields(self, task: Task, sums: Any) -> dict[str, Any]:
         """What an `evaluation` event says beside the metrics, which the report draws.
 
-        It draws a `confusion` (counts of true and predicted labels), and `residuals` ({edges, counts}).
+        It draws a `confusion` (counts of true and predicted labels), `residuals` ({edges, counts}), and `by_label`
+        (label -> scores and counts by name).
         """
         return {}
 

@@ -225,7 +225,7 @@ class Regression(TaskKind):
         errors: npt.NDArray[Any] = (outputs[:, 0] - labels) ** 2
         return errors
 
-    def answer(self, task: Task, outputs: npt.NDArray[Any]) -> Answer:
+    def answer(self, task: Task, outputs: npt.NDArray[Any], texts: Sequence[str] = ()) -> Answer:
         return Answer(score=float(_in_range(task, outputs)[0]))
 
     def sum_outputs(

@@ -23,7 +23,7 @@ from fedmtl.training.local import num_steps
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.stacked.outcomes import Outcome, StepRecords, make_outcomes
-from fedmtl.training.stacked.plan import Member, StackPlan, folders, num_parts, plan_steps
+from fedmtl.training.stacked.plan import Member, StackPlan, folders, most_labels, num_parts, plan_steps
 from fedmtl.training.stacked.shape import StackShape, reached, round_rows
 from fedmtl.training.stacked.stack import Stack
 from fedmtl.training.stacked.store import TokenStore, open_store
@@ -131,7 +131,8 @@ def train_stack(
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
-    records = _run(stack, step, plan_steps(ordered, store, settings, round_number, stack.shape.num_examples))
+    planned = plan_steps(ordered, store, settings, round_number, stack.shape.num_examples, stack.shape.num_labels)
+    records = _run(stack, step, planned)
     found = make_outcomes(stack, ordered, records, ordered_weights)
     outcomes = dict(zip(order, found, strict=True))
     return [outcomes[i] for i in range(len(members))]
@@ -167,6 +168,7 @@ def _shape(
         size,
         size * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
+        most_labels(members, settings) or size,
     )
 
 
@@ -213,15 +215,14 @@ def _load_slots(stack: Stack, k: int, member: Member) -> None:
 
 def _run(stack: Stack, step: Steps, plans: Iterable[StackPlan]) -> StepRecords:
     inputs = stack.inputs
-    buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors)
+    buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors, inputs.places)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
     counts = [np.zeros((0, len(stack.index)), np.int64)]
     tasks: list[str | None] = []
     done = 0
     for plan in plans:
-        arrays = [
-            _upload(array, stack.index.device) for array in (plan.sequences, plan.labels, plan.weights, plan.factors)
-        ]
+        planned = (plan.sequences, plan.labels, plan.weights, plan.factors, plan.places)
+        arrays = [_upload(array, stack.index.device) for array in planned]
         step_losses = inputs.losses.new_zeros(len(plan.counts), len(stack.index))
         if stack.lazy is not None:
             stack.lazy.history[done : done + len(step_losses)].copy_(arrays[3][:, :3])

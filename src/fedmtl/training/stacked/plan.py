@@ -18,6 +18,7 @@ from torch import Tensor
 from fedmtl.sharing.plan import Extra, Key, Rows, owner_task
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
+from fedmtl.tasks.tokens import open_tokens
 from fedmtl.training.local import num_steps, planned_steps
 from fedmtl.training.local_method import LocalSettings, Step
 from fedmtl.training.optimizer import STEP, Slots, rate_factor
@@ -26,6 +27,8 @@ from fedmtl.training.stacked.store import NOTHING, TokenStore
 Named = dict[str, dict[str, Tensor]]
 # The tokens of a client are padded to a multiple of this, so that few shapes occur.
 TOKEN_MULTIPLE = 64
+# The words of a batch are too.
+LABEL_MULTIPLE = 256
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
 # How many there are for each client and step; see StackPlan.
@@ -109,12 +112,13 @@ class Member:
 
 @dataclass(frozen=True)
 class StackPlan:
-    """Some passes, as (passes, clients, ...): sequences, labels, the weight of each example in its loss, how far to go.
+    """Some passes, as (passes, clients, ...): sequences, labels, the weight of each label in its loss, how far to go.
 
     `factors` are the learning rate, the two corrections of AdamW's means for their start, the loss's weight, and the
     corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the passes where
     a client has several, and else None. A step is of one pass, or of several where a batch is larger than what a pass
-    has place for; `is_last` marks the last one. `counts` are (steps, clients).
+    has place for; `is_last` marks the last one. `counts` are (steps, clients). `places` says which of a
+    client's tokens each label of a word is of.
     """
 
     sequences: np.ndarray
@@ -126,14 +130,20 @@ class StackPlan:
     counts: np.ndarray
     tasks: list[str | None]
     is_last: np.ndarray
+    places: np.ndarray
 
 
 def plan_steps(
-    members: Sequence[Member], store: TokenStore, settings: LocalSettings, round_number: int, num_examples: int
+    members: Sequence[Member],
+    store: TokenStore,
+    settings: LocalSettings,
+    round_number: int,
+    num_examples: int,
+    num_labels: int,
 ) -> Iterator[StackPlan]:
     """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end.
 
-    No pass has more than `num_examples` of a client.
+    No pass has more than `num_examples` of a client, and `num_labels` of its labels.
     """
     planned = [
         planned_steps(member.shards, settings, member.seed, round_number)
@@ -155,6 +165,7 @@ def plan_steps(
             store,
             settings,
             num_examples,
+            num_labels,
         )
         first, size = first + size, STEPS
 
@@ -184,6 +195,7 @@ def _plan(
     store: TokenStore,
     settings: LocalSettings,
     size: int,
+    num_labels: int,
 ) -> StackPlan:
     num_steps, parts = max(map(len, planned)), num_parts(members)
     counts = np.zeros((num_steps, len(members)), np.int64)
@@ -192,7 +204,9 @@ def _plan(
     passes = np.maximum(1, -(-counts.max(1) // size))
     ends = np.cumsum(passes)
     step_of = np.repeat(np.arange(num_steps), passes)
-    shape = (len(step_of), len(members), size)
+    shape = (len(step_of), len(members), num_labels)
+    is_by_word = any(task.kind_of.by_word for task in members[0].tasks)
+    places = np.zeros(shape if is_by_word else (*shape[:2], 0), np.int32)
     sequences = np.full((len(step_of), len(members), parts, size), NOTHING, np.int64)
     labels, weights = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     factors = np.ones((len(step_of), FACTORS, len(members)))
@@ -210,11 +224,18 @@ def _plan(
             examples = np.concatenate([pieces[number] for number in at])
             row = np.repeat(at, sizes)
             column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            batch_labels = shard.labels[examples]
             found = store.sequences(shard.tokens, examples)
             sequences[row, k, : found.shape[1], column] = found
-            labels[row, k, column] = batch_labels
-            weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
+            if is_by_word:
+                owners, of_words, tokens = _words(shard, examples, sizes, store.host_lengths[found[:, 0]])
+                row = row[owners]
+                column = np.arange(len(row)) - np.searchsorted(row, row)
+                places[row, k, column] = tokens
+                labels[row, k, column], weights[row, k, column] = of_words, 1.0
+            else:
+                batch_labels = shard.labels[examples]
+                labels[row, k, column] = batch_labels
+                weights[row, k, column] = 1.0 if balance is None else balance[batch_labels]
             factors[at, 0, k] = rates[k][step_of[at]] * settings.learning_rates[task.name]
             expected = 1.0 if member.lots is None else member.lots.expected[task.name]
             factors[at, 3, k] = settings.loss_weights[task.name] / expected
@@ -243,7 +264,37 @@ def _plan(
         counts,
         step_tasks,
         is_last,
+        places,
     )
+
+
+def _words(
+    shard: Shard, examples: np.ndarray, sizes: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the words in batches of these `sizes`: their examples, labels, and tokens from the first of their batch.
+
+    Examples stand there one behind the other with these `lengths`.
+    """
+    words = open_tokens(shard.tokens).words
+    assert words is not None, "tokens of a task on words have them marked"
+    columns = words[examples]
+    is_there = columns.values >= 0
+    owners = columns.owners()[is_there]
+    starts = np.cumsum(lengths) - lengths
+    starts -= np.repeat(starts[np.cumsum(sizes) - sizes], sizes)
+    return owners, shard.labels[examples].values[is_there], starts[owners] + columns.values[is_there]
+
+
+def most_labels(members: Sequence[Member], settings: LocalSettings) -> int:
+    """The most labels of a batch for the words of the examples with the most, rounded up; 0 where texts have labels."""
+    most = 0
+    for member in members:
+        for name, shard in member.shards.items():
+            words = open_tokens(shard.tokens).words
+            if words is not None and len(shard):
+                numbers = np.sort(words[shard.indices].lengths())
+                most = max(most, int(numbers[-settings.batch_size_of(name, len(shard)) :].sum()))
+    return -(-most // LABEL_MULTIPLE) * LABEL_MULTIPLE
 
 
 def _cut(batch: np.ndarray, count: int) -> list[np.ndarray]:

@@ -21,8 +21,8 @@ SHARE = 0.6
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    A client has at most `num_examples` in a pass, in `num_sequences`. `trained` are the names of the values that take
-    gradients, `num_steps` the most steps of a round.
+    A client has at most `num_examples` in a pass, in `num_sequences`, with `num_labels`. `trained` are the names of the
+    values that take gradients, `num_steps` the most steps of a round.
     """
 
     num_clients: int
@@ -33,6 +33,7 @@ class StackShape:
     num_examples: int
     num_sequences: int
     num_steps: int
+    num_labels: int
 
     @property
     def head_rows(self) -> list[tuple[str, slice]]:
@@ -46,7 +47,7 @@ def stacks_with(
 
     `keys` are its views: canonical name -> key, of every task. Several tasks must have one encoder, whole.
     """
-    if model.layout is None:
+    if model.layout is None or not all(model.tasks[task].kind_of.stacks for task in tasks):
         return None
     encoders = [{name: key for name, key in keys[task].items() if not name.startswith(HEADS)} for task in tasks]
     pools = {model.pools[task] for task in tasks}

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedmtl.capabilities import stacked_methods
+from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
 from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
@@ -39,6 +40,7 @@ class Inputs:
     weights: Tensor
     factors: Tensor
     losses: Tensor
+    places: Tensor
 
 
 class Stack:
@@ -95,13 +97,15 @@ class Stack:
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # Memory that the device writes to without waiting; getting it is slow, so that it is used again.
         self._host: dict[int, Tensor] = {}
-        rows, size = shape.num_clients, shape.num_examples
+        rows, size = shape.num_clients, shape.num_labels
+        is_by_word = shape.pool == WORDS
         self.inputs = Inputs(
             torch.zeros(rows, shape.num_sequences, dtype=torch.int64, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
             torch.zeros(rows, size, dtype=master, device=device),
             torch.zeros(FACTORS, rows, dtype=master, device=device),
             torch.zeros(rows, dtype=master, device=device),
+            torch.zeros(rows, size if is_by_word else 0, dtype=torch.int64, device=device),
         )
         self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
         self.seed = torch.zeros((), dtype=torch.int64, device=device)
@@ -212,7 +216,8 @@ class Stack:
         records: ExampleRecords | None = None,
     ) -> Tensor:
         """Every example's loss times its weight, (clients, examples); `words` are the embeddings of every token."""
-        vectors = stacked_vectors(self._ops(batch, words, records), self.layout, batch, self.shape.pool, words)
+        ops, pool = self._ops(batch, words, records), self.shape.pool
+        vectors = stacked_vectors(ops, self.layout, batch, pool, words, self.inputs.places)
         parts = [self._task_losses(task, rows, vectors[rows], records) for task, rows in heads]
         return torch.cat(parts) * self.inputs.weights
 
@@ -228,7 +233,7 @@ class Stack:
         return found
 
     def _task_losses(self, name: str, rows: slice, vectors: Tensor, records: ExampleRecords | None) -> Tensor:
-        """Return the losses of one task as (clients, examples)."""
+        """Return the losses of one task as (clients, examples or words)."""
         task = self.tasks[name]
         weight, bias, *hidden = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name))
         features = vectors.to(weight.dtype)

@@ -28,7 +28,7 @@ from fedmtl.model.bert.cpu.encoder_pass import (
 )
 from fedmtl.model.bert.cpu.encoder_pass import kernels as kernels
 from fedmtl.model.bert.cpu.first_position import First, first_backward, first_forward
-from fedmtl.model.bert.layout import BertLayout, MaskSource, Packed
+from fedmtl.model.bert.layout import EVERYWHERE, WORDS, BertLayout, MaskSource, Packed
 
 Take = Callable[..., Tensor]
 PARTS = ("query", "key", "value")
@@ -267,7 +267,10 @@ def pooled_vectors(
     padding: int | None,
     memory: PassMemory,
 ) -> Tensor:
-    """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones."""
+    """Return one vector per row: the pooler's (`pooler`), the first position's (`cls`) or the mean of the real ones.
+
+    With `words`, it is one for each of the batch's words.
+    """
     reached = {name: value for name, value in weights.items() if value.requires_grad and is_reached(name, pool)}
     # A pass that is never followed back takes its memory with it; then the next one makes new.
     space = memory.spaces.pop() if memory.spaces else Workspace()
@@ -305,17 +308,19 @@ class Trace:
 
 
 def forward(run: Pass, pool: str) -> Trace:
-    """Compute one vector per row, in memory that the next pass computes in."""
+    """Compute one vector per row or word, in memory that the next pass computes in."""
     embedded = embed(run)
     hidden, layers = embedded.out, []
     attention = Attention(run.batch, run.layout.num_heads, run.dtype, _attention_kernels(run))
-    for number in range(run.layout.num_layers - (pool != "mean")):
+    for number in range(run.layout.num_layers - (pool not in EVERYWHERE)):
         layer = layer_forward(run, attention, number, hidden)
         hidden = layer.out
         if run.needs_backward:
             layers.append(layer)
     if pool == "mean":
         return Trace(embedded, attention, layers, None, _mean(run, hidden))
+    if pool == WORDS:
+        return Trace(embedded, attention, layers, None, hidden.index_select(0, _words(run)))
     first = first_forward(run, run.layout.num_layers - 1, hidden)
     if pool == "cls":
         return Trace(embedded, attention, layers, first, first.out)
@@ -337,7 +342,7 @@ def backward(run: Pass, pool: str, trace: Trace, gradient: Tensor) -> None:
         gradient = gradient @ run.weights["pooler.dense.weight"]
     lowest = _lowest(run)
     if trace.first is None:
-        gradient = _mean_backward(run, gradient)
+        gradient = _words_backward(run, gradient) if pool == WORDS else _mean_backward(run, gradient)
     elif trace.first.number >= lowest:
         gradient = first_backward(run, trace.first, gradient)
     for layer in reversed(trace.layers):
@@ -362,6 +367,16 @@ def _mean(run: Pass, hidden: Tensor) -> Tensor:
 
 def _mean_backward(run: Pass, gradient: Tensor) -> Tensor:
     return (gradient / _counts(run, gradient.dtype)).index_select(0, _rows(run))
+
+
+def _words(run: Pass) -> Tensor:
+    assert run.batch.words is not None, "a batch of a task on words says where they are"
+    return run.batch.words
+
+
+def _words_backward(run: Pass, gradient: Tensor) -> Tensor:
+    """Two words may have one token in common, so that what they pass back adds up."""
+    return gradient.new_zeros((len(run.batch.ids), gradient.shape[1])).index_add_(0, _words(run), gradient)
 
 
 def _rows(run: Pass) -> Tensor:

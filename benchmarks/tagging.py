@@ -1,0 +1,243 @@
+"""Four biomedical corpora of one kind of entity each: federated, in one place, at each site alone, and task by task.
+
+    python benchmarks/tagging.py --data FOLDER [--encoders tiny FOLDER] [--choose] [--seeds 0 1 2] [--jobs 1]
+                                 [--seconds N] [--device cpu] [--share 1.0] [--out FOLDER]
+
+FOLDER has bc5cdr_chem, bc5cdr_disease, ncbi_disease and bc2gm, each with train.jsonl.gz and dev.jsonl.gz. By `--choose`
+rates are tried on a tenth of train that is cut off, the same sentences of the two bc5cdr tasks; the best of each
+encoder and setup, by the mean F1 of the last round, is what runs without `--choose` use, which score on dev. Each is a
+`fedmtl run` of configs/biomedical.yaml in a process of its own, `--jobs` at a time. A run that has ended has a line in
+results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew the
+next time. `--share` takes that share of the training sentences, to see that all of it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmtl.runs.event_lines import events_of, first_of
+from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent
+from fedmtl.runs.folder import RunFolder
+from fedmtl.runs.log import read_events
+
+ROOT = Path(__file__).parents[1]
+TASKS = ("bc5cdr_chem", "bc5cdr_disease", "ncbi_disease", "bc2gm")
+# What each setup is to `fedmtl run`.
+MODES = {
+    "federated": "federated",
+    "one place": "centralized",
+    "alone": "local",
+    "single task, one place": "centralized_single_task",
+}
+# Rates to choose from by the encoder's name; those of a federation are higher, since its mean divides a step.
+RATES = {
+    "tiny": {"federated": (3e-3, 6e-3, 1.2e-2), "other": (7e-4, 1.5e-3, 3e-3)},
+    "minilm": {"federated": (2e-4, 4e-4, 8e-4), "other": (1e-4, 2e-4, 3e-4)},
+}
+ROUNDS = {"tiny": 10, "minilm": 6}
+CUT = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: an encoder, a setup, a seed, a rate, and whether it is one to choose by."""
+
+    encoder: str
+    setup: str
+    seed: int
+    rate: float
+    is_choice: bool
+
+    @property
+    def name(self) -> str:
+        words = [Path(self.encoder).name, self.setup, f"{self.seed}", f"{self.rate:g}", "choice" * self.is_choice]
+        return "-".join("".join(letter if letter.isalnum() else "_" for letter in word) for word in words if word)
+
+
+def family(encoder: str) -> str:
+    return "minilm" if "minilm" in Path(encoder).name.lower() else "tiny"
+
+
+def read(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line for line in file if line.strip()]
+
+
+def write(path: Path, lines: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(lines)
+
+
+def place(line: str) -> float:
+    """Between 0 and 1, the same for the same sentence whatever its tags."""
+    words = " ".join(json.loads(line)["tokens"]).lower()
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") / 2**64
+
+
+def prepare(data: Path, out: Path, share: float) -> None:
+    """Write the folders that runs read: `final` scores on dev, `choice` on a tenth of train that is cut off."""
+    for task in TASKS:
+        train, dev = (read(data / task / f"{split}.jsonl.gz") for split in ("train", "dev"))
+        places = [place(line) for line in train]
+        used = [line for line, at in zip(train, places, strict=True) if at < share]
+        rest = [line for line, at in zip(train, places, strict=True) if 1 / CUT <= at < max(share, 2 / CUT)]
+        cut = [line for line, at in zip(train, places, strict=True) if at < 1 / CUT]
+        for folder, parts in (("final", (used, dev)), ("choice", (rest, cut))):
+            for split, lines in zip(("train", "dev"), parts, strict=True):
+                path = out / "data" / folder / task / f"{split}.jsonl.gz"
+                if not path.exists():
+                    write(path, lines)
+
+
+def cells(given: argparse.Namespace, chosen: dict[tuple[str, str], float]) -> Iterator[Cell]:
+    for encoder in given.encoders:
+        for setup in given.setups:
+            rates = RATES[family(encoder)]["federated" if setup == "federated" else "other"]
+            if given.choose:
+                yield from (Cell(encoder, setup, 0, rate, True) for rate in rates)
+            else:
+                rate = chosen.get((encoder, setup), rates[1])
+                yield from (Cell(encoder, setup, seed, rate, False) for seed in given.seeds)
+
+
+def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
+    folder = given.out / "runs" / cell.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "output": folder.parent,
+        "data.root": given.out / "data" / ("choice" if cell.is_choice else "final"),
+        "data.cache": given.out / "cache",
+        "mode": MODES[cell.setup],
+        "seed": cell.seed,
+        "model.server_model": cell.encoder,
+        "training.learning_rate": cell.rate,
+        "training.num_rounds": given.rounds or ROUNDS[family(cell.encoder)],
+        "compute.device": given.device,
+        "compute.workers": 0,
+        "evaluation.baselines": "none",
+    }
+    command = [sys.executable, "-m", "fedmtl", "run", str(ROOT / "configs" / "biomedical.yaml"), "--name", cell.name]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    log = (folder.parent / f"{cell.name}.log").open("wb")
+    with log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def result(cell: Cell, given: argparse.Namespace) -> dict[str, Any] | None:
+    """What a run scored at its end, by task; at sites alone the mean over them, and each by itself."""
+    events = read_events(RunFolder(given.out / "runs" / cell.name))
+    end = first_of(events, EndEvent)
+    if end is None or end.status != "done":
+        return None
+    scored = list(events_of(events, EvaluationEvent))
+    last = max(event.round for event in scored)
+    at_end = {event.task: event for event in scored if event.round == last}
+    seconds = sum(event.seconds or 0.0 for event in events_of(events, RoundEvent))
+    return {
+        **asdict(cell),
+        "share": given.share,
+        "rounds": last,
+        "f1": {task: event.metrics["f1"] for task, event in at_end.items()},
+        "strict_f1": {task: event.metrics["strict_f1"] for task, event in at_end.items()},
+        "sites": {task: event.clients for task, event in at_end.items() if event.clients},
+        "seconds": seconds,
+    }
+
+
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    path = given.out / "results.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [one for one in found if one["share"] == given.share]
+
+
+def best_rates(given: argparse.Namespace) -> dict[tuple[str, str], float]:
+    """The rate with the best mean F1 on what was cut from train, by encoder and setup."""
+    best: dict[tuple[str, str], tuple[float, float]] = {}
+    for one in results(given):
+        if one["is_choice"]:
+            score = statistics.fmean(value or 0.0 for value in one["f1"].values())
+            key = one["encoder"], one["setup"]
+            best[key] = max(best.get(key, (-1.0, 0.0)), (score, one["rate"]))
+    return {key: rate for key, (_, rate) in best.items()}
+
+
+def run(given: argparse.Namespace) -> None:
+    done = {Cell(**{name: one[name] for name in Cell.__dataclass_fields__}) for one in results(given)}
+    waiting = [cell for cell in cells(given, best_rates(given)) if cell not in done]
+    deadline = time.monotonic() + given.seconds if given.seconds else float("inf")
+    working: dict[Cell, subprocess.Popen[bytes]] = {}
+    while waiting or working:
+        while waiting and len(working) < given.jobs and time.monotonic() < deadline:
+            cell = waiting.pop(0)
+            print(f"begins: {cell.name}", flush=True)
+            working[cell] = begin(cell, given)
+        if not working:
+            break
+        if time.monotonic() >= deadline:
+            for process in working.values():
+                process.terminate()
+        for cell, process in list(working.items()):
+            if process.poll() is not None:
+                del working[cell]
+                found = result(cell, given)
+                print(f"{'ended' if found else 'not done'}: {cell.name} {found and found['f1']}", flush=True)
+                if found:
+                    with (given.out / "results.jsonl").open("a") as file:
+                        file.write(json.dumps(found) + "\n")
+        time.sleep(0.5)
+
+
+def table(given: argparse.Namespace) -> None:
+    """Dev F1, the mean over seeds with their standard deviation, by encoder and setup."""
+    print(f"| encoder | setup | rate | seeds | {' | '.join(TASKS)} |\n|---|---|---|---|{'---|' * len(TASKS)}")
+    found: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for one in results(given):
+        if not one["is_choice"]:
+            found.setdefault((one["encoder"], one["setup"], one["rate"]), []).append(one)
+    for (encoder, setup, rate), runs in found.items():
+        shown = []
+        for task in TASKS:
+            scores = [one["f1"].get(task) or 0.0 for one in runs]
+            spread = f" ±{statistics.stdev(scores):.3f}" if len(scores) > 1 else ""
+            shown.append(f"{statistics.fmean(scores):.3f}{spread}")
+        print(f"| {Path(encoder).name} | {setup} | {rate:g} | {len(runs)} | {' | '.join(shown)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--encoders", nargs="+", default=["tiny"])
+    parser.add_argument("--setups", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tagging")
+    given = parser.parse_args()
+    given.data, given.out = given.data.resolve(), given.out.resolve()
+    given.encoders = [str(Path(name).resolve()) if Path(name).is_dir() else name for name in given.encoders]
+    prepare(given.data, given.out, given.share)
+    run(given)
+    table(given)
+
+
+if __name__ == "__main__":
+    main()
