@@ -140,10 +140,12 @@ def test_without_the_package_the_kind_is_not_known(make_config):
     run = start_run(make_config("training.num_rounds=1"))
     for registry in (_REGISTERED, _KINDS):
         registry.pop("ordinal")
-    assert task_kinds() == ["classification", "regression"]
+    assert task_kinds() == ["classification", "regression", "tagging"]
     with pytest.raises(ConfigError, match=r"tasks\.stars\.kind: found 'ordinal', no kind of task is called so"):
         start_run(config)
-    with pytest.raises(ModelError, match=r"its kind 'ordinal' is not known here; there are classification, regression"):
+    with pytest.raises(
+        ModelError, match=r"its kind 'ordinal' is not known here; there are classification, regression,"
+    ):
         load_run(run)
     # The page needs no more than the folder.
     assert "stars: confusion matrix" in write_report(run.path).read_text()

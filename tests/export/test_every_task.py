@@ -154,7 +154,14 @@ def test_the_modelling_file_needs_torch_and_transformers_alone():
     tree = ast.parse(MODELING.read_text())
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {name.split(".")[0] for name in names} <= {"torch", "transformers", "collections", "dataclasses", "typing"}
+    assert {name.split(".")[0] for name in names} <= {
+        "torch",
+        "transformers",
+        "collections",
+        "dataclasses",
+        "re",
+        "typing",
+    }
 
 
 ALONE = """

@@ -28,7 +28,7 @@ def tasks() -> None:
     """List the built-in tasks."""
     from fedmtl.tasks.builtin import BUILTIN
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("task", "kind", "text", "labels or range", "metric", "embedded"):
         table.add_column(
             column,
