@@ -200,7 +200,8 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_model_of_the_configs_folder_leaves_and_answers_alike(tmp_path, name):
     folder = Path(__file__).parents[2] / "configs"
-    assert {path.stem for path in folder.glob("*.yaml")} == set(CONFIGS)
+    # Of a task on words the answer is spans of a text: tests/export/test_words.py.
+    assert {path.stem for path in folder.glob("*.yaml")} == {*CONFIGS, "biomedical"}
     given = [f"model.server_model={CONFIGS[name]}", f"model.max_length={LENGTH}"]
     config = load_config(folder / f"{name}.yaml", given)
     encoder, model = open_model(config.model, known_tasks(config), 0)
