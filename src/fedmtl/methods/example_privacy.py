@@ -295,7 +295,7 @@ class Account:
             ).coded("privacy_spent", task)
 
     def _check_agreed(self, task: str, releases: Releases) -> None:
-        """Hold what was spent to what the server states from the number of jobs, without having been told of it."""
+        """Hold what was spent to what the server states from the number of jobs, which no client reports."""
         answers, jobs = self._ledger.answers(task, self._entry), self._jobs.get(task, 0)
         if answers > jobs:
             raise PolicyError(

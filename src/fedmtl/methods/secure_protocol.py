@@ -66,7 +66,7 @@ class Advertise(Message):
 class Advert(Message):
     """A client's keys for one session, the sums that it has a part in, and the fewest clients that it opens one of.
 
-    With an identity, all of it is signed, and the key that it is signed with is told.
+    With an identity, all of it is signed, and the key that it is signed with comes with it.
     """
 
     cipher_key: Hex32

@@ -183,7 +183,7 @@ class Session:
         return shared
 
     def _contribute(self, sharers: list[ClientId], sizes: Mapping[str, Mapping[str, int]]) -> None:
-        """The jobs themselves; what comes back is added up as it comes, and no one's is held."""
+        """The jobs themselves; what comes back is added up as it comes, and no one's is stored."""
         contribute = {NAME: to_extra(Contribute(session=self._id, sharers=sharers))}
 
         def jobs() -> Iterator[Job]:

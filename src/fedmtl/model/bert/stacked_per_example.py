@@ -80,7 +80,7 @@ class ExampleRecords:
         self._batch, self._num, self._anchor, self._trained, self._table = batch, num_examples, anchor, trained, table
         self._num_sequences = batch.starts.shape[1]
         self._parts = self._num_sequences // num_examples
-        assert batch.ids.shape[1] > self._num_sequences, "tokens are told from sequences by their number"
+        assert batch.ids.shape[1] > self._num_sequences, "tokens and sequences are distinguished by their number"
         self._records: list[_Linear | _Summed | _Tables] = []
 
     # What the parts of the computation say.

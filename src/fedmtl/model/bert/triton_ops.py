@@ -92,11 +92,11 @@ class FusedOps:
         drawn = (self._seed, self.next_site(), p, 1 / (1 - p), self._layout.epsilon)
         values = (weight.value, bias.value, bias.value if added is None else added.value)
         leaves = (weight, bias, None if residual is None else added)
-        kept: list[Tensor] = []
-        found: Tensor = _Norm.apply(inputs, residual, *values, leaves, drawn, kept)
+        recorded: list[Tensor] = []
+        found: Tensor = _Norm.apply(inputs, residual, *values, leaves, drawn, recorded)
         if self._recorder is None:
             return found
-        summed, means, scales = kept
+        summed, means, scales = recorded
 
         def normed() -> Tensor:
             return (summed - means.unsqueeze(2)) * scales.unsqueeze(2)
@@ -187,7 +187,7 @@ class _Norm(torch.autograd.Function):
         ctx: Any, inputs: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, added: Tensor, *rest: Any
     ) -> Tensor:
         clients, num_rows, width = inputs.shape
-        leaves, (seed, *drawn, epsilon), kept = rest
+        leaves, (seed, *drawn, epsilon), recorded = rest
         assert weight.stride(0) == bias.stride(0) == added.stride(0), "they are rows of one buffer"
         out = torch.empty_like(inputs)
         summed = inputs if residual is None else torch.empty_like(inputs)
@@ -201,7 +201,7 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(summed, means, scales, weight, seed)
         ctx.leaves, ctx.drawn = leaves, drawn
         ctx.has_sum = residual is not None
-        kept += (summed, means, scales)
+        recorded += (summed, means, scales)
         return out
 
     @staticmethod

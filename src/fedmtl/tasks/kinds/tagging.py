@@ -42,7 +42,7 @@ MOST_TYPES = 10_000
 MOST_TYPES_SHOWN = 12
 # What is counted of each type: spans of the texts, predicted ones and right ones, and the last two strictly by IOB2.
 COUNTED = ("true", "predicted", "right", "strictly_predicted", "strictly_right")
-# Longer texts are no texts; a client's counts are held against it.
+# Longer texts are no texts; a client's counts are compared with it.
 MOST_WORDS = 1 << 20
 COLOURS = ("\x1b[30;46m", "\x1b[30;43m", "\x1b[30;45m", "\x1b[30;42m", "\x1b[30;44m", "\x1b[30;41m")
 PLAIN = "\x1b[0m"
