@@ -25,7 +25,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ LOTS = {"sst2": 2048, "qqp": 1024, "stsb": 256}
 PARTS: dict[str, list[dict[str, str]]] = {
     "whole": [{"*": "task"}],
     "all but the token table": [{"embeddings.word_embeddings.*": "fixed"}, {"*": "task"}],
+    "upper half": [{f"encoder.layer.{layer}.*": "task"} for layer in (3, 4, 5)] + [{"*": "fixed"}],
     "biases and norms": [{"*LayerNorm*": "task"}, {"*.bias": "task"}, {"*": "fixed"}],
     "head": [{"*": "fixed"}],
     "LoRA": [{"*": "task"}],
 }
-# Parts that are small travel after every pass, and their optimizer's state stays; others every third pass, without.
+# Without noise, parts that are small travel after every pass, and their optimizer's state stays; others every third
+# pass, without. With noise all do as small ones: a fresh Adam's first steps are as large as its rate.
 SMALL = ("biases and norms", "head", "LoRA")
 DELTA, NORM, PASSES = 1e-5, 0.1, 15
 EPSILONS = (8.0, 3.0, 1.0, None)
@@ -60,28 +62,36 @@ EPSILONS = (8.0, 3.0, 1.0, None)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is chosen of a part: Adam's rate, how many times faster heads learn, passes over the examples."""
+    """What is chosen of a part: Adam's rate, how many times faster heads learn, passes, lots in multiples of LOTS."""
 
     rate: float
     head: float
     passes: int = PASSES
+    lot: float = 1.0
 
     @property
     def name(self) -> str:
-        return f"{self.rate:g} x{self.head:g} p{self.passes}"
+        return f"{self.rate:g} x{self.head:g} p{self.passes}" + (f" l{self.lot:g}" if self.lot != 1 else "")
 
 
 # Candidates of a part on the cut, for the larger encoder; the smaller one's rates are `TINY` times as large.
 GRID = {
-    "biases and norms": [Recipe(3e-3, 3), Recipe(1e-3, 10), Recipe(8e-3, 1), Recipe(3e-3, 3, 30)],
-    "all but the token table": [Recipe(3e-4, 10), Recipe(1e-3, 5)],
-    "whole": [Recipe(3e-4, 10)],
-    "head": [Recipe(1e-2, 1)],
-}
+    "all but the token table": [
+        Recipe(5e-4, 5, 30, 2), Recipe(3e-4, 10), Recipe(1e-3, 5, 30, 2), Recipe(2e-4, 5, 30, 2),
+        Recipe(5e-4, 2, 40, 3),
+    ],
+    "biases and norms": [
+        Recipe(3e-3, 3, 30, 2), Recipe(3e-3, 3), Recipe(6e-3, 2, 30, 2), Recipe(1e-3, 5, 30, 2), Recipe(4e-3, 3, 60, 3),
+    ],
+    "upper half": [Recipe(5e-4, 5, 30, 2), Recipe(1e-3, 5, 30, 2)],
+    "whole": [Recipe(5e-4, 5, 30, 2)],
+    "head": [Recipe(1e-2, 1), Recipe(1e-2, 1, 30, 2)],
+}  # fmt: skip
 CHOSEN = {
-    "biases and norms": Recipe(3e-3, 3),
-    "all but the token table": Recipe(3e-4, 10),
-    "whole": Recipe(3e-4, 10),
+    "all but the token table": Recipe(5e-4, 5, 30, 2),
+    "biases and norms": Recipe(3e-3, 3, 30, 2),
+    "upper half": Recipe(5e-4, 5, 30, 2),
+    "whole": Recipe(5e-4, 5, 30, 2),
     "head": Recipe(1e-2, 1),
     "LoRA": Recipe(1e-3, 5),
 }
@@ -90,6 +100,7 @@ PLAIN = {
     "biases and norms": Recipe(1e-3, 5, 5),
     "all but the token table": Recipe(1e-4, 10, 5),
     "whole": Recipe(1e-4, 10, 5),
+    "upper half": Recipe(1e-4, 10, 5),
     "head": Recipe(3e-3, 1, 5),
     "LoRA": Recipe(1e-3, 5, 5),
 }
@@ -154,13 +165,15 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
 
     def of(encoder: str, recipe: Recipe) -> Recipe:
         rate = recipe.rate * (TINY if encoder == "tiny" else 1.0)
-        return Recipe(rate, recipe.head, options.passes or recipe.passes)
+        return replace(recipe, rate=rate, passes=options.passes or recipe.passes)
 
     if options.grid:
         for encoder in encoders:
             for number in range(max(map(len, GRID.values()))):
                 for part in parts:
-                    for recipe in GRID.get(part, [])[number : number + 1]:
+                    # Tiny's half is one layer of two.
+                    at_number = [] if part == "upper half" and encoder == "tiny" else GRID.get(part, [])
+                    for recipe in at_number[number : number + 1]:
                         yield Trial("cut", encoder, part, 8.0, 0, of(encoder, recipe), tasks)
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
@@ -172,7 +185,7 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
         for epsilon in epsilons
         for seed in seeds
         # LoRA does not train in stacks: on the larger encoder it would take the time of all others.
-        if part != "LoRA" or encoder == "tiny"
+        if (part != "LoRA" or encoder == "tiny") and (part != "upper half" or encoder != "tiny")
     ]
     main_part = parts[0]
 
@@ -228,8 +241,9 @@ def run_all(options: argparse.Namespace, trials: list[Trial]) -> None:
 def config_of(trial: Trial, options: argparse.Namespace) -> Settings:
     """One federation of three sites for each task, as a config."""
     is_private, part = trial.epsilon is not None, trial.part
-    passes = 1 if part in SMALL else min(3, trial.recipe.passes)
-    tasks: Settings = {task: {"batch_size": LOTS[task] if is_private else min(64, LOTS[task])} for task in trial.tasks}
+    passes = 1 if part in SMALL or is_private else min(3, trial.recipe.passes)
+    lots = {task: int(LOTS[task] * trial.recipe.lot) if is_private else min(64, LOTS[task]) for task in trial.tasks}
+    tasks: Settings = {task: {"batch_size": lot} for task, lot in lots.items()}
     if options.examples:
         tasks = {task: {"batch_size": max(8, options.examples // 30)} for task in trial.tasks}
     encoder = str((options.models / trial.encoder).absolute()) if trial.encoder != "tiny" else "tiny"

@@ -4,11 +4,11 @@
                                  [--seconds N] [--device cpu] [--share 1.0] [--out FOLDER]
 
 FOLDER has bc5cdr_chem, bc5cdr_disease, ncbi_disease and bc2gm, each with train.jsonl.gz and dev.jsonl.gz. By `--choose`
-rates are tried on a tenth of train that is cut off, the same sentences of the two bc5cdr tasks; the best of each
+recipes are tried on a tenth of train that is cut off, the same sentences of the two bc5cdr tasks; the best of each
 encoder and setup, by the mean F1 of the last round, is what runs without `--choose` use, which score on dev. Each is a
 `fedmtl run` of configs/biomedical.yaml in a process of its own, `--jobs` at a time. A run that has ended has a line in
 results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew the
-next time. `--share` takes that share of the training sentences, to see that all of it works.
+next time. `--share` takes that share of the training sentences: for choosing, or to see that all of it works.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 
+Settings = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 TASKS = ("bc5cdr_chem", "bc5cdr_disease", "ncbi_disease", "bc2gm")
 # What each setup is to `fedmtl run`.
@@ -41,12 +42,51 @@ MODES = {
     "alone": "local",
     "single task, one place": "centralized_single_task",
 }
-# Rates to choose from by the encoder's name; those of a federation are higher, since its mean divides a step.
-RATES = {
-    "tiny": {"federated": (3e-3, 6e-3, 1.2e-2), "other": (7e-4, 1.5e-3, 3e-3)},
-    "minilm": {"federated": (2e-4, 4e-4, 8e-4), "other": (1e-4, 2e-4, 3e-4)},
+
+
+def recipe(rate: float, rounds: int, batch: int = 32, layers: tuple[int, ...] = (), **others: Any) -> Settings:
+    """Settings of a run: `layers` of the encoder are each task's own."""
+    own = [{f"encoder.layer.{layer}.*": "task"} for layer in layers]
+    return {
+        "training.learning_rate": rate,
+        "training.num_rounds": rounds,
+        "training.batch_size": batch,
+        "sharing.rules": [{"heads.*": "task"}, *own, {"*": "all"}],
+        **{key.replace("__", "."): value for key, value in others.items()},
+    }
+
+
+# What is tried by `--choose`, the likely ones first. A site has a third of a task's sentences, and averaging divides
+# what a site has learnt: a federation gets smaller batches, more rounds or higher rates.
+RECIPES: dict[str, dict[str, dict[str, Settings]]] = {
+    "tiny": {
+        "federated": {
+            "last 3e-3 b16": recipe(3e-3, 20, 16, (1,)),
+            "last 2e-3 b8": recipe(2e-3, 20, 8, (1,)),
+            "all 3e-3 b16": recipe(3e-3, 20, 16),
+            "all 3e-3 b8": recipe(3e-3, 20, 8),
+            "last 6e-3 b16": recipe(6e-3, 20, 16, (1,)),
+            "last 3e-3 b16 no dropout": recipe(3e-3, 20, 16, (1,), model__encoder_dropout=0.0),
+        },
+        "one place": {
+            "1.5e-3": recipe(1.5e-3, 10),
+            "3e-3": recipe(3e-3, 10),
+            "7e-4": recipe(7e-4, 10),
+        },
+        "alone": {"1.5e-3 b16": recipe(1.5e-3, 20, 16), "7e-4 b16": recipe(7e-4, 20, 16)},
+    },
+    "minilm": {
+        "federated": {
+            "last 4e-4 b16": recipe(4e-4, 12, 16, (3, 4, 5)),
+            "last 3e-4 b8": recipe(3e-4, 12, 8, (3, 4, 5)),
+            "all 4e-4 b16": recipe(4e-4, 12, 16),
+            "last 8e-4 b16": recipe(8e-4, 12, 16, (3, 4, 5)),
+            "all 8e-4 b16": recipe(8e-4, 12, 16),
+        },
+        "one place": {"2e-4": recipe(2e-4, 6), "1e-4": recipe(1e-4, 6), "3e-4": recipe(3e-4, 6)},
+        "alone": {"2e-4 b16": recipe(2e-4, 12, 16), "1e-4 b16": recipe(1e-4, 12, 16)},
+    },
 }
-ROUNDS = {"tiny": 10, "minilm": 6}
 CUT = 10
 
 
@@ -57,12 +97,12 @@ class Cell:
     encoder: str
     setup: str
     seed: int
-    rate: float
+    recipe: str
     is_choice: bool
 
     @property
     def name(self) -> str:
-        words = [Path(self.encoder).name, self.setup, f"{self.seed}", f"{self.rate:g}", "choice" * self.is_choice]
+        words = [Path(self.encoder).name, self.setup, f"{self.seed}", self.recipe, "choice" * self.is_choice]
         return "-".join("".join(letter if letter.isalnum() else "_" for letter in word) for word in words if word)
 
 
@@ -102,15 +142,24 @@ def prepare(data: Path, out: Path, share: float) -> None:
                     write(path, lines)
 
 
-def cells(given: argparse.Namespace, chosen: dict[tuple[str, str], float]) -> Iterator[Cell]:
-    for encoder in given.encoders:
-        for setup in given.setups:
-            rates = RATES[family(encoder)]["federated" if setup == "federated" else "other"]
-            if given.choose:
-                yield from (Cell(encoder, setup, 0, rate, True) for rate in rates)
-            else:
-                rate = chosen.get((encoder, setup), rates[1])
-                yield from (Cell(encoder, setup, seed, rate, False) for seed in given.seeds)
+def recipes(encoder: str, setup: str) -> dict[str, Settings]:
+    """Those of a setup; a single task in one place has those of all tasks there."""
+    by_setup = RECIPES[family(encoder)]
+    return by_setup.get(setup, by_setup["one place"])
+
+
+def cells(given: argparse.Namespace, chosen: dict[tuple[str, str], str]) -> Iterator[Cell]:
+    """What is to run, the first seed of everything first; by `--choose` the first recipe of everything first."""
+    pairs = [(encoder, setup) for setup in given.setups for encoder in given.encoders]
+    if given.choose:
+        tried = {(encoder, setup): list(recipes(encoder, setup)) for encoder, setup in pairs}
+        for number in range(max(map(len, tried.values()))):
+            for (encoder, setup), names in tried.items():
+                yield from (Cell(encoder, setup, 0, name, True) for name in names[number : number + 1])
+        return
+    for seed in given.seeds:
+        for encoder, setup in pairs:
+            yield Cell(encoder, setup, seed, chosen.get((encoder, setup), next(iter(recipes(encoder, setup)))), False)
 
 
 def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -124,15 +173,15 @@ def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
         "mode": MODES[cell.setup],
         "seed": cell.seed,
         "model.server_model": cell.encoder,
-        "training.learning_rate": cell.rate,
-        "training.num_rounds": given.rounds or ROUNDS[family(cell.encoder)],
+        **recipes(cell.encoder, cell.setup)[cell.recipe],
+        **({"training.num_rounds": given.rounds} if given.rounds else {}),
         "compute.device": given.device,
         "compute.workers": 0,
         "evaluation.baselines": "none",
     }
     command = [sys.executable, "-m", "fedmtl", "run", str(ROOT / "configs" / "biomedical.yaml"), "--name", cell.name]
     for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
+        command += ["--set", f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}"]
     log = (folder.parent / f"{cell.name}.log").open("wb")
     with log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -160,25 +209,32 @@ def result(cell: Cell, given: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """What has ended: choices by any share of the sentences, the rest by this one."""
     path = given.out / "results.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [one for one in found if one["share"] == given.share]
+    return [one for one in found if one["is_choice"] or one["share"] == given.share]
 
 
-def best_rates(given: argparse.Namespace) -> dict[tuple[str, str], float]:
-    """The rate with the best mean F1 on what was cut from train, by encoder and setup."""
-    best: dict[tuple[str, str], tuple[float, float]] = {}
+def best_recipes(given: argparse.Namespace) -> dict[tuple[str, str], str]:
+    """The recipe with the best mean F1 on what was cut from train, by encoder and setup."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
     for one in results(given):
         if one["is_choice"]:
-            score = statistics.fmean(value or 0.0 for value in one["f1"].values())
             key = one["encoder"], one["setup"]
-            best[key] = max(best.get(key, (-1.0, 0.0)), (score, one["rate"]))
-    return {key: rate for key, (_, rate) in best.items()}
+            best[key] = max(best.get(key, (-1.0, "")), (mean_f1(one), one["recipe"]))
+    single = {
+        (encoder, "single task, one place"): one for (encoder, setup), one in best.items() if setup == "one place"
+    }
+    return {key: name for key, (_, name) in (single | best).items()}
+
+
+def mean_f1(one: dict[str, Any]) -> float:
+    return statistics.fmean(value or 0.0 for value in one["f1"].values())
 
 
 def run(given: argparse.Namespace) -> None:
     done = {Cell(**{name: one[name] for name in Cell.__dataclass_fields__}) for one in results(given)}
-    waiting = [cell for cell in cells(given, best_rates(given)) if cell not in done]
+    waiting = [cell for cell in cells(given, best_recipes(given)) if cell not in done]
     deadline = time.monotonic() + given.seconds if given.seconds else float("inf")
     working: dict[Cell, subprocess.Popen[bytes]] = {}
     while waiting or working:
@@ -203,19 +259,22 @@ def run(given: argparse.Namespace) -> None:
 
 
 def table(given: argparse.Namespace) -> None:
-    """Dev F1, the mean over seeds with their standard deviation, by encoder and setup."""
-    print(f"| encoder | setup | rate | seeds | {' | '.join(TASKS)} |\n|---|---|---|---|{'---|' * len(TASKS)}")
-    found: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    """F1 on the cut and on dev, the mean over seeds with their standard deviation, by encoder, setup and recipe."""
+    print(
+        f"| split | encoder | setup | recipe | seeds | {' | '.join(TASKS)} | mean |\n|---|---|---|---|---|{'---|' * 5}"
+    )
+    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for one in results(given):
-        if not one["is_choice"]:
-            found.setdefault((one["encoder"], one["setup"], one["rate"]), []).append(one)
-    for (encoder, setup, rate), runs in found.items():
+        split = f"cut, {one['share']:g} of train" if one["is_choice"] else "dev"
+        found.setdefault((split, one["encoder"], one["setup"], one["recipe"]), []).append(one)
+    for (split, encoder, setup, name), runs in sorted(found.items()):
         shown = []
         for task in TASKS:
             scores = [one["f1"].get(task) or 0.0 for one in runs]
             spread = f" ±{statistics.stdev(scores):.3f}" if len(scores) > 1 else ""
             shown.append(f"{statistics.fmean(scores):.3f}{spread}")
-        print(f"| {Path(encoder).name} | {setup} | {rate:g} | {len(runs)} | {' | '.join(shown)} |")
+        shown.append(f"{statistics.fmean(map(mean_f1, runs)):.4f}")
+        print(f"| {split} | {Path(encoder).name} | {setup} | {name} | {len(runs)} | {' | '.join(shown)} |")
 
 
 def main() -> None:
