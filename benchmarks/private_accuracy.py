@@ -78,10 +78,11 @@ class Recipe:
 GRID = {
     "all but the token table": [
         Recipe(5e-4, 5, 30, 2), Recipe(3e-4, 10), Recipe(1e-3, 5, 30, 2), Recipe(2e-4, 5, 30, 2),
-        Recipe(5e-4, 2, 40, 3),
+        Recipe(1e-3, 5, 40, 4), Recipe(5e-4, 5, 40, 4),
     ],
     "biases and norms": [
-        Recipe(3e-3, 3, 30, 2), Recipe(3e-3, 3), Recipe(6e-3, 2, 30, 2), Recipe(1e-3, 5, 30, 2), Recipe(4e-3, 3, 60, 3),
+        Recipe(3e-3, 3, 30, 2), Recipe(3e-3, 3), Recipe(6e-3, 2, 30, 2), Recipe(1e-2, 2, 40, 4), Recipe(6e-3, 2, 40, 4),
+        Recipe(1e-2, 2, 30, 2),
     ],
     "upper half": [Recipe(5e-4, 5, 30, 2), Recipe(1e-3, 5, 30, 2)],
     "whole": [Recipe(5e-4, 5, 30, 2)],

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ MODES = {
 }
 
 
-def recipe(rate: float, rounds: int, batch: int = 32, layers: tuple[int, ...] = (), **others: Any) -> Settings:
+def recipe(rate: float, rounds: int, batch: int = 32, layers: Iterable[int] = (), **others: Any) -> Settings:
     """Settings of a run: `layers` of the encoder are each task's own."""
     own = [{f"encoder.layer.{layer}.*": "task"} for layer in layers]
     return {
@@ -56,17 +56,26 @@ def recipe(rate: float, rounds: int, batch: int = 32, layers: tuple[int, ...] = 
     }
 
 
+EVERY = {"evaluation__every": 8}
+# Rounds of a few steps, over which a client's optimizer goes on: clients part less between two averages.
+SHORT = {"training__local_steps": 32, "training__keep_optimizer": True, "training__warmup_rounds": 2, **EVERY}
+MOMENTUM = {
+    "federation__server_optimizer__kind": "fedavgm",
+    "federation__server_optimizer__learning_rate": 0.4,
+    "federation__server_optimizer__momentum": 0.8,
+}
 # What is tried by `--choose`, the likely ones first. A site has a third of a task's sentences, and averaging divides
 # what a site has learnt: a federation gets smaller batches, more rounds or higher rates.
 RECIPES: dict[str, dict[str, dict[str, Settings]]] = {
     "tiny": {
         "federated": {
             "last 3e-3 b16": recipe(3e-3, 20, 16, (1,)),
-            "last 2e-3 b8": recipe(2e-3, 20, 8, (1,)),
-            "all 3e-3 b16": recipe(3e-3, 20, 16),
-            "all 3e-3 b8": recipe(3e-3, 20, 8),
-            "last 6e-3 b16": recipe(6e-3, 20, 16, (1,)),
-            "last 3e-3 b16 no dropout": recipe(3e-3, 20, 16, (1,), model__encoder_dropout=0.0),
+            "last 3e-3 b16 short": recipe(3e-3, 64, 16, (1,), **SHORT),
+            "all 3e-3 b16 short": recipe(3e-3, 64, 16, **SHORT),
+            "last 1.5e-3 b16 short": recipe(1.5e-3, 64, 16, (1,), **SHORT),
+            "last 3e-3 b16 kept": recipe(3e-3, 20, 16, (1,), training__keep_optimizer=True),
+            "last 3e-3 b16 short fresh": recipe(3e-3, 64, 16, (1,), training__local_steps=32, **EVERY),
+            "all 2e-3 b16 short momentum": recipe(2e-3, 64, 16, **SHORT, **MOMENTUM),
         },
         "one place": {
             "1.5e-3": recipe(1.5e-3, 10),
@@ -77,11 +86,13 @@ RECIPES: dict[str, dict[str, dict[str, Settings]]] = {
     },
     "minilm": {
         "federated": {
-            "last 4e-4 b16": recipe(4e-4, 12, 16, (3, 4, 5)),
+            "last 3e-4 b16 short": recipe(3e-4, 48, 16, (3, 4, 5), **SHORT),
+            "last 6e-4 b16 short": recipe(6e-4, 48, 16, (3, 4, 5), **SHORT),
+            "all 6e-4 b16 short": recipe(6e-4, 48, 16, **SHORT),
+            "layers 3e-4 b16 short": recipe(3e-4, 48, 16, range(6), **SHORT),
+            "last 3e-4 b16 short fresh": recipe(3e-4, 48, 16, (3, 4, 5), training__local_steps=32, **EVERY),
+            "last 3e-4 b16 short momentum": recipe(3e-4, 48, 16, (3, 4, 5), **SHORT, **MOMENTUM),
             "last 3e-4 b8": recipe(3e-4, 12, 8, (3, 4, 5)),
-            "all 4e-4 b16": recipe(4e-4, 12, 16),
-            "last 8e-4 b16": recipe(8e-4, 12, 16, (3, 4, 5)),
-            "all 8e-4 b16": recipe(8e-4, 12, 16),
         },
         "one place": {"2e-4": recipe(2e-4, 6), "1e-4": recipe(1e-4, 6), "3e-4": recipe(3e-4, 6)},
         "alone": {"2e-4 b16": recipe(2e-4, 12, 16), "1e-4 b16": recipe(1e-4, 12, 16)},
