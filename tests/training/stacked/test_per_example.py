@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.methods.example_privacy import LEDGER, NAME, PrivateGradients, PrivateStack
+from fedmtl.methods.example_account import LEDGER
+from fedmtl.methods.example_gradients import PrivateGradients, PrivateStack
+from fedmtl.methods.example_privacy import NAME
 from fedmtl.methods.noise import KeyedNoise
 from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel
