@@ -64,6 +64,7 @@ PLANS = {
 }
 OPTIONS = {
     "epsilon": None, "noise_multiplier": 1.0, "delta": 1e-5, "max_grad_norm": 1.0, "examples_at_once": None,
+    "max_sampling_rate": None, "masked": False,
 }  # fmt: skip
 
 

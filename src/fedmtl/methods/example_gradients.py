@@ -226,7 +226,8 @@ class PrivateGradients(LocalMethod):
         spans, view = bound_model.flat.spans, bound_model.views[task]
         moved = sorted((spans[view[name]] for name in made.names), key=lambda span: span.start)
         gradients = buffer([view[name] for name in made.names])
-        losses = self._sum_clipped(task, batch, Clip(self._max_norm, weight / lot.expected), gradients)
+        clip = Clip(self._max_norm, weight / lot.expected, gradients.dtype)
+        losses = self._sum_clipped(task, batch, clip, gradients)
         deviation = self._max_norm * lot.noise_multiplier * weight / lot.expected
         for span in _joined(moved):
             self._noise[task].add_to(gradients[span], deviation)
