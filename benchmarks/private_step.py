@@ -40,7 +40,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmtl.config import ModelConfig, TrainingConfig
-from fedmtl.methods.example_privacy import NAME, PrivateGradients, PrivateStack
+from fedmtl.methods.example_gradients import PrivateGradients, PrivateStack
+from fedmtl.methods.example_privacy import NAME
 from fedmtl.model.bert.layout import mean_pool
 from fedmtl.model.multitask import BoundModel, Buffers, open_model
 from fedmtl.sharing.plan import SharingPlan

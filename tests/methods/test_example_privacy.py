@@ -21,7 +21,9 @@ from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
-from fedmtl.methods.example_privacy import CAPABILITY, LEDGER, NAME, ExamplePrivacy, PrivateGradients, most_steps
+from fedmtl.methods.example_account import LEDGER, most_steps
+from fedmtl.methods.example_gradients import PrivateGradients
+from fedmtl.methods.example_privacy import CAPABILITY, NAME, ExamplePrivacy
 from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.privacy import NOT_COVERED, privacy_lines

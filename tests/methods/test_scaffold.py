@@ -16,7 +16,7 @@ from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.client import load_state
 from fedmtl.federation.messages import ClientInfo, Update
 from fedmtl.federation.server import rounds
-from fedmtl.methods.example_privacy import PrivateGradients
+from fedmtl.methods.example_gradients import PrivateGradients
 from fedmtl.methods.scaffold import CONTROL, MOVES, NAME, Scaffold, ScaffoldClient
 from fedmtl.model.multitask import Buffers, Flat
 from fedmtl.runs.folder import RunFolder

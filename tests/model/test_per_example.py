@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmtl.model.bert.cpu.per_example import Owners, linear_squares
+from fedmtl.model.bert.cpu.per_example import Owners, Squares, linear_squares
 from fedmtl.model.multitask import Inputs, MultiTaskModel
 from fedmtl.model.per_example import Clip, ExampleGradients
 from fedmtl.tasks.batches import collate
@@ -61,21 +61,27 @@ def check(model: MultiTaskModel, task: str, inputs: Inputs, labels: Tensor, tole
     others = [name for name in trained if name not in made.names]
     for own in one_by_one(model, task, inputs, labels, others) if others else ():
         assert not any(gradient.any() for gradient in own)
-    seen: list[Tensor] = []
+    seen: list[Squares] = []
 
     class Seen(Clip):
-        def factors(self, squares: Tensor) -> Tensor:
+        def factors(self, squares: Squares) -> Tensor:
             seen.append(squares)
             return super().factors(squares)
 
     into = {name: torch.full_like(getattr(*model.canonical()[name]), 7.0).detach() for name in made.names}
     true = norms(expected)
     bound = float(true.median())
-    made.clipped(inputs, labels, losses_of(model, task), Seen(bound, 0.5), into)
+    dtype = expected[0][0].dtype
+    made.clipped(inputs, labels, losses_of(model, task), Seen(bound, 0.5, dtype), into)
     assert made.is_one_by_one is fixed.get("is_one_by_one", False)
-    squares = torch.stack(seen) if seen[0].dim() == 0 else seen[0]
+    squares, aligned = (torch.cat([getattr(each, which) for each in seen]) for which in ("found", "aligned"))
     torch.testing.assert_close(squares.sqrt(), true, rtol=tolerance, atol=0)
-    factors = Clip(bound, 0.5).factors(true.square())
+    # Sums that are formed before they are measured have nothing that could cancel afterwards.
+    assert fixed.get("is_formed", made.is_one_by_one) or (aligned >= 0.3 * squares).all()
+    factors = Clip(bound, 0.5, dtype).factors(Squares(true.square(), aligned))
+    torch.testing.assert_close(
+        factors, 0.5 * (bound / true).clamp(max=1.0), rtol=2e-5 if tolerance < 1e-9 else 5e-3, atol=0
+    )
     assert factors.min() < factors.max()
     for number, name in enumerate(made.names):
         total = sum(own[number] * factor.to(own[number].dtype) for own, factor in zip(expected, factors, strict=True))
@@ -135,7 +141,7 @@ def test_biases_and_norms_alone(means: str, tmp_path: Path, monkeypatch: pytest.
     model = small_model(SINGLE)
     weights = [name for name in model.canonical() if name.endswith("weight") and "Norm" not in name]
     inputs, labels = batch_of(model, "single", tmp_path)
-    check(model, "single", inputs, labels, 1e-10, fixed=tuple(weights))
+    check(model, "single", inputs, labels, 1e-10, fixed=tuple(weights), is_formed=True)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -155,11 +161,13 @@ def test_a_text_of_many_tokens_has_its_norm_from_the_gradient_itself(tmp_path: P
     inputs, gradient = torch.randn(90, 32, dtype=torch.float64), torch.randn(90, 32, dtype=torch.float64)
     owners = Owners.of_tokens(torch.arange(90) // 80, 2)
     for kernels in (None, compiled(torch.float64)):
-        found = torch.zeros(2, dtype=torch.float64)
-        linear_squares(inputs, gradient, owners, found, kernels, bias=True)
+        squares = Squares.of_none(2)
+        linear_squares(inputs, gradient, owners, squares, kernels, bias=True)
         for owner, part in enumerate((slice(0, 80), slice(80, 90))):
             weight, bias = gradient[part].t() @ inputs[part], gradient[part].sum(0)
-            torch.testing.assert_close(found[owner], weight.square().sum() + bias.square().sum(), rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                squares.found[owner], weight.square().sum() + bias.square().sum(), rtol=1e-12, atol=0
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)

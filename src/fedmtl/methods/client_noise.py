@@ -55,7 +55,7 @@ from fedmtl.methods.client_privacy import (
     expected_returns,
     scope_norms,
 )
-from fedmtl.methods.example_privacy import Ledger
+from fedmtl.methods.example_account import Ledger
 from fedmtl.methods.masking import FixedPoint, Masked
 from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.methods.secure_protocol import FEWEST, SharedNoise, refuse

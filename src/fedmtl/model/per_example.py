@@ -17,17 +17,16 @@ from torch.nn import functional as F
 
 from fedmtl.model.bert.cpu.encoder import is_reached
 from fedmtl.model.bert.cpu.encoder_pass import kernels as kernels_for
-from fedmtl.model.bert.cpu.per_example import Owners, linear_squares, table_squares
+from fedmtl.model.bert.cpu.per_example import Owners, Squares, linear_squares, table_squares
 from fedmtl.model.multitask import Inputs, MultiTaskModel
 from fedmtl.sharing.plan import HEADS
 
 # Outputs and labels of some examples -> the loss of each.
 Losses = Callable[[Tensor, Tensor], Tensor]
-# A clipped gradient stays below the bound in spite of rounding: norms are found to a few parts in a million.
+# A clipped gradient stays below the bound by this, beside what a rounded factor may add: one part in 256 in bf16.
 MARGIN = 1e-5
-# What is multiplied in bf16 has 8 bits: a factor that is rounded may make a gradient longer by one part in 256.
-# Of tokens whose gradients nearly cancel rounding may leave more than that: it is no bound of any example's.
-COARSE_MARGIN = 0.01
+# Numbers that a product adds up in single precision or more, one after the other, each rounded.
+LONGEST_PRODUCT = 4096
 
 
 class Unattributed(Exception):
@@ -87,42 +86,46 @@ class ModuleRecords:
         return tuple(found[: len(others)])
 
     @torch.no_grad()
-    def squares(self) -> Tensor:
-        """The squared norm of every example's gradient, in double precision."""
+    def squares(self) -> Squares:
+        """The squared norm of every example's gradient."""
         some = next((call.inputs for calls in self._calls.values() for call in calls), None)
         device = torch.device("cpu") if some is None else some.device
-        found = torch.zeros(self._num_examples, dtype=torch.float64, device=device)
+        squares = Squares.of_none(self._num_examples, device)
         for module, inputs, gradient, owners in self._joined():
             names, kind = self._names[module], _kind(module)
             compiled = kernels_for(gradient.dtype) if device.type == "cpu" else None
             if kind == "table":
                 padding: Any = module.padding_idx
-                table_squares({names["weight"]: inputs}, gradient, owners, (names["weight"], padding), found, compiled)
+                words = names["weight"]
+                table_squares({words: inputs}, gradient, owners, (words, padding), squares, compiled)
             elif kind == "linear" and "weight" in names:
-                linear_squares(inputs, gradient, owners, found, compiled, bias="bias" in names)
+                linear_squares(inputs, gradient, owners, squares, compiled, bias="bias" in names)
             else:
                 for sums in self._summed(module, inputs, gradient, owners).values():
-                    found += sums.double().square().sum(1)
-        return found
+                    squares.found.add_(sums.double().square().sum(1))
+        return squares
 
     @torch.no_grad()
     def write(self, factors: Tensor, targets: Mapping[str, Tensor]) -> None:
         """Write the sum of the examples' gradients, each times its factor, into the tensors of these names."""
         for module, inputs, gradient, owners in self._joined():
             names, kind = self._names[module], _kind(module)
-            scaled = gradient * factors.to(gradient.dtype).index_select(0, owners.of).unsqueeze(1)
+            own = factors.to(gradient.dtype)
+            if kind == "norm" or "weight" not in names:
+                # A sum over tokens that nearly cancel is rounded once: what was measured is what is scaled.
+                for name, sums in self._summed(module, inputs, gradient, owners).items():
+                    torch.mv(sums.t(), own, out=targets[name])
+                continue
+            scaled = gradient * own.index_select(0, owners.of).unsqueeze(1)
             if kind == "table":
                 target, padding = targets[names["weight"]], module.padding_idx
                 target.zero_().index_add_(0, inputs, scaled)
                 if padding is not None:
                     target[padding] = 0.0
-            elif kind == "linear" and "weight" in names:
+            else:
                 torch.mm(scaled.t(), inputs, out=targets[names["weight"]])
                 if "bias" in names:
                     torch.sum(scaled, 0, out=targets[names["bias"]])
-            else:
-                for name, sums in self._summed(module, inputs, scaled, owners).items():
-                    torch.sum(sums, 0, out=targets[name])
 
     def _joined(self) -> Iterator[tuple[Any, Tensor, Tensor, Owners]]:
         """Every module with all that it was given, as tokens: a layer that is called twice has one gradient."""
@@ -186,16 +189,23 @@ def _kind(module: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Clip:
-    """The most that the norm of an example's gradient may be, and what all of them are multiplied by afterwards."""
+    """The most that the norm of an example's gradient may be, and what all of them are multiplied by afterwards.
+
+    It holds for what is really added up, computed in `dtype`, whatever the gradients are. Rounding moves a squared norm
+    by a share of the aligned one, and each term of a sum by one of itself; both count as if they made it longer.
+    """
 
     max_norm: float
     scale: float = 1.0
-    margin: float = MARGIN
+    dtype: torch.dtype = torch.float32
 
-    def factors(self, squares: Tensor) -> Tensor:
+    def factors(self, squares: Squares) -> Tensor:
         """What every example's gradient is multiplied by, from its squared norm."""
-        bound = self.max_norm * (1 - self.margin)
-        return self.scale * bound / squares.clamp(min=0.0).sqrt().clamp(min=bound)
+        rounded = torch.finfo(self.dtype).eps / 2
+        summed = LONGEST_PRODUCT * torch.finfo(torch.promote_types(self.dtype, torch.float32)).eps
+        norms = (squares.found.clamp(min=0.0) + summed * squares.aligned).sqrt() + rounded * squares.aligned.sqrt()
+        bound = self.max_norm * (1 - MARGIN - rounded)
+        return self.scale * bound / norms.clamp(min=bound)
 
 
 class ExampleGradients:
@@ -276,10 +286,10 @@ class ExampleGradients:
             own = Inputs(*(part[number :: len(labels)] for part in (inputs.ids, inputs.mask, inputs.segments)))
             each = losses(self._outputs(own), labels[number : number + 1])
             gradients = torch.autograd.grad(each.sum(), parameters, allow_unused=True)
-            square = torch.zeros((), dtype=torch.float64, device=labels.device)
+            square = Squares.of_none(1, labels.device)
             for gradient in gradients:
-                square += 0.0 if gradient is None else gradient.double().square().sum()
-            factor = clip.factors(square)
+                square.found.add_(0.0 if gradient is None else gradient.double().square().sum())
+            (factor,) = clip.factors(square)
             for name, gradient in zip(self.names, gradients, strict=True):
                 if gradient is not None:
                     into[name].add_(gradient * factor.to(gradient.dtype))

@@ -12,7 +12,8 @@ from fedmtl.deploy.site_client import SECRET, site_secret
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import start_run
 from fedmtl.federation.policy import Policy
-from fedmtl.methods.example_privacy import LEDGER, NAME
+from fedmtl.methods.example_account import LEDGER
+from fedmtl.methods.example_privacy import NAME
 from fedmtl.runs.folder import RunFolder
 
 PRIVATE = ("privacy.example.noise_multiplier=0.8", "evaluation.every=100", "federation.clients_per_task=1")

@@ -188,7 +188,8 @@ def test_norms_of_a_recorded_pass_are_those_of_torch(pool: str, parts: int) -> N
             ops = FusedOps(fixed, layout, batch, torch.tensor(5, device=DEVICE), records)
         found = stacked_vectors(ops, layout, batch, pool, words)
         torch.autograd.grad(found.float().square().sum(), [anchor], allow_unused=True)
-        norms[kind] = records.squares().sqrt()
+        squares = records.squares()
+        norms[kind] = torch.stack([squares.found, squares.aligned]).sqrt()
         totals = {names: torch.zeros(leaf.value.shape, device=DEVICE) for names, leaf in values.known.items()}
         records.add(torch.full((CLIENTS, number), 0.5, device=DEVICE), totals.__getitem__)
         sums[kind] = totals

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 
 from fedmtl.errors import FedmtlError, PolicyError
-from fedmtl.methods.example_privacy import LEDGER, NAME, PrivateGradients, PrivateStack
+from fedmtl.methods.example_account import LEDGER
+from fedmtl.methods.example_gradients import PrivateGradients, PrivateStack
+from fedmtl.methods.example_privacy import NAME
 from fedmtl.methods.noise import KeyedNoise
+from fedmtl.model.bert.cpu.per_example import Squares
 from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel
+from fedmtl.model.per_example import Clip
 from fedmtl.sharing.plan import SharingPlan, Weights
 from fedmtl.sharing.weights import initial_weights
 from fedmtl.tasks.batches import collate
@@ -189,10 +193,10 @@ def test_norms_and_sums_are_those_of_one_example_at_a_time(
     task, tolerance = TASKS[kind], 1e-10 if dtype == torch.float64 else 1e-5
     model = small_model(task, dtype=dtype)
     clients = make_clients(model, [task], tmp_path, PLANS[plan])
-    seen: list[Tensor] = []
+    seen: list[Squares] = []
     original = ExampleRecords.squares
 
-    def squares(self: ExampleRecords) -> Tensor:
+    def squares(self: ExampleRecords) -> Squares:
         seen.append(original(self))
         return seen[-1]
 
@@ -211,9 +215,14 @@ def test_norms_and_sums_are_those_of_one_example_at_a_time(
         true = torch.stack(
             [torch.stack([g.double().square().sum() for g in own.values()]).sum().sqrt() for own in expected]
         )
-        torch.testing.assert_close(seen[0][k, : len(lot)].sqrt(), true, rtol=tolerance, atol=0)
-        assert not seen[0][k, len(lot) :].any()
-        factors = (0.3 * (1 - 1e-5) / true).clamp(max=1.0)
+        squares_of = Squares(seen[0].found[k, : len(lot)], seen[0].aligned[k, : len(lot)])
+        torch.testing.assert_close(squares_of.found.sqrt(), true, rtol=tolerance, atol=0)
+        assert not seen[0].found[k, len(lot) :].any()
+        assert not seen[0].aligned[k, len(lot) :].any()
+        factors = Clip(0.3, 1.0, dtype).factors(Squares(true.square(), squares_of.aligned))
+        torch.testing.assert_close(
+            factors, (0.3 / true).clamp(max=1.0), rtol=2e-5 if tolerance < 1e-9 else 5e-3, atol=0
+        )
         clipped += int((factors < 1).sum())
         for name in names:
             total = sum(own[name] * factor.to(dtype) for own, factor in zip(expected, factors, strict=True))
@@ -388,11 +397,30 @@ def test_what_is_recorded_is_tried_first_without_a_trace(tmp_path: Path) -> None
     assert all(torch.equal(*pair) for pair in zip((*buffers, stack.inputs.factors), before, strict=True))
 
 
-def test_the_stack_module_knows_its_margin() -> None:
+def test_a_stack_clips_as_finely_as_it_computes() -> None:
     methods: list[Any] = [PrivateStack(OPTIONS)]
     fine, coarse = (stack_module._clip(methods, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert fine is not None
     assert coarse is not None
-    long = torch.tensor([[100.0]])
+    # A norm of 10, of which half a unit in the last place of 24 or 8 bits is taken from the bound.
+    long = Squares(torch.tensor([[100.0]]), torch.zeros(1, 1))
     assert float(fine.factors(long) * 10) == pytest.approx(0.3 * (1 - 1e-5), rel=1e-6)
-    assert float(coarse.factors(long) * 10) == pytest.approx(0.3 * 0.99, rel=1e-6)
+    assert float(coarse.factors(long) * 10) == pytest.approx(0.3 * (1 - 1e-5 - 1 / 256), rel=1e-6)
+
+
+def test_in_bf16_no_example_exceeds_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack whose clients have one example each moves by its clipped gradient."""
+    monkeypatch.setattr(KeyedNoise, "add_to", lambda *given: None)
+    task, training = MEAN, {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0, "weight_decay": 0.0}
+    model = small_model(task, dtype=torch.float32)
+    clients = [make_client(model, [task], [number], number, PLAN, tmp_path) for number in range(12)]
+    settings = private(
+        make_settings(task, **training, local_steps=1, schedule="constant", batch_size=1), max_grad_norm=0.01
+    )
+    found = stacked(model, clients, settings, tmp_path, Stacks(model, CPU, torch.bfloat16))
+    norms = [
+        float(torch.stack([value.double().square().sum() for value in one.delta.values()]).sum().sqrt())
+        for one in found
+    ]
+    assert min(norms) > 0.0095
+    assert max(norms) <= 0.01

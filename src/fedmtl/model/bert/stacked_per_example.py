@@ -5,7 +5,8 @@ computation (`bert/stacked.py`) and the heads say what linear layers, norms and 
 goes through activations alone and leaves the gradient of each of their outputs here. Norms follow from both without a
 gradient of any example, and the sums are one product for each layer, of output gradients times the factors.
 
-An example may have several sequences, such as the two texts of a pair: the tokens of all of them are its tokens.
+An example may have several sequences, such as the two texts of a pair: the tokens of all of them are its tokens. The
+aligned squares beside the norms are those of `bert/cpu/per_example.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedmtl.model.bert.cpu.per_example import Squares
 from fedmtl.model.bert.stacked import POSITIONS, SEGMENTS, StackedBatch, chosen_rows
 
 # The names of values that are neighbours in the clients' gradients -> those, to add to.
@@ -114,18 +116,31 @@ class ExampleRecords:
     # What came of it.
 
     @torch.no_grad()
-    def squares(self) -> Tensor:
-        """The squared norm of every example's gradient: (clients, examples)."""
+    def squares(self) -> Squares:
+        """The squared norm of every example's gradient, and the aligned one: (clients, examples)."""
         shape = len(self._batch.ids), self._num
-        found = torch.zeros(shape, dtype=torch.float64, device=self._batch.ids.device)
+        found, aligned = torch.zeros(2, *shape, dtype=torch.float64, device=self._batch.ids.device)
+        of_tokens: list[Tensor] = []
         for record in self._records:
             if isinstance(record, _Linear):
                 found[record.clients] += self._linear_squares(record)
+                norms = self._term_norms(record)
+                if norms.shape[1] == self._batch.ids.shape[1]:
+                    of_tokens.append(norms)
+                else:
+                    aligned[record.clients] += norms.view(len(norms), -1, self._num).sum(1).square()
             elif isinstance(record, _Summed):
                 found[record.clients] += record.gradients.to(found.dtype).square().sum(2)
             else:
-                found += self._table_squares(record)
-        return found
+                squares, of_rows = self._table_squares(record)
+                found += squares
+                aligned += of_rows
+        if of_tokens:
+            # What is computed at padding may be anything.
+            is_real = (self._batch.owners < self._num_sequences).unsqueeze(2)
+            norms = torch.stack(of_tokens, 2).where(is_real, 0.0)
+            aligned += torch.bmm(self._belongs.to(norms.dtype), norms).square().sum(2)
+        return Squares(found, aligned)
 
     @torch.no_grad()
     def add(self, factors: Tensor, targets: Targets) -> None:
@@ -183,15 +198,26 @@ class ExampleRecords:
             found = (both * _product(right, right.transpose(1, 2))).sum((1, 2))
         return found.view(-1, self._num)
 
-    def _table_squares(self, record: _Tables) -> Tensor:
+    def _term_norms(self, record: _Linear) -> Tensor:
+        """The norms of what tokens, sequences or examples add to a gradient: (clients, those)."""
+        exact = _exact(record.gradient.dtype)
+        seen = torch.linalg.vector_norm(record.inputs, dim=2, dtype=exact).square_().add_(record.has_bias).sqrt_()
+        norms: Tensor = seen.mul_(torch.linalg.vector_norm(record.gradient, dim=2, dtype=exact))
+        return norms
+
+    def _table_squares(self, record: _Tables) -> tuple[Tensor, Tensor]:
         """A row's gradient is the sum over the tokens that use it."""
         gradient = self._padded(record.gradient, is_masked=True)
         same = torch.zeros((), device=gradient.device)
         for index in self._indices(record.names):
             rows = self._padded(index.unsqueeze(2)).squeeze(2)
             same = same + (rows.unsqueeze(1) == rows.unsqueeze(2))
-        grams = _product(gradient, gradient.transpose(1, 2)).to(_exact(gradient.dtype))
-        return (grams * same).sum((1, 2)).view(-1, self._num)
+        exact = _exact(gradient.dtype)
+        grams = _product(gradient, gradient.transpose(1, 2)).to(exact)
+        norms = torch.linalg.vector_norm(gradient, dim=2, dtype=exact)
+        aligned = norms.unsqueeze(1) * norms.unsqueeze(2)
+        squares, of_rows = ((each * same).sum((1, 2)).view(-1, self._num) for each in (grams, aligned))
+        return squares, of_rows
 
     def _add_linear(self, record: _Linear, factors: Tensor, targets: Targets) -> None:
         by_row = self._of_rows(factors, record.gradient.shape[1])

@@ -17,7 +17,7 @@ from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked_vectors
 from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
-from fedmtl.model.per_example import COARSE_MARGIN, MARGIN, Clip
+from fedmtl.model.per_example import Clip
 from fedmtl.sharing.plan import HEADS
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
@@ -325,7 +325,7 @@ def _clip(methods: Sequence[StackedMethod], dtype: torch.dtype) -> Clip | None:
     """To what every example's gradient is clipped, where a method says so."""
     bounds = [method.max_example_norm for method in methods if method.max_example_norm is not None]
     assert len(bounds) <= 1, "two methods clip every example's gradient"
-    return Clip(bounds[0], margin=COARSE_MARGIN if dtype == torch.bfloat16 else MARGIN) if bounds else None
+    return Clip(bounds[0], dtype=dtype) if bounds else None
 
 
 @cache

@@ -7,6 +7,11 @@ of a linear layer is the sum over pairs (s, t) of its tokens of (a_s . a_t) (g_s
 example is ever formed; the weights' gradients are made once, from output gradients times the factors of their examples.
 
 An example may have several rows, such as the two texts of a pair: the tokens of all of them are its tokens.
+
+Sums over tokens are rounded as finely as their terms, not as what is left of them: where the gradients of tokens nearly
+cancel, a norm may be off by more than itself. So beside each square goes its *aligned* square: that of the sum of the
+terms' norms, as if all of them pointed the same way. What rounding does is a share of that (`Clip` in
+`model/per_example.py`).
 """
 
 from __future__ import annotations
@@ -52,10 +57,30 @@ class Owners:
         return padded.index_copy_(0, slots, tokens).view(self.num, self.longest, -1)
 
 
+@dataclass(frozen=True)
+class Squares:
+    """Of every example's gradient the squared norm so far, and the aligned one, in double precision."""
+
+    found: Tensor
+    aligned: Tensor
+
+    @staticmethod
+    def of_none(num: int, device: torch.device | None = None) -> Squares:
+        found, aligned = torch.zeros(2, num, dtype=torch.float64, device=device)
+        return Squares(found, aligned)
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(self.found + other.found, self.aligned + other.aligned)
+
+
 def linear_squares(
-    inputs: Tensor, gradient: Tensor, owners: Owners, found: Tensor, kernels: Kernels | None = None, *, bias: bool
+    inputs: Tensor, gradient: Tensor, owners: Owners, squares: Squares, kernels: Kernels | None = None, *, bias: bool
 ) -> None:
-    """Add to `found` the squared norms of the gradients of a linear layer's weight, and of its bias where it counts."""
+    """Add the squared norms of the gradients of a linear layer's weight, and of its bias where it counts."""
+    found = squares.found
+    norms = torch.linalg.vector_norm(inputs, dim=1).square_().add_(bias).sqrt_()
+    norms.mul_(torch.linalg.vector_norm(gradient, dim=1))
+    squares.aligned.add_(torch.zeros_like(found).index_add_(0, owners.of, norms.double()).square_())
     inner, outer = inputs.shape[1], gradient.shape[1]
     if kernels is not None and kernels.fits(inner, outer):
         most = owners.longest
@@ -102,11 +127,14 @@ def table_squares(
     gradient: Tensor,
     owners: Owners,
     padding: tuple[str, int | None],
-    found: Tensor,
+    squares: Squares,
     kernels: Kernels | None = None,
 ) -> None:
     """Add those of the gradients of tables whose rows were added up; the `padding` row of the named one has none."""
-    words, pad_id = padding
+    found, (words, pad_id) = squares.found, padding
+    norms = torch.linalg.vector_norm(gradient, dim=1).double()
+    for each in indices.values():
+        _add_aligned_rows(each, norms, owners, squares.aligned)
     # The one with a padding row comes first, as the kernel has it.
     of_tables = [indices.get(words), *(index for name, index in indices.items() if name != words)]
     if kernels is not None and kernels.fits(gradient.shape[1]) and len(of_tables) <= 3:
@@ -128,6 +156,14 @@ def table_squares(
             if number == 0 and pad_id is not None:
                 same &= rows.unsqueeze(1) != pad_id + 1
             found += (grams * same).sum((1, 2))
+
+
+def _add_aligned_rows(index: Tensor, norms: Tensor, owners: Owners, aligned: Tensor) -> None:
+    """Add the squares of what every example adds to every row of a table, by the norms of the tokens alone."""
+    num_rows = int(index.max()) + 1 if len(index) else 1
+    rows, inverse = torch.unique(owners.of * num_rows + index, return_inverse=True)
+    sums = norms.new_zeros(len(rows)).index_add_(0, inverse, norms)
+    aligned.index_add_(0, rows // num_rows, sums.square_())
 
 
 @dataclass(frozen=True)
@@ -221,20 +257,20 @@ class _RecordingPass(Pass):
         if wanted:
             self.records.append(_Tables(wanted, self._copy(gradient)))
 
-    def squares(self) -> Tensor:
-        """The squared norm of every example's gradient, in double precision."""
-        found = torch.zeros(self.num_examples, dtype=torch.float64)
+    def squares(self) -> Squares:
+        """The squared norm of every example's gradient."""
+        squares = Squares.of_none(self.num_examples)
         for record in self.records:
             if isinstance(record, _Linear):
-                self._add_linear_squares(record, found)
+                self._add_linear_squares(record, squares)
             elif isinstance(record, _Heads):
-                found += self._head_squares(record)
+                self._add_head_squares(record, squares)
             elif isinstance(record, _Summed):
-                found += record.gradients.double().square().sum(1)
+                squares.found.add_(record.gradients.double().square().sum(1))
             else:
                 owners = self._owners(len(record.gradient))
-                table_squares(record.indices, record.gradient, owners, self._padding(), found, self.kernels)
-        return found
+                table_squares(record.indices, record.gradient, owners, self._padding(), squares, self.kernels)
+        return squares
 
     def write(self, factors: Tensor) -> None:
         """Write the sum of all examples' gradients, each times its factor; records are used up."""
@@ -256,7 +292,7 @@ class _RecordingPass(Pass):
             else:
                 super().table_gradients(record.indices, record.gradient.mul_(by_token))
 
-    def _add_linear_squares(self, record: _Linear, found: Tensor) -> None:
+    def _add_linear_squares(self, record: _Linear, squares: Squares) -> None:
         has_bias = {name: self.gradients.wants(f"{name}.bias") for name in record.columns}
         if len(set(has_bias.values())) == 1:
             alike = {next(iter(has_bias.values())): record.gradient}
@@ -267,9 +303,9 @@ class _RecordingPass(Pass):
                 for one in (True, False)
             }
         for with_bias, gradient in alike.items():
-            linear_squares(record.inputs, gradient, record.owners, found, self.kernels, bias=with_bias)
+            linear_squares(record.inputs, gradient, record.owners, squares, self.kernels, bias=with_bias)
 
-    def _head_squares(self, record: _Heads) -> Tensor:
+    def _add_head_squares(self, record: _Heads, squares: Squares) -> None:
         """Rows of one example are few: one for each of its texts."""
 
         def grams(part: Tensor) -> Tensor:
@@ -279,7 +315,9 @@ class _RecordingPass(Pass):
         left, right = grams(record.inputs), grams(record.gradient)
         weight, bias = (self.gradients.wants(f"{record.name}.{leaf}") for leaf in ("weight", "bias"))
         both = left * weight + grams(record.totals) * bias
-        return (both * right).sum((1, 2, 3))
+        squares.found.add_((both * right).sum((1, 2, 3)))
+        seen, back = (part.diagonal(dim1=2, dim2=3).clamp(min=0.0) for part in (both, right))
+        squares.aligned.add_((seen * back).sqrt().sum(2).square().sum(1))
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         _, sums = owner_sums(gradient, self._owners(len(gradient)), None, None, self.kernels)
@@ -330,7 +368,7 @@ class ExamplePass:
         self.vectors = self._trace.vectors.clone()
 
     @torch.no_grad()
-    def squares(self, gradient: Tensor) -> Tensor:
+    def squares(self, gradient: Tensor) -> Squares:
         """The squared norm of every example's gradient of the encoder, from the gradients of the vectors."""
         assert self._trace is not None, "a pass is followed back once"
         backward(self._run, self._pool, self._trace, gradient.contiguous())
