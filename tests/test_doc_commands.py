@@ -228,6 +228,7 @@ def test_the_checks_of_data_run_as_the_page_writes_them(readme, monkeypatch, cap
 RUN_PAGES = (
     "docs/compress.md",
     "docs/export.md",
+    "docs/multilabel.md",
     "docs/predict.md",
     "docs/results/collapse.md",
     "docs/run-folder.md",
@@ -331,6 +332,14 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
             (answering / name).write_text(f"{columns}\n" * 8)
         (answering / "names.yaml").write_text(f"{config}model: {{server_model: random-1x32}}\n")
         (answering / "texts.txt").write_text("Ada Lovelace sang\n")
+    if page == "docs/multilabel.md":
+        config, rows = (next(body for _, body in FENCE.findall(text) if first in body)
+                        for first in ("kind: multilabel", "text\tlabels"))  # fmt: skip
+        header, *lines = rows.splitlines(keepends=True)
+        for name in ("train.tsv", "dev.tsv"):
+            (answering / name).write_text(header + "".join(lines * 4))
+        (answering / "moods.yaml").write_text(f"{config}model: {{server_model: random-1x32}}\n")
+        (answering / "texts.txt").write_text("thank you all\n")
     exported = {"docs/serve.md": "RUN", "docs/compress.md": "teacher"}.get(page)
     if exported is not None:
         assert type_in(f"fedmtl export {exported} --to onnx", monkeypatch) == 0

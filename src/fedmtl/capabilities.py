@@ -74,6 +74,7 @@ TASK_KINDS = {
     "classification": ("fedmtl.tasks.kinds.classification", "Classification"),
     "regression": ("fedmtl.tasks.kinds.regression", "Regression"),
     "tagging": ("fedmtl.tasks.kinds.tagging", "Tagging"),
+    "multilabel": ("fedmtl.tasks.kinds.multilabel", "Multilabel"),
 }
 
 # What clients are given of a config that switches a capability on, as plain values; None where it does not.

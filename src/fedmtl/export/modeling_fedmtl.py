@@ -287,11 +287,16 @@ def _read_words(
 
 
 def _read(head: Mapping[str, Any], outputs: Tensor) -> dict[str, Any]:
-    """A label with every label's probability, a score, or the outputs as they are."""
+    """A label with every label's probability, a score, or the outputs as they are.
+
+    Of a task whose texts may have several labels, every label has a probability of its own.
+    """
     if head["problem_type"] == "regression":
         score = float(outputs[0])
         return {"score": min(max(score, head["range"][0]), head["range"][1]) if head["range"] else score}
     if head["problem_type"] is None:
         return {"outputs": outputs.tolist()}
+    if head["problem_type"] == "multi_label_classification":
+        return {"probabilities": dict(zip(head["labels"], outputs.double().sigmoid().tolist(), strict=True))}
     shares = dict(zip(head["labels"], outputs.double().softmax(-1).tolist(), strict=True))
     return {"label": max(shares, key=lambda label: shares[label]), "probabilities": shares}

@@ -9,6 +9,11 @@ from fedmtl.tasks.embedded import TAGGED
 
 SINGLE = ("sentence",)
 PAIR = ("sentence1", "sentence2")
+EMOTIONS = (
+    "admiration", "amusement", "anger", "annoyance", "approval", "caring", "confusion", "curiosity", "desire",
+    "disappointment", "disapproval", "disgust", "embarrassment", "excitement", "fear", "gratitude", "grief", "joy",
+    "love", "nervousness", "optimism", "pride", "realization", "relief", "remorse", "sadness", "surprise", "neutral",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,17 @@ BUILTIN: dict[str, BuiltinTask] = {
         SINGLE,
         ("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
         hub=HubTable("Yelp/yelp_review_full", ("text",), validation_split=None, test_split="test"),
+    ),
+    # Several labels a text, or one (Demszky et al. 2020).
+    "goemotions": BuiltinTask(
+        "multilabel",
+        ("text",),
+        EMOTIONS,
+        metric="macro_f1",
+        label="labels",
+        hub=HubTable(
+            "google-research-datasets/go_emotions", ("text",), "simplified", label="labels", test_split="test"
+        ),
     ),
     # Biomedical names, from files alone: JSON lines with `tokens` and `tags` (Crichton et al. 2017).
     "bc5cdr_chem": _tagging("Chemical"),
