@@ -13,6 +13,7 @@ from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.pretrained_head import with_pretrained_head
 from fedmtl.tasks.task import HiddenLayer, Task, client_sources, task_clients
+from fedmtl.tasks.windows import windows_of
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
@@ -44,6 +45,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         patience=given.patience,
         auxiliary=given.auxiliary,
         head=_head(given),
+        windows=windows_of(config.model),
     )
     return with_pretrained_head(config, task) if given.head == "pretrained" else task
 

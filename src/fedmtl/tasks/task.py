@@ -10,6 +10,7 @@ from fedmtl.capabilities import is_task_kind, task_kind, task_kinds
 from fedmtl.config import ClientConfig, Config, SourceConfig, TaskConfig
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.foreign import excerpt
+from fedmtl.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from fedmtl.runs.events import TaskFacts
@@ -44,7 +45,7 @@ class Task:
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
     classification of two labels has one output for both. `head` is its head's hidden layer, where it has one;
     one that is pretrained starts with the values in the encoder's folder. `fitted` is what its kind fits on validation
-    when the model is finished.
+    when the model is finished. `windows` says how texts that are longer than a sequence are cut, None that they end.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Task:
     head: HiddenLayer | None = None
     head_start: Literal["fresh", "pretrained"] = "fresh"
     fitted: tuple[float, ...] = ()
+    windows: Windows | None = None
 
     @property
     def is_pair(self) -> bool:
