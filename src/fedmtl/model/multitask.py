@@ -38,8 +38,8 @@ from fedmtl.timing import timed
 class Inputs:
     """Token ids with their mask and segments, padded on the right; a dual pair has all first texts, then all second.
 
-    `places` are the slots (row * width + column) that a task on words reads. Where a text has several windows, each is a
-    row, and `windows` (texts, most) has the rows of every text, filled up with -1.
+    `places` are the slots (row * width + column) that a task on words reads. Where a text has several windows, each is
+    a row, and `windows` (texts, most) has the rows of every text, filled up with -1.
     """
 
     ids: Tensor
@@ -58,7 +58,11 @@ class Inputs:
     def widened(self, pad_id: int) -> Inputs:
         """The same with one more column of padding."""
         assert self.places is None, "places are those of a width"
-        ids, mask, segments = F.pad(self.ids, (0, 1), value=pad_id), F.pad(self.mask, (0, 1)), F.pad(self.segments, (0, 1))
+        ids, mask, segments = (
+            F.pad(self.ids, (0, 1), value=pad_id),
+            F.pad(self.mask, (0, 1)),
+            F.pad(self.segments, (0, 1)),
+        )
         return Inputs(ids, mask, segments, windows=self.windows)
 
 
@@ -141,10 +145,10 @@ class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
     Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with a hidden layer also
-    `heads.<task>.hidden.weight|bias`, with attention over windows `heads.<task>.windows.weight`, with `log_variances` also `heads.<task>.log_variance`; LoRA adds
-    `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under `adapters.<task>.`. An encoder laid out
-    as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless something was added to it or `plain`
-    requests the encoder's module.
+    `heads.<task>.hidden.weight|bias`, with attention over windows `heads.<task>.windows.weight`, with
+    `log_variances` also `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`,
+    adapters what is under `adapters.<task>.`. An encoder laid out as BERT is computed by `bert.cpu`, elsewhere by
+    `bert.autograd`, unless something was added to it or `plain` requests the encoder's module.
     """
 
     def __init__(
@@ -181,7 +185,13 @@ class MultiTaskModel(nn.Module):
         self.adds_gradients = False
         self.memory = cpu_bert.PassMemory()
         self._canonical = _canonical_parameters(
-            [("", self.encoder), (HEADS, self.heads), (HEADS, self.hidden), (HEADS, self.windows), (ADAPTERS, self.adapters)]
+            [
+                ("", self.encoder),
+                (HEADS, self.heads),
+                (HEADS, self.hidden),
+                (HEADS, self.windows),
+                (ADAPTERS, self.adapters),
+            ]
         )
         if self.lora is not None:
             set_lora(self._canonical, seed)
@@ -195,7 +205,8 @@ class MultiTaskModel(nn.Module):
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         With `called`, every linear layer, norm and table is computed by calling its module, so that hooks see it.
         """
-        return self.windows(task, self._sequence_vectors(task, inputs, noise, called=called), inputs.windows)
+        vectors: Tensor = self.windows(task, self._sequence_vectors(task, inputs, noise, called=called), inputs.windows)
+        return vectors
 
     def _sequence_vectors(self, task: str, inputs: Inputs, noise: Tensor | None, *, called: bool) -> Tensor:
         """The same with one vector per sequence, of which a text with windows has several."""

@@ -1,8 +1,8 @@
 """One vector for a text from those of its windows: their mean, the largest of each feature, or a learnt mean.
 
-A task that learns it has one vector more, `heads.<task>.windows.weight`, which is shared as its head is: a window counts
-by the softmax, over the text's windows, of its product with that vector (Yang et al. 2016, without a hidden layer).
-The vector starts at zero, which is the mean.
+A task that learns it has one vector more, `heads.<task>.windows.weight`, which is shared as its head is: a window
+counts by the softmax, over the text's windows, of its product with that vector (Yang et al. 2016, without a hidden
+layer). The vector starts at zero, which is the mean.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WindowPools(nn.Module):
         if windows is None and weight is None:
             return vectors
         if windows is None:
-            # A vector that no window is weighed by has a gradient of zero, and not none: the first step says what moves.
+            # The first step says what moves: the weight has a gradient of zero where it weighs nothing, and not none.
             windows = torch.arange(len(vectors), device=vectors.device).unsqueeze(1)
         return pool_windows(vectors, windows, self._kinds[task], weight)
 

@@ -120,8 +120,8 @@ class Arrays:
     """One padded batch; a dual pair has all first texts, then all second ones.
 
     Of a task on words, `places` has the slots of the first pieces (row * width + column) of the words that have one, in
-    order, `labels` is a label for each of them, and `words` says which examples' they are. Where a text of the batch has
-    several windows, each is a row, and `windows` has the rows of every text (see `rows_of_texts`).
+    order, `labels` is a label for each of them, and `words` says which examples' they are. Where a text of the batch
+    has several windows, each is a row, and `windows` has the rows of every text (see `rows_of_texts`).
     """
 
     ids: np.ndarray

@@ -10,7 +10,6 @@ from fedmtl.capabilities import is_task_kind, task_kind, task_kinds
 from fedmtl.config import ClientConfig, Config, SourceConfig, TaskConfig
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.foreign import excerpt
-from fedmtl.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from fedmtl.runs.events import TaskFacts
@@ -36,6 +35,20 @@ class HiddenLayer:
     size: int | None = None
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How texts that are longer than a sequence are cut into several; see `config.WindowsConfig`."""
+
+    stride: int | None = None
+    most: int = 8
+    pool: Literal["mean", "max", "attention"] = "mean"
+
+    @property
+    def learns(self) -> bool:
+        """Whether a task has a vector that its windows are weighed by."""
+        return self.pool == "attention"
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,8 @@ def _problem(name: str, task: Task) -> str | None:
         return "it has another name"
     if len(task.text) not in (1, 2):
         return "it has neither one text nor two"
+    if task.windows is not None and min(task.windows.most, task.windows.stride or 1) < 1:
+        return "its windows have no tokens"
     if not is_task_kind(task.kind):
         return f"its kind {task.kind!r} is not known here; there are {', '.join(task_kinds())}"
     return task.kind_of.problem(task)

@@ -29,8 +29,8 @@ from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.runs.folder import make_private_folder
 from fedmtl.tasks.sequences import Sequences
-from fedmtl.tasks.task import Task
-from fedmtl.tasks.windows import NOWHERE, Windows, central, cut_text, described
+from fedmtl.tasks.task import Task, Windows
+from fedmtl.tasks.windows import NOWHERE, central, cut_text, described
 from fedmtl.tasks.words import plain_text, split_words
 
 FORMAT = 2

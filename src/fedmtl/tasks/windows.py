@@ -8,37 +8,14 @@ shorter text of a pair that is read as one sequence: it is the longer one that i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from fedmtl.tasks.sequences import Sequences
-
-if TYPE_CHECKING:
-    from fedmtl.config import ModelConfig
+from fedmtl.tasks.task import Windows
 
 NOWHERE = -1
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How a task's longer texts are cut; `pool` says how the vectors of a text's windows become one."""
-
-    stride: Annotated[int, Field(ge=1)] | None = None
-    most: Annotated[int, Field(ge=1)] = 8
-    pool: Literal["mean", "max", "attention"] = "mean"
-
-    @property
-    def learns(self) -> bool:
-        """Whether a task has weights of its own for the mean over windows."""
-        return self.pool == "attention"
-
-
-def windows_of(config: ModelConfig) -> Windows | None:
-    """How a config wants longer texts to be cut; None where they end with the sequence."""
-    given = config.windows
-    return None if given is None else Windows(given.stride, given.most, given.pool)
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,11 @@ def most_windows(members: Sequence[Member], num_examples: int) -> tuple[int, int
                 counts = np.stack([each.lengths()[shard.indices] for each in cuts])
                 most = max(most, int(np.sort(counts.sum(0))[-num_examples:].sum()))
                 of_text = max(of_text, int(counts.max()))
-    return -(-most // SEQUENCE_MULTIPLE) * SEQUENCE_MULTIPLE, of_text
+    if not most:
+        return 0, 0
+    # Clients differ, and a stack serves those that are alike.
+    multiple = max(SEQUENCE_MULTIPLE, 1 << most.bit_length() >> 3)
+    return -(-most // multiple) * multiple, 1 << (of_text - 1).bit_length()
 
 
 def _words(shard: Shard, examples: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
