@@ -3,12 +3,12 @@
     python benchmarks/windows.py --data FOLDER [--encoders tiny FOLDER] [--choose] [--seeds 0 1 2] [--setups ...]
                                  [--jobs 1] [--seconds N] [--device cpu] [--share 1.0] [--out FOLDER]
 
-FOLDER has imdb/train.tsv.gz and imdb/test.tsv.gz, with a header and then a text and its label a line. By `--choose` recipes
-are tried on a tenth of train that is cut off, with the first tokens and with the mean of windows; the best of both,
-by the accuracy at the end, are what runs without `--choose` use, which train on all of train and are scored on test at
-their end. Each is a `fedmtl run` in a process of its own, `--jobs` at a time. A run that has ended has a line in
-results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew the
-next time. `--share` takes that share of all reviews: to see that all of it works. In `--out` are the table that is
+FOLDER has imdb/train.tsv.gz and imdb/test.tsv.gz, with a header and then a text and its label a line. By `--choose`
+recipes are tried on a tenth of train that is cut off, with the first tokens and with the mean of windows; the best of
+both, by the accuracy at the end, are what runs without `--choose` use, which train on all of train and are scored on
+test at their end. Each is a `fedmtl run` in a process of its own, `--jobs` at a time. A run that has ended has a line
+in results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew
+the next time. `--share` takes that share of all reviews: to see that all of it works. In `--out` are the table that is
 printed, as table.md, and what it is made of.
 """
 
