@@ -23,6 +23,7 @@ from fedmtl.config.schema import (
     RuleConfig,
     ServerOptimizerConfig,
     TrainingConfig,
+    WindowsConfig,
     WireConfig,
 )
 from fedmtl.config.sharing import AdaptiveSharingConfig, SharingConfig
@@ -68,5 +69,6 @@ __all__ = [
     "TaskConfig",
     "TaskWeightingConfig",
     "TrainingConfig",
+    "WindowsConfig",
     "WireConfig",
 ]

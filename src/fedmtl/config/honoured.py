@@ -230,6 +230,7 @@ DISTILL = Honours(
         "model.pool": _OF_TEACHER,
         "model.pair": _OF_TEACHER,
         "model.max_length": _OF_TEACHER,
+        "model.windows": _OF_TEACHER,
         "model.head_dropout": _OF_TEACHER,
         "model.lora": _PLAIN,
         "model.adapters": _PLAIN,

@@ -37,11 +37,30 @@ from fedmtl.config.methods import (
 )
 from fedmtl.config.privacy import PrivacyConfig
 from fedmtl.config.sharing import SharingConfig, group_members
-from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, TaskConfig
+from fedmtl.config.tasks import ClientConfig, DataConfig, Pair, PartitionConfig, Pool, PoolWindows, TaskConfig
 
 Mode = Literal["federated", "federated_single_task", "centralized", "centralized_single_task", "local"]
 Level = Literal["all", "group", "task", "client", "fixed"]
 TaskSchedule = Literal["even", "joint", "epoch", "random", "round_robin", "proportional", "annealed", "temperature"]
+
+
+class WindowsConfig(Section):
+    """Texts with more tokens than a sequence are read in several, which overlap or lie end to end."""
+
+    length: Count | None = Field(
+        None, description="Tokens of a window with its special ones: model.max_length by another name."
+    )
+    stride: Count | None = Field(
+        None,
+        description="How many tokens after the one before a window begins; empty is end to end, as is what would leave"
+        " a gap.",
+    )
+    most: Count = Field(8, description="Windows of a text at most; what comes behind the last is cut.")
+    pool: PoolWindows = Field(
+        "mean",
+        description="How the vectors of a text's windows become one: their mean, the largest of each feature (max), or"
+        " a mean with weights that each task learns (attention). Words have theirs from one window.",
+    )
 
 
 class ModelConfig(Section):
@@ -68,6 +87,10 @@ class ModelConfig(Section):
         description="Two texts in one pass, A [SEP] B (cross), or each alone and then compared (dual).",
     )
     max_length: Count = Field(128, description="Tokens per text (both texts of a cross pair together); longer is cut.")
+    windows: WindowsConfig | None = Field(
+        None,
+        description="Read longer texts in windows of that many tokens; `{}` turns it on with its defaults, empty cuts.",
+    )
     head_dropout: Fraction = Field(0.1, description="Dropout in front of every head.")
     encoder_dropout: Fraction | None = Field(
         None, description="Dropout inside the encoder; empty keeps what the encoder's own config says."
@@ -83,6 +106,28 @@ class ModelConfig(Section):
         description="Folder of a finished run, or its model/, whose encoder and heads a new run starts with; the"
         " encoder must have the shape of server_model. Empty starts with server_model and fresh heads.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_windows_of_its_length(cls, value: Any) -> Any:
+        windows = value.get("windows") if isinstance(value, dict) else None
+        given = windows.get("length") if isinstance(windows, dict) else None
+        return {"max_length": given, **value} if isinstance(given, int) else value
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        windows = self.windows
+        if windows is not None and windows.length not in (None, self.max_length):
+            raise WrongKey(
+                "windows.length",
+                f"found {windows.length}, {HERE}max_length is {self.max_length}; they are the same, so leave one out",
+            )
+        if windows is not None and windows.stride is not None and windows.stride > self.max_length:
+            raise WrongKey(
+                "windows.stride",
+                f"found {windows.stride}, a window has {self.max_length} tokens; write that many or less",
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_one_encoder(self) -> Self:

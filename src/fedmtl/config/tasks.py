@@ -24,6 +24,7 @@ from fedmtl.config.kinds import (
 
 Pool = Literal["auto", "pooler", "cls", "mean"]
 Pair = Literal["cross", "dual"]
+PoolWindows = Literal["mean", "max", "attention"]
 
 
 class SourceConfig(Section):

@@ -85,7 +85,8 @@ def choose_compute(config: Config, device: str, model: MultiTaskModel, num_clien
     if stack is None:
         free, _ = torch.cuda.mem_get_info(device)
         largest = max(map(config.batch_size_of, config.tasks))
-        stack = clients_at_once(model, largest, config.model.max_length, free, DTYPES[precision])
+        windows = 1 if config.model.windows is None else config.model.windows.most
+        stack = clients_at_once(model, largest * windows, config.model.max_length, free, DTYPES[precision])
     if stack == 0:
         if config.compute.precision == "bf16":
             raise ConfigError("compute.precision: bf16 is for clients that train at once; write `stack: 1` or more")

@@ -26,6 +26,7 @@ from fedmtl.model.encoder import Encoder, load_encoder, position_origin
 from fedmtl.model.encoder_files import encoder_folder, is_extended
 from fedmtl.model.lora import add_lora, canonical_path, set_lora
 from fedmtl.model.tensor_files import load_safetensors
+from fedmtl.model.windows import WindowPools
 from fedmtl.seeds import derive_seed
 from fedmtl.sharing.plan import ADAPTERS, HEADS, Key, Rows, SharingPlan, Weights, compact_ids
 from fedmtl.tasks.pretrained_head import LAYOUTS
@@ -37,23 +38,32 @@ from fedmtl.timing import timed
 class Inputs:
     """Token ids with their mask and segments, padded on the right; a dual pair has all first texts, then all second.
 
-    `places` are the slots (row * width + column) that a task on words reads.
+    `places` are the slots (row * width + column) that a task on words reads. Where a text has several windows, each is
+    a row, and `windows` (texts, most) has the rows of every text, filled up with -1.
     """
 
     ids: Tensor
     mask: Tensor
     segments: Tensor
     places: Tensor | None = None
+    windows: Tensor | None = None
 
     def to(self, device: torch.device) -> Inputs:
-        places = None if self.places is None else self.places.to(device, non_blocking=True)
+        places, windows = (
+            None if part is None else part.to(device, non_blocking=True) for part in (self.places, self.windows)
+        )
         ids, mask, segments = (part.to(device, non_blocking=True) for part in (self.ids, self.mask, self.segments))
-        return Inputs(ids, mask, segments, places)
+        return Inputs(ids, mask, segments, places, windows)
 
     def widened(self, pad_id: int) -> Inputs:
         """The same with one more column of padding."""
         assert self.places is None, "places are those of a width"
-        return Inputs(F.pad(self.ids, (0, 1), value=pad_id), F.pad(self.mask, (0, 1)), F.pad(self.segments, (0, 1)))
+        ids, mask, segments = (
+            F.pad(self.ids, (0, 1), value=pad_id),
+            F.pad(self.mask, (0, 1)),
+            F.pad(self.segments, (0, 1)),
+        )
+        return Inputs(ids, mask, segments, windows=self.windows)
 
 
 # A cosine lies between -1 and 1 and two classes may part at .8: unscaled, its weight would have to grow to ten.
@@ -135,10 +145,10 @@ class MultiTaskModel(nn.Module):
     """Logits, or scores scaled to 0..1, of one task at a time.
 
     Its canonical parameter names are the plain encoder's and `heads.<task>.weight|bias`, with a hidden layer also
-    `heads.<task>.hidden.weight|bias`, with `log_variances` also `heads.<task>.log_variance`; LoRA adds
-    `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, adapters what is under `adapters.<task>.`. An encoder laid out
-    as BERT is computed by `bert.cpu`, elsewhere by `bert.autograd`, unless something was added to it or `plain`
-    requests the encoder's module.
+    `heads.<task>.hidden.weight|bias`, with attention over windows `heads.<task>.windows.weight`, with
+    `log_variances` also `heads.<task>.log_variance`; LoRA adds `<layer>.lora_A.weight` and `<layer>.lora_B.weight`,
+    adapters what is under `adapters.<task>.`. An encoder laid out as BERT is computed by `bert.cpu`, elsewhere by
+    `bert.autograd`, unless something was added to it or `plain` requests the encoder's module.
     """
 
     def __init__(
@@ -164,6 +174,7 @@ class MultiTaskModel(nn.Module):
             {name: Head(task, encoder.hidden_size, seed, log_variance=log_variances) for name, task in tasks.items()}
         )
         self.hidden = HiddenLayers(tasks, encoder.hidden_size, seed)
+        self.windows = WindowPools(tasks, encoder.hidden_size)
         self.lora = config.lora
         self.adapters = None if config.adapters is None else Adapters(encoder, config.adapters, tasks, seed)
         if self.lora is not None:
@@ -174,7 +185,13 @@ class MultiTaskModel(nn.Module):
         self.adds_gradients = False
         self.memory = cpu_bert.PassMemory()
         self._canonical = _canonical_parameters(
-            [("", self.encoder), (HEADS, self.heads), (HEADS, self.hidden), (ADAPTERS, self.adapters)]
+            [
+                ("", self.encoder),
+                (HEADS, self.heads),
+                (HEADS, self.hidden),
+                (HEADS, self.windows),
+                (ADAPTERS, self.adapters),
+            ]
         )
         if self.lora is not None:
             set_lora(self._canonical, seed)
@@ -183,11 +200,16 @@ class MultiTaskModel(nn.Module):
         return self.head(task, self.vectors(task, inputs, noise, called=called))
 
     def vectors(self, task: str, inputs: Inputs, noise: Tensor | None = None, *, called: bool = False) -> Tensor:
-        """Return one vector per sequence, pooled as the task says, or one for each of the inputs' places.
+        """Return one vector per text, pooled as the task says, or one for each of the inputs' places.
 
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         With `called`, every linear layer, norm and table is computed by calling its module, so that hooks see it.
         """
+        vectors: Tensor = self.windows(task, self._sequence_vectors(task, inputs, noise, called=called), inputs.windows)
+        return vectors
+
+    def _sequence_vectors(self, task: str, inputs: Inputs, noise: Tensor | None, *, called: bool) -> Tensor:
+        """The same with one vector per sequence, of which a text with windows has several."""
         if self.layout is None:
             return self.pool(task, *self.encode(task, inputs, noise), inputs.places)
         weights, masks, batch, padding, pool = self._packed(task, inputs)
@@ -217,6 +239,12 @@ class MultiTaskModel(nn.Module):
             return []
         batch = pack(inputs.ids, inputs.mask, inputs.segments)
         return [batch.slots // batch.width % num_examples]
+
+    def pooled_alike(self, task: str) -> tuple[str, ...]:
+        """What tasks with the same encoder values have in common where they have the same vectors."""
+        windows = self.tasks[task].windows
+        of_windows = () if windows is None else (windows.pool, task if windows.learns else "")
+        return (self.pools[task], *of_windows)
 
     @property
     def writes_gradients(self) -> bool:

@@ -183,7 +183,7 @@ def _same_pass(loaded: LoadedRun, tasks: Sequence[str]) -> list[list[str]]:
         view = loaded.bound.views[task]
         encoder = tuple(key for name, key in view.items() if not name.startswith("heads."))
         known = loaded.saved.tasks[task]
-        groups.setdefault((encoder, known.is_dual, known.kind_of.by_word), []).append(task)
+        groups.setdefault((encoder, known.is_dual, known.kind_of.by_word, known.windows), []).append(task)
     return list(groups.values())
 
 

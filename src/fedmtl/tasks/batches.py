@@ -20,6 +20,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
 from fedmtl.tasks.sequences import OFFSETS, Rows, Sequences, save_rows
 from fedmtl.tasks.tokens import TokenPart, Tokens, map_array, open_tokens
+from fedmtl.tasks.windows import rows_of_texts
 from fedmtl.timing import timed
 
 WINDOW = 8
@@ -119,7 +120,8 @@ class Arrays:
     """One padded batch; a dual pair has all first texts, then all second ones.
 
     Of a task on words, `places` has the slots of the first pieces (row * width + column) of the words that have one, in
-    order, `labels` is a label for each of them, and `words` says which examples' they are.
+    order, `labels` is a label for each of them, and `words` says which examples' they are. Where a text of the batch
+    has several windows, each is a row, and `windows` has the rows of every text (see `rows_of_texts`).
     """
 
     ids: np.ndarray
@@ -128,6 +130,7 @@ class Arrays:
     labels: np.ndarray
     places: np.ndarray | None = None
     words: Sequences | None = None
+    windows: np.ndarray | None = None
 
 
 @timed("batches")
@@ -162,17 +165,23 @@ def sorted_batches(shard: Shard | TextShard, batch_size: int) -> list[np.ndarray
 def collate(shard: Shard | TextShard, batch: np.ndarray, pad_id: int, index: np.ndarray | None) -> Arrays:
     """Pad a batch; `index` maps token ids into a compacted table."""
     parts = _tokens_of(shard).parts
-    width = int(max(part.lengths_of(batch).max() for part in parts))
+    width = int(max(part.sequence_lengths(batch).max() for part in parts))
     rows = [_pad(part, batch, width, pad_id) for part in parts]
     ids, mask, segments = (np.concatenate(columns) for columns in zip(*rows, strict=True))
     ids = ids if index is None else index[ids]
     words = _tokens_of(shard).words
     if words is None:
         assert not isinstance(shard.labels, Sequences), "a label for every word is of tokens whose words are marked"
-        return Arrays(ids, mask, segments, shard.labels[batch])
+        return Arrays(ids, mask, segments, shard.labels[batch], windows=_windows(parts, batch))
     columns = words[batch]
     is_there = columns.values >= 0
-    places = (columns.owners() * width + columns.values)[is_there]
+    places = columns.owners() * width + columns.values
+    if parts[0].cuts is not None:
+        # Words are counted over the tokens of all windows end to end, in the order of the batch's slots.
+        lengths = parts[0].lengths_of(batch)
+        firsts = (np.cumsum(lengths) - lengths)[columns.owners()]
+        places = np.flatnonzero(mask)[(firsts + columns.values) * is_there]
+    places = places[is_there]
     labels = shard.labels[batch]
     # Texts that are only to be answered come with nothing in the place of labels.
     is_labelled = isinstance(labels, Sequences) and bool(len(labels.values))
@@ -185,9 +194,21 @@ def _tokens_of(shard: Shard | TextShard) -> Tokens:
     return shard.tokens if isinstance(shard, TextShard) else open_tokens(shard.tokens)
 
 
+def _windows(parts: Sequence[TokenPart], batch: np.ndarray) -> np.ndarray | None:
+    """The rows of every text's windows, first texts before second ones; None where each text has one."""
+    cuts = [part.cuts[batch] for part in parts if part.cuts is not None]
+    if all(len(each.values) == len(each) for each in cuts):
+        return None
+    return rows_of_texts(join_rows(cuts))
+
+
 def _pad(part: TokenPart, batch: np.ndarray, width: int, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    starts, columns = part.offsets[batch], np.arange(width)
-    real = columns < (part.offsets[batch + 1] - starts)[:, None]
+    starts, columns, lengths = part.offsets[batch], np.arange(width), part.sequence_lengths(batch)
+    if part.cuts is not None:
+        cuts = part.cuts[batch]
+        before = np.cumsum(lengths) - lengths
+        starts = (starts - before[cuts.offsets[:-1]])[cuts.owners()] + before
+    real = columns < lengths[:, None]
     token_index = (starts[:, None] + columns)[real]
     ids = np.full(real.shape, pad_id, dtype=np.int64)
     segments = np.zeros(real.shape, dtype=np.int64)

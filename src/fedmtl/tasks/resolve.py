@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Literal
 
 from fedmtl.capabilities import task_kind, task_kinds
-from fedmtl.config import ClientConfig, Config, TaskConfig
+from fedmtl.config import ClientConfig, Config, ModelConfig, TaskConfig
 from fedmtl.errors import ConfigError
 from fedmtl.tasks.builtin import BUILTIN, BuiltinTask
 from fedmtl.tasks.kinds.protocol import TaskKind
 from fedmtl.tasks.pretrained_head import with_pretrained_head
-from fedmtl.tasks.task import HiddenLayer, Task, client_sources, task_clients
+from fedmtl.tasks.task import HiddenLayer, Task, Windows, client_sources, task_clients
 
 
 def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
@@ -44,6 +44,7 @@ def resolve_task(config: Config, name: str, found: Sequence[str] = ()) -> Task:
         patience=given.patience,
         auxiliary=given.auxiliary,
         head=_head(given),
+        windows=_windows(config.model),
     )
     return with_pretrained_head(config, task) if given.head == "pretrained" else task
 
@@ -140,6 +141,11 @@ def _check_source(config: Config, name: str, given: TaskConfig) -> None:
         f"tasks.{name}.source: found nothing, and {without[0]} has no file of its own; "
         "write `source: {train: FILE}` or `source: {hub: OWNER/NAME}`"
     )
+
+
+def _windows(config: ModelConfig) -> Windows | None:
+    given = config.windows
+    return None if given is None else Windows(given.stride, given.most, given.pool)
 
 
 def _required(name: str, key: str, value: str, remedy: str) -> str:

@@ -38,13 +38,27 @@ class HiddenLayer:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """How texts that are longer than a sequence are cut into several; see `config.WindowsConfig`."""
+
+    stride: int | None = None
+    most: int = 8
+    pool: Literal["mean", "max", "attention"] = "mean"
+
+    @property
+    def learns(self) -> bool:
+        """Whether a task has a vector that its windows are weighed by."""
+        return self.pool == "attention"
+
+
+@dataclass(frozen=True)
 class Task:
     """One task with every default filled in: the columns it reads, what it predicts, and how it trains.
 
     A regression's scores lie in `score_range`; the model predicts them scaled to 0..1. `outputs` is 1 where a
     classification of two labels has one output for both. `head` is its head's hidden layer, where it has one;
     one that is pretrained starts with the values in the encoder's folder. `fitted` is what its kind fits on validation
-    when the model is finished.
+    when the model is finished. `windows` says how texts that are longer than a sequence are cut, None that they end.
     """
 
     name: str
@@ -67,6 +81,7 @@ class Task:
     head: HiddenLayer | None = None
     head_start: Literal["fresh", "pretrained"] = "fresh"
     fitted: tuple[float, ...] = ()
+    windows: Windows | None = None
 
     @property
     def is_pair(self) -> bool:
@@ -135,6 +150,8 @@ def _problem(name: str, task: Task) -> str | None:
         return "it has another name"
     if len(task.text) not in (1, 2):
         return "it has neither one text nor two"
+    if task.windows is not None and min(task.windows.most, task.windows.stride or 1) < 1:
+        return "its windows have no tokens"
     if not is_task_kind(task.kind):
         return f"its kind {task.kind!r} is not known here; there are {', '.join(task_kinds())}"
     return task.kind_of.problem(task)

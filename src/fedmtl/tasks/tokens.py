@@ -29,7 +29,8 @@ from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.runs.folder import make_private_folder
 from fedmtl.tasks.sequences import Sequences
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, Windows
+from fedmtl.tasks.windows import NOWHERE, central, cut_text, described
 from fedmtl.tasks.words import plain_text, split_words
 
 FORMAT = 2
@@ -38,33 +39,37 @@ ARRAYS = ("ids", "segments", "offsets")
 TYPES = (np.int32, np.uint8, np.int64)
 # Of a task on words: the column of each word's first piece, and where an example's words are among those of all.
 WORDS = ("words", "word_offsets")
-NO_PIECE = -1
+# Where texts are cut into windows: how many tokens each has, and where an example's windows are among those of all.
+CUTS = ("cuts", "cut_offsets")
+NO_PIECE = NOWHERE
 REMEDY = "delete the folder, the texts are then tokenized again"
 _one_reader = threading.Lock()
 
 
 class Meta(BaseModel):
-    """A folder's meta.json: how many parts it has, how many examples were truncated, and whether words are marked."""
+    """A folder's meta.json: its parts, how many examples were truncated, whether words are marked and windows cut."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     parts: int = Field(ge=1, le=2)
     truncated: int = Field(ge=0)
     words: bool = False
+    windows: bool = False
 
 
 @dataclass(frozen=True)
 class TokenPart:
-    """One token sequence per example, end to end in one array.
+    """The tokens of each example, end to end in one array: one sequence, or where it has `cuts` those of its windows.
 
-    Of a task on words, `words` has the column of each word's first piece, or NO_PIECE for a word that was cut off or
-    that the tokenizer leaves nothing of.
+    `cuts` has the length of every window of an example. Of a task on words, `words` has the column of each word's first
+    piece among its example's tokens, or NO_PIECE for a word that was cut off or that the tokenizer leaves nothing of.
     """
 
     ids: np.ndarray
     segments: np.ndarray
     offsets: np.ndarray
     words: Sequences | None = None
+    cuts: Sequences | None = None
 
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
@@ -72,6 +77,12 @@ class TokenPart:
     def lengths_of(self, examples: np.ndarray) -> np.ndarray:
         lengths: np.ndarray = self.offsets[examples + 1] - self.offsets[examples]
         return lengths
+
+    def sequence_lengths(self, examples: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """How many tokens each sequence of these examples has, in order."""
+        if self.cuts is not None:
+            return np.asarray(self.cuts[examples].values)
+        return self.lengths()[examples] if isinstance(examples, slice) else self.lengths_of(examples)
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class Tokens:
         return self.parts[0].words
 
     def lengths(self) -> np.ndarray:
-        """The longest sequence of each example."""
+        """How many tokens each example has, of a dual pair the longer text."""
         return self._longest([part.lengths() for part in self.parts])
 
     def lengths_of(self, examples: np.ndarray) -> np.ndarray:
@@ -123,7 +134,10 @@ def _encode_parts(
     task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int
 ) -> list[tuple[TokenPart, np.ndarray]]:
     columns = [[text] for text in texts] if task.is_dual else [list(texts)]
-    return [_encode(tokenizer, column, max_length, by_word=task.kind_of.by_word) for column in columns]
+    by_word, windows = task.kind_of.by_word, task.windows
+    if windows is not None:
+        return [_encode_windows(tokenizer, column, max_length, windows, by_word=by_word) for column in columns]
+    return [_encode(tokenizer, column, max_length, by_word=by_word) for column in columns]
 
 
 def _close_to_others(cache: Path) -> None:
@@ -154,33 +168,53 @@ def open_tokens(folder: Path) -> Tokens:
     meta = _read_meta(folder)
     if meta is None:
         raise FedmtlError(f"{folder}: its meta.json is not ours; {REMEDY}")
-    return Tokens(tuple(_open_part(folder, number, with_words=meta.words) for number in range(meta.parts)))
+    return Tokens(tuple(_open_part(folder, number, meta) for number in range(meta.parts)))
 
 
-def _open_part(folder: Path, number: int, *, with_words: bool) -> TokenPart:
+def _open_part(folder: Path, number: int, meta: Meta) -> TokenPart:
     def load(name: str) -> np.ndarray:
         return map_array(folder / f"{number}.{name}.npy")
 
     try:
         ids, segments, offsets = map(load, ARRAYS)
-        part = TokenPart(ids, segments, offsets, Sequences(*map(load, WORDS)) if with_words else None)
+        words, cuts = (Sequences(*map(load, names)) if has else None for names, has in _extras(meta))
+        part = TokenPart(ids, segments, offsets, words, cuts)
     except Exception as error:  # numpy's reader of headers raises any kind
         raise FedmtlError(f"{folder}: holds an array that cannot be read ({excerpt(error)}); {REMEDY}") from error
     arrays = [getattr(part, name) for name in ARRAYS]
     types = [array.dtype == kind and array.ndim == 1 for array, kind in zip(arrays, TYPES, strict=True)]
     is_whole = all(types) and len(part.offsets) > 0 and len(part.ids) == len(part.segments)
     is_whole = is_whole and (part.words is None or _are_words(part, part.words))
+    is_whole = is_whole and (part.cuts is None or _are_cuts(part, part.cuts))
     if not is_whole or part.offsets[0] != 0 or part.offsets[-1] != len(part.ids) or (part.lengths() < 0).any():
         raise FedmtlError(f"{folder}: its arrays do not fit each other; {REMEDY}")
     return part
 
 
+def _extras(meta: Meta) -> list[tuple[tuple[str, str], bool]]:
+    """The arrays that only some folders have, and whether this one has them."""
+    return [(WORDS, meta.words), (CUTS, meta.windows)]
+
+
+def _are_rows(part: TokenPart, rows: Sequences) -> bool:
+    """Whether they are so many numbers for each of the part's examples."""
+    types = rows.values.dtype == np.int32 and rows.offsets.dtype == np.int64
+    if not types or len(rows.offsets) != len(part.offsets) or rows.offsets[0] != 0 or (rows.lengths() < 0).any():
+        return False
+    return int(rows.offsets[-1]) == len(rows.values)
+
+
+def _are_cuts(part: TokenPart, cuts: Sequences) -> bool:
+    """Whether the windows of every example have its tokens, and each of them has one."""
+    if not _are_rows(part, cuts) or (cuts.lengths() < 1).any() or (cuts.values < 1).any():
+        return False
+    ends = np.concatenate([[0], np.cumsum(cuts.values, dtype=np.int64)])
+    return bool(np.array_equal(ends[cuts.offsets], part.offsets))
+
+
 def _are_words(part: TokenPart, words: Sequences) -> bool:
     """Whether the columns of words are columns of the examples' tokens."""
-    types = words.values.dtype == np.int32 and words.offsets.dtype == np.int64
-    if not types or len(words.offsets) != len(part.offsets) or words.offsets[0] != 0 or (words.lengths() < 0).any():
-        return False
-    if words.offsets[-1] != len(words.values):
+    if not _are_rows(part, words):
         return False
     fits = (words.values >= NO_PIECE) & (words.values < part.lengths()[words.owners()])
     return bool(fits.all())
@@ -199,6 +233,7 @@ def default_cache() -> Path:
 def _digest(task: Task, texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> str:
     python_side = [type(tokenizer).__name__, tokenizer.truncation_side, tokenizer.split_special_tokens]
     given = [FORMAT, max_length, "words" if task.kind_of.by_word else task.is_dual, *python_side]
+    given += [] if task.windows is None else [described(task.windows, max_length)]
     backend = _backend(tokenizer.backend_tokenizer.to_str())
     head = [*map(json.dumps, given), backend, json.dumps([len(column) for column in texts])]
     digest = hashlib.sha256(f"[{', '.join(head)}]".encode())
@@ -266,6 +301,43 @@ def _encode(
     return part, np.asarray(truncated, dtype=bool)
 
 
+def _encode_windows(
+    tokenizer: Any, columns: list[list[str]], max_length: int, windows: Windows, *, by_word: bool
+) -> tuple[TokenPart, np.ndarray]:
+    """As `_encode`, with longer texts cut into windows."""
+    ids: list[np.ndarray] = []
+    segments: list[np.ndarray] = []
+    cuts: list[list[int]] = []
+    truncated: list[bool] = []
+    words: list[list[int]] = []
+    from_left = tokenizer.truncation_side == "left"
+    for start in range(0, len(columns[0]), BLOCK):
+        block = [column[start : start + BLOCK] for column in columns]
+        texts = block[0]
+        if by_word:
+            block = [list(map(plain_text, texts))]
+        encoded = tokenizer(*block, padding=False, truncation=False, return_token_type_ids=True, verbose=False)
+        for number, encoding in enumerate(encoded.encodings):
+            row = np.asarray(encoded["input_ids"][number], dtype=np.int32)
+            types = np.asarray(encoded["token_type_ids"][number], dtype=np.uint8)
+            text_of = np.array([NOWHERE if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
+            found = cut_text(text_of, max_length, windows, from_left=from_left)
+            ids.extend(row[chosen] for chosen in found.columns)
+            segments.extend(types[chosen] for chosen in found.columns)
+            cuts.append([len(chosen) for chosen in found.columns])
+            truncated.append(found.is_cut)
+            if by_word:
+                homes = central(found, len(row))
+                pieces = first_pieces(texts[number], encoding.offsets)
+                words.append([NO_PIECE if piece == NO_PIECE else int(homes[piece]) for piece in pieces])
+    lengths = [sum(each) for each in cuts]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    joined, types = np.concatenate(ids or [np.zeros(0)]), np.concatenate(segments or [np.zeros(0)])
+    marked = Sequences.of(words, np.int32) if by_word else None
+    part = TokenPart(joined.astype(np.int32), types.astype(np.uint8), offsets, marked, Sequences.of(cuts, np.int32))
+    return part, np.asarray(truncated, dtype=bool)
+
+
 def first_pieces(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
     """For each word of a text the column of the first token in it, by the letters that each token stands for.
 
@@ -291,7 +363,9 @@ def _read_meta(folder: Path) -> Meta | None:
 def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
     """Write all or nothing; return the folder's meta."""
     truncated = np.logical_or.reduce([cut for _, cut in encoded])
-    meta = Meta(parts=len(encoded), truncated=int(truncated.sum()), words=encoded[0][0].words is not None)
+    first = encoded[0][0]
+    has = {"words": first.words is not None, "windows": first.cuts is not None}
+    meta = Meta(parts=len(encoded), truncated=int(truncated.sum()), **has)
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tokens-", dir=folder.parent) as temporary:
@@ -300,8 +374,8 @@ def _write(folder: Path, encoded: list[tuple[TokenPart, np.ndarray]]) -> Meta:
             for number, (part, _) in enumerate(encoded):
                 for name in ARRAYS:
                     np.save(whole / f"{number}.{name}.npy", getattr(part, name))
-                if part.words is not None:
-                    for name, array in zip(WORDS, (part.words.values, part.words.offsets), strict=True):
+                for names, rows in ((WORDS, part.words), (CUTS, part.cuts)):
+                    for name, array in () if rows is None else zip(names, (rows.values, rows.offsets), strict=True):
                         np.save(whole / f"{number}.{name}.npy", array)
             (whole / "meta.json").write_text(meta.model_dump_json(exclude_defaults=True))
             _put(whole, folder)

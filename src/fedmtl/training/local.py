@@ -71,9 +71,9 @@ class Objective:
 @timed("batches")
 def to_tensors(arrays: Arrays, device: torch.device) -> tuple[Inputs, Tensor]:
     """A batch on the device, with its labels."""
-    places = None if arrays.places is None else torch.from_numpy(arrays.places)
+    places, windows = (None if part is None else torch.from_numpy(part) for part in (arrays.places, arrays.windows))
     ids, mask, segments = (torch.from_numpy(part) for part in (arrays.ids, arrays.mask, arrays.segments))
-    return Inputs(ids, mask, segments, places).to(device), torch.from_numpy(arrays.labels).to(device)
+    return Inputs(ids, mask, segments, places, windows).to(device), torch.from_numpy(arrays.labels).to(device)
 
 
 def task_loss(task: Task, outputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
@@ -119,9 +119,9 @@ def predict_together(
     for batch in sorted_batches(shard, batch_size):
         arrays = collate(shard, batch, model.pad_id, bound.index)
         inputs, labels = to_tensors(arrays, device)
-        vectors: dict[str, Tensor] = {}
+        vectors: dict[tuple[str, ...], Tensor] = {}
         for name, task in of_tasks.items():
-            pool = bound.use(name).pools[name]
+            pool = bound.use(name).pooled_alike(name)
             if pool not in vectors:
                 vectors[pool] = model.vectors(name, inputs)
             logits = model.head(name, vectors[pool])

@@ -23,7 +23,16 @@ from fedmtl.training.local import num_steps
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
 from fedmtl.training.stacked.outcomes import Outcome, StepRecords, make_outcomes
-from fedmtl.training.stacked.plan import Member, StackPlan, folders, most_labels, num_parts, plan_steps
+from fedmtl.training.stacked.plan import (
+    Member,
+    PassSize,
+    StackPlan,
+    folders,
+    most_labels,
+    most_windows,
+    num_parts,
+    plan_steps,
+)
 from fedmtl.training.stacked.shape import StackShape, reached, round_rows
 from fedmtl.training.stacked.stack import Stack
 from fedmtl.training.stacked.store import TokenStore, open_store
@@ -131,7 +140,9 @@ def train_stack(
     seed = derive_seed(ordered[0].seed, "stack", *(str(member.seed) for member in ordered))
     torch.manual_seed(seed)
     stack.seed.fill_(seed % (1 << 40))
-    planned = plan_steps(ordered, store, settings, round_number, stack.shape.num_examples, stack.shape.num_labels)
+    shape = stack.shape
+    size = PassSize(shape.num_examples, shape.num_labels, shape.num_sequences, shape.num_windows)
+    planned = plan_steps(ordered, store, settings, round_number, size)
     records = _run(stack, step, planned)
     found = make_outcomes(stack, ordered, records, ordered_weights)
     outcomes = dict(zip(order, found, strict=True))
@@ -159,6 +170,7 @@ def _shape(
     rows = max(len(client_weights[model.table]) for client_weights in weights)
     sizes = (method.most_examples(settings) for method in stacked_methods(settings.methods))
     size = next((size for size in sizes if size is not None), settings.largest_batch)
+    num_sequences, num_windows = most_windows(members, size)
     return StackShape(
         len(members),
         min(round_rows(rows), model.vocabulary_size),
@@ -166,9 +178,10 @@ def _shape(
         tuple((task, rows_of_task[0], rows_of_task[-1] + 1) for task, rows_of_task in holders.items()),
         tuple(trained),
         size,
-        size * num_parts(members),
+        num_sequences or size * num_parts(members),
         1 << max(num_steps(member.shards, settings) for member in members).bit_length(),
         most_labels(members, settings) or size,
+        num_windows,
     )
 
 
@@ -215,13 +228,13 @@ def _load_slots(stack: Stack, k: int, member: Member) -> None:
 
 def _run(stack: Stack, step: Steps, plans: Iterable[StackPlan]) -> StepRecords:
     inputs = stack.inputs
-    buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors, inputs.places)
+    buffers = (inputs.sequences, inputs.labels, inputs.weights, inputs.factors, inputs.places, inputs.windows)
     losses = [inputs.losses.new_zeros(0, len(stack.index))]
     counts = [np.zeros((0, len(stack.index)), np.int64)]
     tasks: list[str | None] = []
     done = 0
     for plan in plans:
-        planned = (plan.sequences, plan.labels, plan.weights, plan.factors, plan.places)
+        planned = (plan.sequences, plan.labels, plan.weights, plan.factors, plan.places, plan.windows)
         arrays = [_upload(array, stack.index.device) for array in planned]
         step_losses = inputs.losses.new_zeros(len(plan.counts), len(stack.index))
         if stack.lazy is not None:

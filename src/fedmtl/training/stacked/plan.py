@@ -19,6 +19,7 @@ from fedmtl.sharing.plan import Extra, Key, Rows, owner_task
 from fedmtl.tasks.batches import Shard
 from fedmtl.tasks.task import Task
 from fedmtl.tasks.tokens import open_tokens
+from fedmtl.tasks.windows import NOWHERE
 from fedmtl.training.local import num_steps, planned_steps
 from fedmtl.training.local_method import LocalSettings, Step
 from fedmtl.training.optimizer import STEP, Slots, rate_factor
@@ -29,6 +30,8 @@ Named = dict[str, dict[str, Tensor]]
 TOKEN_MULTIPLE = 64
 # The words of a batch are too.
 LABEL_MULTIPLE = 256
+# Of texts with windows, the sequences of a batch are.
+SEQUENCE_MULTIPLE = 8
 # Steps that are planned at a time: while they are computed on a GPU, the next are planned; it waits for the first.
 FIRST_STEPS, STEPS = 16, 128
 # How many there are for each client and step; see StackPlan.
@@ -118,7 +121,7 @@ class StackPlan:
     corrections for the head; a rate of minus one marks a client that has no step. `tasks` are those of the passes where
     a client has several, and else None. A step is of one pass, or of several where a batch is larger than what a pass
     has place for; `is_last` marks the last one. `counts` are (steps, clients). `places` says which of a
-    client's tokens each label of a word is of.
+    client's tokens each label of a word is of, `windows` which of its sequences each text's windows are.
     """
 
     sequences: np.ndarray
@@ -131,6 +134,20 @@ class StackPlan:
     tasks: list[str | None]
     is_last: np.ndarray
     places: np.ndarray
+    windows: np.ndarray
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """The most that a pass has of a client: examples, labels, and sequences, each a window of a text.
+
+    `num_windows` are the most of a text; 0 where every text is one sequence.
+    """
+
+    num_examples: int
+    num_labels: int
+    num_sequences: int
+    num_windows: int
 
 
 def plan_steps(
@@ -138,13 +155,9 @@ def plan_steps(
     store: TokenStore,
     settings: LocalSettings,
     round_number: int,
-    num_examples: int,
-    num_labels: int,
+    size: PassSize,
 ) -> Iterator[StackPlan]:
-    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end.
-
-    No pass has more than `num_examples` of a client, and `num_labels` of its labels.
-    """
+    """Yield what every client does in each step, some steps at a time; those with fewer steps rest at the end."""
     planned = [
         planned_steps(member.shards, settings, member.seed, round_number)
         if member.lots is None
@@ -154,20 +167,19 @@ def plan_steps(
     counts = [num_steps(member.shards, settings) for member in members]
     rates = {count: _rates(count, settings, round_number) for count in set(counts)}
     ages = [_Ages(member.optimizer.age, dict(member.optimizer.head_ages)) for member in members]
-    first, size = 0, FIRST_STEPS
+    first, many = 0, FIRST_STEPS
     while first < max(counts):
-        steps = [list(islice(each, size)) for each in planned]
+        steps = [list(islice(each, many)) for each in planned]
         yield _plan(
             members,
             steps,
-            [rates[count][first : first + size] for count in counts],
+            [rates[count][first : first + many] for count in counts],
             ages,
             store,
             settings,
-            num_examples,
-            num_labels,
+            size,
         )
-        first, size = first + size, STEPS
+        first, many = first + many, STEPS
 
 
 @dataclass
@@ -194,20 +206,22 @@ def _plan(
     ages: Sequence[_Ages],
     store: TokenStore,
     settings: LocalSettings,
-    size: int,
-    num_labels: int,
+    most: PassSize,
 ) -> StackPlan:
-    num_steps, parts = max(map(len, planned)), num_parts(members)
+    num_steps, parts, size = max(map(len, planned)), num_parts(members), most.num_examples
     counts = np.zeros((num_steps, len(members)), np.int64)
     for k, steps in enumerate(planned):
         counts[: len(steps), k] = [len(batch) for _, batch in steps]
     passes = np.maximum(1, -(-counts.max(1) // size))
     ends = np.cumsum(passes)
     step_of = np.repeat(np.arange(num_steps), passes)
-    shape = (len(step_of), len(members), num_labels)
+    shape = (len(step_of), len(members), most.num_labels)
     is_by_word = any(task.kind_of.by_word for task in members[0].tasks)
     places = np.zeros(shape if is_by_word else (*shape[:2], 0), np.int32)
-    sequences = np.full((len(step_of), len(members), parts, size), NOTHING, np.int64)
+    sequences = np.full((*shape[:2], most.num_sequences), NOTHING, np.int64)
+    windows = np.full((*shape[:2], parts * size if most.num_windows else 0, most.num_windows), NOWHERE, np.int32)
+    # Where there is no example its vector is that of any sequence, and counts nothing.
+    windows[..., :1] = 0
     labels, weights = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     factors = np.ones((len(step_of), FACTORS, len(members)))
     factors[:, 0] = -1.0
@@ -224,10 +238,15 @@ def _plan(
             examples = np.concatenate([pieces[number] for number in at])
             row = np.repeat(at, sizes)
             column = np.arange(len(examples)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            found = store.sequences(shard.tokens, examples)
-            sequences[row, k, : found.shape[1], column] = found
+            if most.num_windows:
+                texts = _texts(shard, store, examples, row, column, size)
+                _place_windows(texts, sequences[:, k], windows[:, k])
+            else:
+                found = store.sequences(shard.tokens, examples)
+                for part in range(found.shape[1]):
+                    sequences[row, k, part * size + column] = found[:, part]
             if is_by_word:
-                owners, of_words, tokens = _words(shard, examples, sizes, store.host_lengths[found[:, 0]])
+                owners, of_words, tokens = _words(shard, examples, sizes)
                 row = row[owners]
                 column = np.arange(len(row)) - np.searchsorted(row, row)
                 places[row, k, column] = tokens
@@ -244,8 +263,7 @@ def _plan(
             of_passes = number[step_of[: len(pieces)]]
             factors[: len(pieces), factor, k] = 1.0 - settings.betas[0] ** of_passes
             factors[: len(pieces), factor + 1, k] = np.sqrt(1.0 - settings.betas[1] ** of_passes)
-    flat = sequences.reshape(len(step_of), len(members), parts * size)
-    lengths = store.host_lengths[flat]
+    lengths = store.host_lengths[sequences]
     num_tokens = lengths.sum(-1).max(-1)
     longest = max(planned, key=len)
     step_tasks: list[str | None] = [
@@ -253,29 +271,80 @@ def _plan(
     ]
     is_last = np.zeros(len(step_of), bool)
     is_last[ends - 1] = True
-    has_lots = any(member.lots is not None for member in members)
+    # Batches differ much in what they have.
+    differ = bool(most.num_windows) or any(member.lots is not None for member in members)
     return StackPlan(
-        flat,
+        sequences,
         labels,
         weights,
         factors,
-        _coarse(num_tokens, parts * size) if has_lots else -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
+        _coarse(num_tokens, most.num_sequences) if differ else -(-num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE,
         _widths(lengths.max((1, 2))),
         counts,
         step_tasks,
         is_last,
         places,
+        windows,
     )
 
 
-def _words(
-    shard: Shard, examples: np.ndarray, sizes: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the words in batches of these `sizes`: their examples, labels, and tokens from the first of their batch.
+@dataclass(frozen=True)
+class _Texts:
+    """Texts of some passes: the pass, the index in it, the first of its sequences, and how many it has."""
 
-    Examples stand there one behind the other with these `lengths`.
-    """
-    words = open_tokens(shard.tokens).words
+    rows: np.ndarray
+    slots: np.ndarray
+    firsts: np.ndarray
+    counts: np.ndarray
+
+
+def _texts(
+    shard: Shard, store: TokenStore, examples: np.ndarray, row: np.ndarray, column: np.ndarray, size: int
+) -> _Texts:
+    """The texts of examples at these columns of passes; a pass has second texts behind all first ones."""
+    found = []
+    for number, (part, begin) in enumerate(
+        zip(open_tokens(shard.tokens).parts, store.begins[shard.tokens], strict=True)
+    ):
+        assert part.cuts is not None, "texts of a run with windows are cut"
+        counts = part.cuts.lengths()[examples]
+        found.append((row, column + number * size, begin + part.cuts.offsets[examples], counts))
+    rows, slots, firsts, counts = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.lexsort((slots, rows))
+    return _Texts(rows[order], slots[order], firsts[order], counts[order])
+
+
+def _place_windows(texts: _Texts, sequences: np.ndarray, windows: np.ndarray) -> None:
+    """Put every text's windows end to end into the sequences of its pass, and note which they are."""
+    owners = np.repeat(np.arange(len(texts.counts)), texts.counts)
+    rank = np.arange(len(owners)) - np.repeat(np.cumsum(texts.counts) - texts.counts, texts.counts)
+    rows = texts.rows[owners]
+    at = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    sequences[rows, at] = texts.firsts[owners] + rank
+    windows[rows, texts.slots[owners], rank] = at
+
+
+def most_windows(members: Sequence[Member], num_examples: int) -> tuple[int, int]:
+    """The most sequences of so many examples of one client, rounded up, and of a text; (0, 0) without windows."""
+    most, of_text = 0, 0
+    for member in members:
+        for shard in member.shards.values():
+            cuts = [part.cuts for part in open_tokens(shard.tokens).parts if part.cuts is not None]
+            if cuts and len(shard):
+                counts = np.stack([each.lengths()[shard.indices] for each in cuts])
+                most = max(most, int(np.sort(counts.sum(0))[-num_examples:].sum()))
+                of_text = max(of_text, int(counts.max()))
+    if not most:
+        return 0, 0
+    # Clients differ, and a stack serves those that are alike.
+    multiple = max(SEQUENCE_MULTIPLE, 1 << most.bit_length() >> 3)
+    return -(-most // multiple) * multiple, 1 << (of_text - 1).bit_length()
+
+
+def _words(shard: Shard, examples: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the words in batches of these `sizes`: their examples, labels, and tokens from the first of their batch."""
+    tokens = open_tokens(shard.tokens)
+    words, lengths = tokens.words, tokens.parts[0].lengths_of(examples)
     assert words is not None, "tokens of a task on words have them marked"
     columns = words[examples]
     is_there = columns.values >= 0

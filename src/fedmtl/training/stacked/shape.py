@@ -21,8 +21,9 @@ SHARE = 0.6
 class StackShape:
     """The sizes of a stack's buffers; `heads` gives each task in it a range of clients.
 
-    A client has at most `num_examples` in a pass, in `num_sequences`, with `num_labels`. `trained` are the names of the
-    values that take gradients, `num_steps` the most steps of a round.
+    A client has at most `num_examples` in a pass, in `num_sequences`, with `num_labels`, a text at most `num_windows`,
+    0 where none has windows. `trained` are the names of the values that take gradients, `num_steps` the most steps of
+    a round.
     """
 
     num_clients: int
@@ -34,6 +35,7 @@ class StackShape:
     num_sequences: int
     num_steps: int
     num_labels: int
+    num_windows: int = 0
 
     @property
     def head_rows(self) -> list[tuple[str, slice]]:

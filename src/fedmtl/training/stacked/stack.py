@@ -18,6 +18,7 @@ from fedmtl.model.bert.stacked import Leaf, Ops, PlainOps, StackedBatch, stacked
 from fedmtl.model.bert.stacked_per_example import ExampleRecords
 from fedmtl.model.multitask import ACTIVATIONS, MultiTaskModel, pair_features, undecayed
 from fedmtl.model.per_example import Clip
+from fedmtl.model.windows import LEAF, learns_windows, pool_windows
 from fedmtl.sharing.plan import HEADS
 from fedmtl.training.local_method import LocalSettings
 from fedmtl.training.optimizer import SLOTS
@@ -41,6 +42,7 @@ class Inputs:
     factors: Tensor
     losses: Tensor
     places: Tensor
+    windows: Tensor
 
 
 class Stack:
@@ -106,6 +108,7 @@ class Stack:
             torch.zeros(FACTORS, rows, dtype=master, device=device),
             torch.zeros(rows, dtype=master, device=device),
             torch.zeros(rows, size if is_by_word else 0, dtype=torch.int64, device=device),
+            torch.zeros(rows, self._num_texts(), shape.num_windows, dtype=torch.int64, device=device),
         )
         self.index = torch.zeros(rows, model.vocabulary_size, dtype=torch.int64, device=device)
         self.seed = torch.zeros((), dtype=torch.int64, device=device)
@@ -235,15 +238,18 @@ class Stack:
     def _task_losses(self, name: str, rows: slice, vectors: Tensor, records: ExampleRecords | None) -> Tensor:
         """Return the losses of one task as (clients, examples or words)."""
         task = self.tasks[name]
-        weight, bias, *hidden = (self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name))
+        leaves = {part: self.leaf((f"{HEADS}{name}.{part}",)).value for part in self._head_leaves(name)}
+        weight, bias = leaves["weight"], leaves["bias"]
         features = vectors.to(weight.dtype)
+        if task.windows is not None and not task.kind_of.by_word:
+            features = pool_windows(features, self.inputs.windows[rows], task.windows.pool, leaves.get(LEAF))
         size = self.inputs.labels.shape[1]
         # Beside tasks of two texts, one of a single text leaves the sequences of the second empty.
         features = pair_features(*features.chunk(2, 1)) if task.is_dual else features[:, :size]
         if task.dropout:
             features = F.dropout(features, task.dropout)
         if task.head is not None:
-            into, offset = hidden
+            into, offset = leaves["hidden.weight"], leaves["hidden.bias"]
             inner = torch.baddbmm(offset.unsqueeze(1), features, into.transpose(1, 2))
             if records is not None:
                 inner = records.linear((f"{HEADS}{name}.hidden",), features, inner, rows)
@@ -259,9 +265,14 @@ class Stack:
         return task.kind_of.losses(task, outputs.flatten(0, 1), labels).view(len(features), -1)
 
     def _head_leaves(self, task: str) -> tuple[str, ...]:
-        """Return how the values of a task's head are called, those of a hidden layer at the end."""
+        """Return how the values of a task's head are called."""
         hidden = () if self.tasks[task].head is None else ("hidden.weight", "hidden.bias")
-        return ("weight", "bias", *hidden)
+        return ("weight", "bias", *hidden, *((LEAF,) if learns_windows(self.tasks[task]) else ()))
+
+    def _num_texts(self) -> int:
+        """How many texts a pass has of a client, where texts have windows."""
+        parts = 2 if any(task.is_dual for task in self.tasks.values()) else 1
+        return parts * self.shape.num_examples if self.shape.num_windows else 0
 
     def _move(self, heads: Sequence[Block]) -> None:
         every = [self.table, self.matrices, self.vectors, *heads]

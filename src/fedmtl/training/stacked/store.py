@@ -19,7 +19,10 @@ NOTHING = 0
 
 @dataclass(frozen=True)
 class TokenStore:
-    """`begins` says at which sequence each part of a folder starts; an example is that plus its index in the folder."""
+    """`begins` says at which sequence each part of a folder starts.
+
+    An example without windows is that plus its index in the folder.
+    """
 
     ids: Tensor
     segments: Tensor
@@ -43,7 +46,7 @@ def open_store(folders: Iterable[Path], pad_id: int, device: torch.device) -> To
             firsts.append(total)
             ids.append(part.ids)
             segments.append(part.segments)
-            lengths.append(part.lengths())
+            lengths.append(part.sequence_lengths())
             total += len(lengths[-1])
         begins[folder] = tuple(firsts)
     every = np.concatenate(lengths)
