@@ -120,26 +120,17 @@ class ExampleRecords:
         """The squared norm of every example's gradient, and the aligned one: (clients, examples)."""
         shape = len(self._batch.ids), self._num
         found, aligned = torch.zeros(2, *shape, dtype=torch.float64, device=self._batch.ids.device)
-        of_tokens: list[Tensor] = []
         for record in self._records:
             if isinstance(record, _Linear):
-                found[record.clients] += self._linear_squares(record)
-                norms = self._term_norms(record)
-                if norms.shape[1] == self._batch.ids.shape[1]:
-                    of_tokens.append(norms)
-                else:
-                    aligned[record.clients] += norms.view(len(norms), -1, self._num).sum(1).square()
+                squares, terms = self._linear_squares(record)
+                found[record.clients] += squares
+                aligned[record.clients] += terms
             elif isinstance(record, _Summed):
                 found[record.clients] += record.gradients.to(found.dtype).square().sum(2)
             else:
-                squares, of_rows = self._table_squares(record)
+                squares, terms = self._table_squares(record)
                 found += squares
-                aligned += of_rows
-        if of_tokens:
-            # What is computed at padding may be anything.
-            is_real = (self._batch.owners < self._num_sequences).unsqueeze(2)
-            norms = torch.stack(of_tokens, 2).where(is_real, 0.0)
-            aligned += torch.bmm(self._belongs.to(norms.dtype), norms).square().sum(2)
+                aligned += terms
         return Squares(found, aligned)
 
     @torch.no_grad()
@@ -179,12 +170,14 @@ class ExampleRecords:
             elif has_bias:
                 yield _Summed(tuple(f"{name}.bias" for name in own), self._sums(part), clients)
 
-    def _linear_squares(self, record: _Linear) -> Tensor:
+    def _linear_squares(self, record: _Linear) -> tuple[Tensor, Tensor]:
         inputs, gradient = record.inputs, record.gradient
         is_of_tokens = inputs.shape[1] == self._batch.ids.shape[1]
         kernels = example_kernels() if is_of_tokens and gradient.is_cuda and gradient.dtype == torch.bfloat16 else None
         if kernels is not None and self._batch.width <= kernels.LONGEST:
-            squares: Tensor = kernels.linear_squares(inputs, gradient, self._batch, self._num, bias=record.has_bias)
+            squares: tuple[Tensor, Tensor] = kernels.linear_squares(
+                inputs, gradient, self._batch, self._num, bias=record.has_bias
+            )
             return squares
         left, right = self._padded(inputs), self._padded(gradient, is_masked=True)
         exact = _exact(gradient.dtype)
@@ -196,14 +189,9 @@ class ExampleRecords:
         else:
             both = _product(left, left.transpose(1, 2)).to(exact) + record.has_bias
             found = (both * _product(right, right.transpose(1, 2))).sum((1, 2))
-        return found.view(-1, self._num)
-
-    def _term_norms(self, record: _Linear) -> Tensor:
-        """The norms of what tokens, sequences or examples add to a gradient: (clients, those)."""
-        exact = _exact(record.gradient.dtype)
-        seen = torch.linalg.vector_norm(record.inputs, dim=2, dtype=exact).square_().add_(record.has_bias).sqrt_()
-        norms: Tensor = seen.mul_(torch.linalg.vector_norm(record.gradient, dim=2, dtype=exact))
-        return norms
+        seen, given = (torch.linalg.vector_norm(each, dim=2, dtype=exact) for each in (left, right))
+        terms = (seen.square_().add_(record.has_bias).sqrt_() * given).sum(1).square()
+        return found.view(-1, self._num), terms.view(-1, self._num)
 
     def _table_squares(self, record: _Tables) -> tuple[Tensor, Tensor]:
         """A row's gradient is the sum over the tokens that use it."""

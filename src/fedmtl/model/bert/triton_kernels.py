@@ -312,13 +312,16 @@ def _gram(of, width, first, first_length, second, second_length, BLOCK: tl.const
 
 @triton.jit
 def linear_squares(
-    inputs, gradient, starts, lengths, found, inner, outer, num_examples, sequences,
+    inputs, gradient, starts, lengths, found, aligned, inner, outer, num_examples, sequences,
     BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program per example: the sum over pairs (s, t) of its tokens of (a_s . a_t) (g_s . g_t)."""
+    """One program per example: the sum over pairs (s, t) of its tokens of (a_s . a_t) (g_s . g_t), and the square of
+    the sum over its tokens of |a_t| |g_t|, as if all of them pointed the same way."""
     example = tl.program_id(0)
     base = example // num_examples * sequences + example % num_examples
+    rows = tl.arange(0, BLOCK)
     total = 0.0
+    norms = 0.0
     for one in tl.static_range(PARTS):
         for other in tl.static_range(one + 1):
             first, second = base + one * num_examples, base + other * num_examples
@@ -328,8 +331,13 @@ def linear_squares(
             seen = _gram(inputs, inner, first_start, first_length, second_start, second_length, BLOCK, CHUNK)
             if BIAS:
                 seen += 1.0
-            total += tl.sum(tl.sum(seen * given, 1), 0) * (1.0 if one == other else 2.0)
+            both = seen * given
+            total += tl.sum(tl.sum(both, 1), 0) * (1.0 if one == other else 2.0)
+            if one == other:
+                of_tokens = tl.sum(tl.where(rows[:, None] == rows[None, :], both, 0.0), 1)
+                norms += tl.sum(tl.sqrt(tl.maximum(of_tokens, 0.0)), 0)
     tl.store(found + example, total)
+    tl.store(aligned + example, norms * norms)
 
 
 @triton.jit

@@ -295,21 +295,25 @@ def _sum_rows(leaf: Leaf, moved: Tensor) -> None:
         torch.sum(moved, 1, dtype=leaf.gradient.dtype, out=leaf.gradient)
 
 
-def linear_squares(inputs: Tensor, gradient: Tensor, batch: StackedBatch, num_examples: int, *, bias: bool) -> Tensor:
+def linear_squares(
+    inputs: Tensor, gradient: Tensor, batch: StackedBatch, num_examples: int, *, bias: bool
+) -> tuple[Tensor, Tensor]:
     """Every example's squared norm of the gradient of a linear layer's weight, and of its bias where it counts.
+
+    The second are the aligned squares (`bert/cpu/per_example.py`).
 
     Inputs and output gradients are (clients, tokens, width); examples have as many sequences as there are parts.
     """
     clients, _, inner = inputs.shape
     sequences, outer = batch.starts.shape[1], gradient.shape[2]
-    found = torch.empty(clients, num_examples, dtype=torch.float32, device=inputs.device)
+    found, aligned = torch.empty(2, clients, num_examples, dtype=torch.float32, device=inputs.device)
     block = max(16, triton.next_power_of_2(batch.width))
     kernels.linear_squares[(clients * num_examples,)](
-        inputs.contiguous(), gradient, batch.global_starts().view(-1), batch.lengths.reshape(-1), found, inner, outer,
-        num_examples, sequences, BIAS=bias, PARTS=sequences // num_examples, BLOCK=block,
+        inputs.contiguous(), gradient, batch.global_starts().view(-1), batch.lengths.reshape(-1), found, aligned,
+        inner, outer, num_examples, sequences, BIAS=bias, PARTS=sequences // num_examples, BLOCK=block,
         CHUNK=64 if block <= 64 else 32, num_warps=4 if block <= 64 else 8,
     )  # fmt: skip
-    return found
+    return found, aligned
 
 
 def example_sums(values: Tensor, batch: StackedBatch, num_examples: int) -> Tensor:
