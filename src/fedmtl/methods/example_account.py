@@ -191,10 +191,9 @@ class Account:
     def noise_key(self, task: str) -> bytes:
         return self._key("noise", task)
 
-    def deviation(self, task: str) -> float:
-        """The standard deviation of the noise of a step, before the task's weight."""
-        lot = self.lots[task]
-        return float(self._max_norm * lot.noise_multiplier / lot.expected)
+    def deviation_of_sum(self, task: str) -> float:
+        """The standard deviation of the noise on the sum of a lot's clipped gradients."""
+        return float(self._max_norm * self.lots[task].noise_multiplier)
 
     def sent(self) -> Extra:
         """What the client tells the server of its ledger, which is nothing under masks."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from torch import Tensor
 from fedmtl.errors import FedmtlError
 from fedmtl.methods.example_account import Account
 from fedmtl.methods.masked_ledger import NAME
-from fedmtl.methods.noise import KeyedNoise
+from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.model.multitask import MultiTaskModel, flat_order, undecayed
 from fedmtl.model.per_example import Clip, ExampleGradients
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, owner_task
@@ -40,6 +42,7 @@ from fedmtl.training.local_method import (
     Release,
 )
 from fedmtl.training.local_method import Step as Batch
+from fedmtl.training.stacked.blocks import Block
 from fedmtl.training.stacked.method import StackedMethod
 from fedmtl.training.stacked.plan import Lots, Member
 from fedmtl.training.stacked.shape import reached
@@ -66,7 +69,7 @@ class PrivateStack(StackedMethod):
     """The same for clients at once, each with lots, noise and a ledger of its own.
 
     Lots are drawn as from a client by itself. So is noise on a CPU. On a GPU, where numbers that a CPU draws would be
-    waited for, it comes from the device's generator (Philox), seeded from the same key: as good for a simulation,
+    waited for, it is drawn by a kernel (`triton_noise.py`) from 64 bits of the same key: as good for a simulation,
     which is all that trains clients at once, but not what a site would add to its updates.
     """
 
@@ -77,6 +80,8 @@ class PrivateStack(StackedMethod):
         self._options = options
         self.max_example_norm = options["max_grad_norm"]
         self._members: Sequence[Member] = ()
+        self._streams: list[dict[str, KeyedNoise]] = []
+        self._targets: dict[str | None, list[_Target]] = {}
 
     def enter(
         self,
@@ -117,40 +122,29 @@ class PrivateStack(StackedMethod):
         return int(self._options["examples_at_once"] or min(MOST_IN_STACKS, most))
 
     def load(self, stack: Stack, members: Sequence[Member]) -> None:
-        self._members = members
-        self._noise: list[dict[str, KeyedNoise | torch.Generator]] = [
-            {
-                task: _generator(member.accounts[NAME].account.noise_key(task), stack.index.device)
-                for task in member.accounts[NAME].account.lots
-            }
-            for member in members
-        ]
+        self._members, self._steps_made = members, 0
+        kernel = noise_kernel() if stack.index.is_cuda else None
+        self._streams = [] if kernel else [_streams(member.accounts[NAME]) for member in members]
+        self._targets = _targets(stack, members) if kernel else {}
 
     def add_noise(self, stack: Stack, task: str | None, is_active: np.ndarray) -> None:
+        rates, weights = stack.inputs.factors[0], stack.inputs.factors[3]
+        if self._targets:
+            self._steps_made += 1
+            for target in self._targets[task]:
+                rows = target.block.clients
+                given = target.keys, target.deviations, weights[rows], rates[rows]
+                noise_kernel()(target.block.gradients, target.span, *given, self._steps_made)
+            return
         for k in np.flatnonzero(is_active).tolist():
-            member = self._members[k]
-            own = task or member.tasks[0].name
-            drawing: _Drawing = member.accounts[NAME]
-            deviation = drawing.account.deviation(own) * stack.settings.loss_weights[own]
-            source = self._noise[k][own]
-            if isinstance(source, KeyedNoise):
-                drawing.add_to(stack, k, own, source, deviation)
-            else:
-                self._add_drawn(stack, k, set(drawing.moved[own]), source, deviation)
+            own = task or self._members[k].tasks[0].name
+            drawing: _Drawing = self._members[k].accounts[NAME]
+            deviation = drawing.account.deviation_of_sum(own) * float(weights[k])
+            drawing.add_to(stack, k, own, self._streams[k][own], deviation)
 
     def finish(self, member: Member, tasks: Sequence[str]) -> Extra:
         sent: Extra = member.accounts[NAME].account.sent()
         return sent
-
-    def _add_drawn(
-        self, stack: Stack, k: int, moved: Collection[Key], source: torch.Generator, deviation: float
-    ) -> None:
-        keys = self._members[k].keys
-        for _, block, row in stack.blocks_of(k):
-            spans = _joined(span for name, (span, _) in block.spans.items() if keys.get(name) in moved)
-            for span in spans:
-                gradients = block.gradients[row, span]
-                gradients.add_(torch.randn(gradients.shape, generator=source, device=gradients.device), alpha=deviation)
 
 
 @dataclass(frozen=True)
@@ -181,10 +175,55 @@ class _Drawing:
                 start += part.numel()
 
 
-def _generator(key: bytes, device: torch.device) -> KeyedNoise | torch.Generator:
-    if device.type != "cuda":
-        return KeyedNoise(key)
-    return torch.Generator(device).manual_seed(int.from_bytes(key[:8], "big") >> 1)
+@dataclass(frozen=True)
+class _Target:
+    """Neighbouring values of a block, with a key and the deviation of noise for each of its clients; 0 is no noise."""
+
+    block: Block
+    span: slice
+    keys: Tensor
+    deviations: Tensor
+
+
+def _targets(stack: Stack, members: Sequence[Member]) -> dict[str | None, list[_Target]]:
+    """What steps add noise to: of each task where clients have several, and else of all."""
+    tasks = members[0].tasks
+    names = [task.name for task in tasks] if len(tasks) > 1 else [None]
+    return {name: list(_targets_of(stack, members, name)) for name in names}
+
+
+def _targets_of(stack: Stack, members: Sequence[Member], task: str | None) -> Iterator[_Target]:
+    device = stack.index.device
+    for number, block in enumerate(stack.blocks):
+        keys: dict[tuple[int, int], np.ndarray] = {}
+        deviations: dict[tuple[int, int], np.ndarray] = {}
+        for row, member in enumerate(members[block.clients]):
+            own, drawing = task or member.tasks[0].name, member.accounts[NAME]
+            if own not in drawing.account.lots:
+                continue
+            moved, secret = set(drawing.moved[own]), drawing.account.noise_key(own)
+            for span in _joined(span for name, (span, _) in block.spans.items() if member.keys.get(name) in moved):
+                place = span.start, span.stop
+                key = derive_key(secret, number, *place)
+                keys.setdefault(place, np.zeros(block.num_clients, np.int64))[row] = np.frombuffer(key, np.int64)[0]
+                far = deviations.setdefault(place, np.zeros(block.num_clients, np.float32))
+                far[row] = drawing.account.deviation_of_sum(own)
+        for place, far in deviations.items():
+            on_device = (torch.from_numpy(each).to(device) for each in (keys[place], far))
+            yield _Target(block, slice(*place), *on_device)
+
+
+def _streams(drawing: _Drawing) -> dict[str, KeyedNoise]:
+    return {task: KeyedNoise(drawing.account.noise_key(task)) for task in drawing.account.lots}
+
+
+@cache
+def noise_kernel() -> Any:
+    """Noise for clients at once, drawn on their GPU, or None where Triton is missing."""
+    try:
+        return import_module("fedmtl.methods.triton_noise").add_noise
+    except ImportError:
+        return None
 
 
 class PrivateGradients(LocalMethod):

@@ -356,6 +356,24 @@ def test_clients_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / len(first) ** 0.5
 
 
+def test_noise_follows_the_weight_that_a_task_has_in_this_round(tmp_path: Path) -> None:
+    """A stack is used again when weights of tasks have changed."""
+    model = small_model(SINGLE)
+    settings = private(
+        make_settings(SINGLE, optimizer="sgd", learning_rate=1.0, local_steps=1),
+        max_grad_norm=1e-9,
+        noise_multiplier=1e9,
+    )
+    clients, stacks = make_clients(model, [SINGLE], tmp_path)[:1], Stacks(model, CPU, torch.float64)
+    deviations = []
+    for number, weight in enumerate((1.0, 8.0), 1):
+        weighted = replace(settings, loss_weights={"single": weight})
+        (outcome,) = stacked(model, clients, weighted, tmp_path, stacks, number)
+        deviations.append(float(torch.cat([value.reshape(-1) for value in outcome.delta.values()]).std()))
+    assert len(stacks.made) == 1
+    assert deviations == pytest.approx([1 / 5, 8 / 5], rel=0.02)
+
+
 def test_a_client_that_spent_its_budget_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
     model, settings = small_model(SINGLE), private(make_settings(SINGLE), epsilon=3.0, noise_multiplier=None)
     member, _ = make_client(model, [SINGLE], range(12), 0, PLAN, tmp_path)
