@@ -205,7 +205,9 @@ class MultiTaskModel(nn.Module):
         `noise` (rows, width, columns of the token table) is added to the word embeddings; it needs `adds_gradients`.
         With `called`, every linear layer, norm and table is computed by calling its module, so that hooks see it.
         """
-        vectors: Tensor = self.windows(task, self._sequence_vectors(task, inputs, noise, called=called), inputs.windows)
+        vectors = self._sequence_vectors(task, inputs, noise, called=called)
+        if self.tasks[task].windows is not None:
+            vectors = self.windows(task, vectors, inputs.windows)
         return vectors
 
     def _sequence_vectors(self, task: str, inputs: Inputs, noise: Tensor | None, *, called: bool) -> Tensor:
