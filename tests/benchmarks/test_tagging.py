@@ -41,19 +41,24 @@ def test_tasks_with_the_same_sentences_are_cut_alike(data):
     assert len(sentences(final, "bc2gm", "train")) == 60
 
 
-def test_the_best_rate_of_what_was_cut_is_used(tmp_path):
+def test_the_best_recipe_of_what_was_cut_is_used(tmp_path):
     given = argparse.Namespace(
         encoders=["tiny"], setups=["federated"], seeds=[0, 1], choose=False, out=tmp_path, share=1.0
     )
-    rates = tagging.RATES["tiny"]["federated"]
+    names = list(tagging.RECIPES["tiny"]["federated"])
+    best = names[2]
     lines = [
-        {"encoder": "tiny", "setup": "federated", "seed": 0, "rate": rate, "is_choice": True, "share": 1.0,
-         "f1": {"bc2gm": score, "ncbi_disease": None}}
-        for rate, score in zip(rates, (0.5, 0.7, 0.9), strict=True)
+        {"encoder": "tiny", "setup": "federated", "seed": 0, "recipe": name, "is_choice": True, "share": 1.0,
+         "f1": {"bc2gm": 0.9 if name == best else 0.7, "ncbi_disease": None}}
+        for name in names
     ]  # fmt: skip
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert tagging.best_rates(given) == {("tiny", "federated"): rates[2]}
-    made = list(tagging.cells(given, tagging.best_rates(given)))
-    assert [(cell.seed, cell.rate, cell.is_choice) for cell in made] == [(0, rates[2], False), (1, rates[2], False)]
+    assert tagging.best_recipes(given) == {("tiny", "federated"): best}
+    made = list(tagging.cells(given, tagging.best_recipes(given)))
+    assert [(cell.seed, cell.recipe, cell.is_choice) for cell in made] == [(0, best, False), (1, best, False)]
     given.choose = True
-    assert [cell.rate for cell in tagging.cells(given, {})] == list(rates)
+    assert [cell.recipe for cell in tagging.cells(given, {})] == names
+
+
+def test_a_single_task_in_one_place_has_the_recipe_of_all_tasks_there():
+    assert tagging.recipes("tiny", "single task, one place") == tagging.RECIPES["tiny"]["one place"]

@@ -140,7 +140,7 @@ def test_without_the_package_the_kind_is_not_known(make_config):
     run = start_run(make_config("training.num_rounds=1"))
     for registry in (_REGISTERED, _KINDS):
         registry.pop("ordinal")
-    assert task_kinds() == ["classification", "regression", "tagging"]
+    assert task_kinds() == ["classification", "regression", "tagging", "multilabel"]
     with pytest.raises(ConfigError, match=r"tasks\.stars\.kind: found 'ordinal', no kind of task is called so"):
         start_run(config)
     with pytest.raises(
