@@ -248,7 +248,8 @@ def config_of(trial: Trial, options: argparse.Namespace) -> Settings:
     if options.examples:
         tasks = {task: {"batch_size": max(8, options.examples // 30)} for task in trial.tasks}
     encoder = str((options.models / trial.encoder).absolute()) if trial.encoder != "tiny" else "tiny"
-    compute: Settings = {"workers": 0, "device": options.device}
+    # Clients train at once where there is a GPU; on a CPU, one after the other by its kernels.
+    compute: Settings = {"workers": 0 if options.device != "cpu" else 1, "device": options.device}
     config: Settings = {
         "seed": trial.seed,
         "mode": "federated",
@@ -270,7 +271,7 @@ def config_of(trial: Trial, options: argparse.Namespace) -> Settings:
     }  # fmt: skip
     if part == "LoRA":
         config["model"]["lora"] = {"rank": 8}
-    else:
+    elif options.device != "cpu":
         compute["stack"] = len(config["clients"])
     if is_private:
         config["privacy"] = {
