@@ -214,7 +214,7 @@ def run_all(options: argparse.Namespace, trials: list[Trial]) -> None:
     done = {row["key"] for row in read(results) if "scores" in row}
     waiting = [trial for trial in trials if trial.key not in done]
     for split in {trial.split for trial in waiting}:
-        write_data(options, split)
+        write_data(options, split, {task for trial in waiting for task in trial.tasks})
     ends, stops = time.monotonic() + options.seconds, time.monotonic() + min(options.stop, 1e9)
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
@@ -309,9 +309,10 @@ def data_root(options: argparse.Namespace, split: str) -> Path:
     return root
 
 
-def write_data(options: argparse.Namespace, split: str) -> None:
-    """A data root with every task's training examples and what scores them: `cut` from train, or all of `dev`."""
-    for task, (num_train, num_cut) in SIZES.items():
+def write_data(options: argparse.Namespace, split: str, tasks: set[str]) -> None:
+    """A data root with the tasks' training examples and what scores them: `cut` from train, or all of `dev`."""
+    for task in sorted(tasks):
+        num_train, num_cut = SIZES[task]
         folder = data_root(options, split) / task
         if (folder / "dev.tsv").exists():
             continue
