@@ -114,7 +114,11 @@ def test_scores_and_counts_are_in_the_tables(run, files):
     assert {mood: row["true"] for mood, row in last.by_label.items()} == counts["dev"]
     # While it trains the threshold is a fixed one.
     assert {row["threshold"] for row in last.by_label.values()} == {0.3}
-    assert all(mood in folder.report.read_text() for mood in WORDS)
+    page = folder.report.read_text()
+    assert all(mood in page for mood in WORDS)
+    # The curve of all labels together has the score of the table at the threshold of the table.
+    assert "moods: F1 by threshold" in page
+    assert last.curves.together["f1"][last.curves.thresholds.index(0.3)] == last.metrics["f1"]
 
 
 def test_scores_at_clients_are_sums_of_theirs(run):

@@ -85,8 +85,9 @@ def test_scores_are_in_the_tables(run):
     last = [event for event in events_of(read_events(folder), EvaluationEvent) if event.task == "roles"][-1]
     assert last.by_label["doer"]["true"] == last.by_label["receiver"]["true"] == 30
     page = folder.report.read_text()
-    assert "doer" in page
-    assert "receiver" in page
+    assert "roles: confusion matrix" in page
+    assert all(words in page for words in ("doer", "receiver", "no span", "other words"))
+    assert [sum(row) for row in last.confusion[:2]] == [30, 30]
 
 
 def test_scores_at_clients_are_sums_of_theirs(run):
