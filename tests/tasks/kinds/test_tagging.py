@@ -224,7 +224,10 @@ def test_an_answer_has_the_letters_and_the_least_probability_of_each_span():
     assert answer.lines(text, coloured=False)[1] == "LOC 17-23 (0.932) London"
     coloured = answer.lines(text, coloured=True)[0]
     assert coloured.endswith(", in \x1b[30;43mLondon LOC\x1b[0m")
-    assert answer.cells() == {"": '[[0, 12, "PER"], [17, 23, "LOC"]]'}
+    assert answer.cells() == {"": [[0, 12, "PER"], [17, 23, "LOC"]]}
+    scored = answer.scored()
+    assert (scored["answer"], scored["probability"]) == ("B-PER I-PER O O B-LOC", answer.entities[0].probability)
+    assert [span[:3] for span in json.loads(scored["probabilities"])] == answer.cells()[""]
     assert answer.tags == ("B-PER", "I-PER", "O", "O", "B-LOC")
 
 

@@ -67,7 +67,7 @@ class Labelled(Answer):
         return {"labels": list(self.labels), "probabilities": dict(self.probabilities)}
 
     def cells(self) -> dict[str, Any]:
-        return {"": _written(self.labels), **self.probabilities}
+        return {"": list(self.labels), **self.probabilities}
 
     def scored(self) -> dict[str, Any]:
         least = min((self.probabilities[label] for label in self.labels), default=None)

@@ -83,11 +83,13 @@ class Tagged(Answer):
         return {"entities": found}
 
     def cells(self) -> dict[str, Any]:
-        return {"": json.dumps([[each.start, each.end, each.label] for each in self.entities])}
+        return {"": [[each.start, each.end, each.label] for each in self.entities]}
 
     def scored(self) -> dict[str, Any]:
+        """Tags, as the example's label has them, and under `probabilities` the spans with theirs."""
         least = min((each.probability for each in self.entities), default=None)
-        return {"answer": self.cells()[""], "probability": least, "probabilities": ""}
+        spans = [[each.start, each.end, each.label, each.probability] for each in self.entities]
+        return {"answer": " ".join(self.tags), "probability": least, "probabilities": json.dumps(spans)}
 
     def lines(self, text: str, *, coloured: bool) -> list[str]:
         if not self.entities:
