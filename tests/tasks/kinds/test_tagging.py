@@ -72,6 +72,7 @@ def test_spans_are_right_where_words_and_type_are():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "prefixes"), [("IOB1", "BI"), ("IOB2", "BI"), ("IOBES", "BIES")])
 def test_scores_of_random_tags_are_those_of_seqeval(scheme, prefixes):
     metrics, schemes = pytest.importorskip("seqeval.metrics"), pytest.importorskip("seqeval.scheme")
