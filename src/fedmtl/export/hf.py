@@ -128,6 +128,8 @@ def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card 
         raise ModelError("pairs are encoded apart (`pair: dual`)")
     if pool == "mean":
         raise ModelError("pooled by the mean")
+    if task.windows is not None:
+        raise ModelError("long texts are read in windows (`model.windows`)")
     if plain.has_adapters:
         raise ModelError("has adapters (`model.adapters`)")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
