@@ -50,10 +50,10 @@ from fedmtl.predict.onnx import (
     WINDOWS,
     output_name,
     require,
-    windows_of,
 )
 from fedmtl.runs.folder import write_atomic
 from fedmtl.sharing.plan import HEADS
+from fedmtl.tasks.task import windows_of
 
 # The first with Gelu as one operator, which ONNX Runtime fuses with the bias before it.
 OPSET = 20

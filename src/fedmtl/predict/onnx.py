@@ -40,7 +40,7 @@ from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.sequences import Rows, Sequences
-from fedmtl.tasks.task import Task, Windows, owner_of_set, read_tasks
+from fedmtl.tasks.task import Task, Windows, owner_of_set, read_tasks, windows_of
 from fedmtl.tasks.tokens import first_pieces, mend_surrogates
 from fedmtl.tasks.windows import NOWHERE, CutText, central, cut_text, rows_of_texts
 from fedmtl.tasks.words import plain_text
@@ -90,11 +90,6 @@ class OnnxModel:
     def windows(self) -> Windows | None:
         """How it reads long texts in windows, where it does."""
         return windows_of(self.tasks)
-
-
-def windows_of(tasks: Mapping[str, Task]) -> Windows | None:
-    """How a model's tasks read long texts in windows, which is a setting of all of them."""
-    return next((task.windows for task in tasks.values()), None)
 
 
 def output_name(task: str) -> str:
