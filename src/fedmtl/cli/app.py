@@ -29,6 +29,7 @@ from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.run import run
 from fedmtl.cli.serve import serve
 from fedmtl.cli.terminal import make_terminal, write
+from fedmtl.cli.track import track
 from fedmtl.errors import FedmtlError
 
 INTERRUPTED = 130
@@ -108,6 +109,7 @@ for command in (
     prune,
     quantize,
     measure,
+    track,
 ):
     app.command()(command)
 app.add_typer(certs)
