@@ -85,6 +85,7 @@ def test_workers_give_the_same_bits(run):
     assert scores(alone) == scores(others)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(run, settings, tmp_path):
     whole = run("whole", *MIXED)
 
@@ -132,6 +133,7 @@ def test_scores_at_clients_are_sums_of_theirs(run):
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

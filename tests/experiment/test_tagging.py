@@ -101,6 +101,7 @@ def test_scores_at_clients_are_sums_of_theirs(run):
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

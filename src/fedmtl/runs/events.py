@@ -227,7 +227,11 @@ class ConfigEvent(Event):
 @event_kind("data")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataEvent(Event):
-    """The examples of one task."""
+    """The examples of one task.
+
+    `windowed` are the texts for training with more than `max_length` tokens that are read in several windows, and
+    `windows` how many those have; of `truncated` ones some tokens are in none. `tokens` counts those of all windows.
+    """
 
     task: Text
     source: Given[Text] = None
@@ -235,6 +239,11 @@ class DataEvent(Event):
     augmented: Given[Count] = None
     validation: Given[Count] = None
     truncated: Given[Count] = None
+    tokens: Given[Count] = None
+    windowed: Given[Count] = None
+    windows: Given[Count] = None
+    most_windows: Given[Count] = None
+    max_length: Given[Count] = None
     validation_cut: Flag = False
     repeated: Given[Count] = None
     labels: Counts | None = None

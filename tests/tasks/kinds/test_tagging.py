@@ -86,6 +86,7 @@ def test_what_types_are_taken_for_is_not_counted_of_very_many():
     assert sums_from_dict(task, json.loads(json.dumps(sums.to_dict()))).to_dict() == sums.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "prefixes"), [("IOB1", "BI"), ("IOB2", "BI"), ("IOBES", "BIES")])
 def test_scores_of_random_tags_are_those_of_seqeval(scheme, prefixes):
     metrics, schemes = pytest.importorskip("seqeval.metrics"), pytest.importorskip("seqeval.scheme")
