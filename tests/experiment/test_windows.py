@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiment.test_multilabel import write_moods
 from fedmtl.cli.app import app
 from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
@@ -161,6 +162,23 @@ def test_words_are_tagged_in_windows_with(run, overrides):
     assert found[1, "roles"]["loss"] < found[0, "roles"]["loss"]
 
 
+@pytest.mark.parametrize("compute", ["stack: 0", "stack: 2, precision: fp32"])
+def test_texts_with_several_labels_are_read_in_windows(run, tmp_path, compute):
+    train, dev = write_moods(tmp_path, "train", 60, 1), write_moods(tmp_path, "dev", 30, 2)
+    task = f"tasks.moods={{kind: multilabel, source: {{train: {train}, validation: {dev}}}}}"
+    more = (
+        "training.num_rounds=1",
+        "training.local_epochs=4",
+        "model.max_length=8",
+        "model.windows={stride: 4, pool: max}",
+    )
+    folder = run("moods", *more, f"compute={{{compute}}}", tasks=(task,))
+    found = scores(folder)
+    assert found[1, "moods"]["loss"] < found[0, "moods"]["loss"]
+    assert first_of(read_events(folder), DataEvent).windowed > 0
+    assert load_run(folder).saved.tasks["moods"].fitted
+
+
 def test_words_behind_the_first_tokens_are_scored(run):
     """Recall counts every span of the text: without windows those behind twelve tokens can only be missed."""
     folder = run("one", "training.num_rounds=1", tasks=WORDS)
@@ -247,6 +265,8 @@ def test_a_model_with_windows_is_compressed_and_measured(run, tmp_path, monkeypa
     int8 = json.loads(done("predict", next((tmp_path / "bundle").glob("model.*.onnx")), "--json", text))["predictions"]
     assert int8[0]["probabilities"] == pytest.approx(onnx[0]["probabilities"], abs=0.1)
     done("evaluate", folder.path)
-    done("prune", folder.path, "--remove-heads", "0.3")
-    done("distill", folder.path, "--student", "random-1x16", "--name", "small", "--epochs", "1")
-    assert load_run(RunFolder(tmp_path / "runs" / "small")).saved.tasks["sentiment"].windows is not None
+    done("prune", folder.path, "--ffn", "0.5", "--epochs", "1", "--out", "fewer")
+    passes = ("--epochs-intermediate", "1", "--epochs-prediction", "1")
+    done("distill", folder.path, "--student", "1x16", "--name", "small", *passes)
+    for name in ("fewer", "small"):
+        assert load_run(RunFolder(tmp_path / name)).saved.tasks["sentiment"].windows is not None
