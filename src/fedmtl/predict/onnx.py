@@ -15,12 +15,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError, needs_extra
 from fedmtl.foreign import excerpt, parse_record
 from fedmtl.predict.answers import (
@@ -34,16 +33,17 @@ from fedmtl.predict.answers import (
     tasks_on,
     to_predictions,
 )
-from fedmtl.runs.folder import RunFolder
 from fedmtl.tasks.batches import join_rows
 from fedmtl.tasks.examples import Examples
-from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.sequences import Rows, Sequences
 from fedmtl.tasks.task import Task, Windows, owner_of_set, read_tasks, windows_of
 from fedmtl.tasks.tokens import first_pieces, mend_surrogates
 from fedmtl.tasks.windows import NOWHERE, CutText, central, cut_text, rows_of_texts
 from fedmtl.tasks.words import plain_text
+
+if TYPE_CHECKING:
+    from fedmtl.runs.folder import RunFolder
 
 FORMAT = 1
 FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
@@ -336,6 +336,8 @@ def evaluate_file(
 
 def evaluate_test(model: OnnxModel, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
     """Score on the test files of the run in whose folder the file lies."""
+    from fedmtl.config.file import load_config
+
     config = load_config(run_of(model.path).config)
     return _score_sets(model, labelled_test_sets(model.path.name, config, known_tasks(model, task)), sink)
 
@@ -347,6 +349,10 @@ def evaluate_validation(
 
     `warn` is called with a line for each task whose validation is no longer cut as in the run.
     """
+    # One answer needs none of this, and is there sooner without it.
+    from fedmtl.config.file import load_config
+    from fedmtl.tasks.load import load_tasks
+
     wanted = list(known_tasks(model, None if task is None else owner_of_set(task)))
     run = run_of(model.path)
     data = load_tasks(load_config(run.config), model.tasks)
@@ -379,6 +385,8 @@ def _summed_loss(task: Task, outputs: Rows, labels: Any) -> float:
 
 def run_of(file: Path) -> RunFolder:
     """The run whose folder holds the file."""
+    from fedmtl.runs.folder import RunFolder
+
     for run in map(RunFolder, file.resolve().parents):
         if run.config.is_file() and run.events.is_file():
             return run
