@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -214,9 +215,10 @@ class Multilabel(TaskKind):
         for row, cell in enumerate(table.columns[task.label]):
             for label in json.loads(cell):
                 if label not in known:
+                    advice = _advice(label, known) or f"mend it, or list every label under tasks.{task.name}.labels"
                     raise DataError(
                         f"{table.location(row)}: label {excerpt(label)!r} in column {task.label} is not one of"
-                        f" {_shown(task.labels)}; mend it, or list every label under tasks.{task.name}.labels"
+                        f" {_shown(task.labels)}; {advice}"
                     ).coded("label_unknown", task.name, table.number(row))
                 rows[row, known[label]] = 1
         return rows
@@ -475,6 +477,15 @@ def _written(labels: Sequence[str]) -> str:
 
 def _shown(labels: Sequence[str]) -> str:
     return ", ".join(labels[:MOST_LABELS_SHOWN]) + (", ..." if len(labels) > MOST_LABELS_SHOWN else "")
+
+
+def _advice(label: str, known: Mapping[str, int]) -> str | None:
+    """What to do with several labels in one, or with one that is written otherwise; None where neither is so."""
+    parts = [part.strip(" \"'[]") for part in re.split(r"[/+&:,;|]|\s+", label)]
+    if len(parts) > 1 and all(part in known for part in parts):
+        return f"write one of {' '.join(SEPARATORS)} between labels, the same in the whole file"
+    alike = next((name for name in known if name.casefold() == label.casefold()), None)
+    return f"write {excerpt(alike)!r}" if alike is not None else None
 
 
 def _indices(task: Task) -> dict[str, int]:
