@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
-from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
 
+from fedmtl.engines.flower.private import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK,
+)
+from fedmtl.engines.flower.private import (
+    ArrayChunk,
+    get_object_body,
+    get_object_children_ids_from_object_content,
+)
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.faults import UNREADABLE, read_fault
 from fedmtl.foreign import printable

@@ -19,31 +19,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
 from google.protobuf.message import DecodeError, Message
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import ServerCertificate
 from fedmtl.engines.flower.connections import Connection, Listener, Visitors, server_context
 from fedmtl.engines.flower.link import Link
+from fedmtl.engines.flower.private import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+)
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.flower.signing import Caller, Guard, Refused
 from fedmtl.errors import FedmtlError

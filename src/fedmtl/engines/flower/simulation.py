@@ -12,18 +12,25 @@ from secrets import token_bytes
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.server.superlink.fleet.vce.metrics import VceMetrics
-from flwr.server.superlink.fleet.vce.vce_api import start_vce
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
+from fedmtl.engines.flower.private import (
+    FLWR_IN_MEMORY_DB_NAME,
+    HEARTBEAT_INTERVAL_INF,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    InMemoryGrid,
+    LinkStateFactory,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    TaskIdentity,
+    TaskType,
+    VceMetrics,
+    start_vce,
+)
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.local import OpenJob
 from fedmtl.engines.processes import too_late
