@@ -23,7 +23,7 @@ from google.protobuf.message import Message as Proto
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import expiry_warning, loopback_key
-from fedmtl.engines.flower.envelope import MOST_LETTERS, Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.envelope import fill_envelope, open_envelope
 from fedmtl.engines.flower.private import (
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -50,6 +50,7 @@ from fedmtl.engines.flower.private import (
     remove_content_from_message,
 )
 from fedmtl.engines.flower.quiet import silence_flower
+from fedmtl.engines.flower.records import MOST_LETTERS, Envelope
 from fedmtl.engines.flower.signing import Signer
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.foreign import printable

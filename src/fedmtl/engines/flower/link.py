@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.app import Message, MessageType
 
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.envelope import fill_envelope, open_envelope
 from fedmtl.engines.flower.object_files import ObjectFiles, Upload
 from fedmtl.engines.flower.private import (
     FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
@@ -32,6 +32,7 @@ from fedmtl.engines.flower.private import (
 from fedmtl.engines.flower.private import (
     Message as ProtoMessage,
 )
+from fedmtl.engines.flower.records import Envelope
 from fedmtl.engines.flower.signing import Refused
 from fedmtl.errors import WireError
 
