@@ -21,6 +21,7 @@ from fedmtl.cli.compress import distill, prune, quantize
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
+from fedmtl.cli.flower import flower
 from fedmtl.cli.inspect import compare, config, report, status, tasks
 from fedmtl.cli.measure import measure
 from fedmtl.cli.policy import audit, policy
@@ -116,6 +117,7 @@ app.add_typer(certs)
 app.add_typer(data)
 app.add_typer(policy)
 app.add_typer(audit)
+app.add_typer(flower)
 
 
 @app.callback(invoke_without_command=True)

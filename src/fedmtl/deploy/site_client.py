@@ -21,9 +21,9 @@ from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
+from fedmtl.engines.flower.calls import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.flower.certificates import read_private_key
 from fedmtl.engines.flower.peers import PEERS, SiteIdentity
-from fedmtl.engines.flower.site_service import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
