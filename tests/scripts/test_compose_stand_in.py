@@ -58,6 +58,19 @@ def test_commands_have_this_machines_folders_and_addresses(tmp_path):
     assert services["north"].environment == {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
+def test_in_the_root_of_an_image_commands_and_paths_are_those_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.chown", lambda *args: None)
+    north = read_services(COMPOSE, tmp_path / "out", root=tmp_path / "image")["north"]
+    assert north.command[:4] == ["unshare", "--mount", "--propagation", "private"]
+    assert north.command[north.command.index("--") + 1 :][:4] == ["/data", "fedmtl", "client", "--client-id=north"]
+    assert "--server=server:9092" in north.command
+    words = north.command[: north.command.index("--")]
+    mounted = {words[at + 1]: words[at + 2] for at in range(10, len(words), 3)}
+    assert mounted == {"/data": "rw", "/keys": "ro", "/public": "ro", "/etc/hosts": "ro"}
+    assert north.environment["PATH"] == "/opt/fedmtl/bin:/usr/local/bin:/usr/bin:/bin"
+    assert north.environment["HOME"] == "/data"
+
+
 def test_services_come_after_those_that_they_wait_for(tmp_path):
     order = [service.name for service in in_order(read_services(COMPOSE, tmp_path))]
     assert order[0] == "north-key"
