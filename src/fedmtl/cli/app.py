@@ -17,6 +17,7 @@ from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
+from fedmtl.cli.dashboard import dashboard
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
@@ -90,6 +91,7 @@ for command in (
     evaluate,
     predict,
     serve,
+    dashboard,
     compare,
     export,
     report,
