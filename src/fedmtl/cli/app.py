@@ -17,7 +17,7 @@ from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
-from fedmtl.cli.dashboard import dashboard
+from fedmtl.cli.dashboard import dashboard, with_address
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
@@ -137,7 +137,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--traceback"]
     wants_traceback = len(arguments) < len(sys.argv) - 1
     try:
-        code = app(arguments, standalone_mode=False) or 0
+        code = app(with_address(arguments), standalone_mode=False) or 0
     except Exception as error:
         known = _explain(error)
         if known is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -26,10 +27,21 @@ Beside = Annotated[
     str | None,
     typer.Option(
         "--dashboard",
-        help=f"Show the runs as a page while this one lasts, on this machine's loopback, such as {DEFAULT}.",
-        metavar="HOST:PORT",
+        help=f"Show the runs as a page while this one lasts, on this machine's loopback; {DEFAULT} unless given.",
+        metavar="[HOST:PORT]",
     ),
 ]
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line with an address behind every `--dashboard` that has none."""
+    found: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        found.append(argument)
+        # Typer has no options whose value may be left out.
+        if argument == "--dashboard" and not re.fullmatch(r"[^\s=]+:\d+", following):
+            found.append(DEFAULT)
+    return found
 
 
 def dashboard(
@@ -136,18 +148,21 @@ def page_beside(output: Path, address: str | None, say: Callable[[str], None]) -
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     assert page.stdin is not None
     assert page.stdout is not None
-    assert page.stderr is not None
     try:
-        line = page.stdout.readline().strip()
-        if not line.startswith(READY):
-            raise FedmtlError(page.stderr.read().strip().removeprefix("error: ") or "the dashboard did not start")
-        say(line)
+        said = []
+        for line in page.stdout:
+            said.append(line.strip())
+            if line.startswith(READY):
+                break
+        else:
+            raise FedmtlError((said or ["--dashboard: the page did not start"])[-1].removeprefix("error: "))
+        say(said[-1])
         yield
     finally:
         with suppress(OSError):
@@ -157,3 +172,4 @@ def page_beside(output: Path, address: str | None, say: Callable[[str], None]) -
         except subprocess.TimeoutExpired:
             page.kill()
             page.wait()
+        page.stdout.close()

@@ -60,6 +60,17 @@ export function sparkline(x, y, label) {
     svg("path", { class: "line", d: line }));
 }
 
+/** A bar for each letter, in the colour and height of the letter: one path a letter, however many there are. */
+export function marks(letters, label) {
+  const heights = { u: 14, l: 9, r: 14 };
+  const paths = Object.keys(heights).map((letter) => {
+    const parts = [];
+    for (let at = 0; at < letters.length; at++) if (letters[at] === letter) parts.push(`M${at * 5} 15v-${heights[letter]}h4v${heights[letter]}z`);
+    return parts.length ? svg("path", { class: letter, d: parts.join("") }) : null;
+  });
+  return svg("svg", { class: "strip", viewBox: "0 0 150 16", role: "img", "aria-label": label }, ...paths.filter(Boolean));
+}
+
 const waiting = new Set();
 /** Draw at the next frame, once however often it is called before. */
 function soon(chart) {

@@ -1,6 +1,6 @@
 // One run, as it goes on: curves, tasks, sites, plan, phases, failures, config.
 
-import { el, number, LineChart, StackChart, COLOURS } from "./charts.js";
+import { el, marks, number, LineChart, StackChart, COLOURS } from "./charts.js";
 import { Table, plainTable } from "./tables.js";
 import { badge, bytes, follow, link, seconds } from "./page.js";
 
@@ -110,8 +110,7 @@ function seen(row) {
 const STRIP = { u: "an update", l: "late", r: "refused" };
 function strip(row) {
   const counts = Object.entries(STRIP).map(([letter, words]) => [row.strip.split(letter).length - 1, words]).filter(([count]) => count);
-  return el("span", { class: "strip", role: "img", "aria-label": `last rounds: ${counts.map(([count, words]) => `${count} ${words}`).join(", ") || "none"}` },
-    [...row.strip].map((letter) => el("i", { class: letter })));
+  return marks(row.strip, `last rounds: ${counts.map(([count, words]) => `${count} ${words}`).join(", ") || "none"}`);
 }
 
 const SITE_COLUMNS = [
@@ -162,7 +161,7 @@ function plan(now) {
   ];
 }
 
-const PHASES = [{ name: "clients", look: "c0" }, { name: "server", look: "c2" }, { name: "scoring", look: "c1" }, { name: "writing", look: "c4" }];
+const PHASES = [{ name: "longest client", look: "c0" }, { name: "other clients, sending, averaging", look: "c2" }, { name: "scoring", look: "c1" }, { name: "writing", look: "c4" }];
 
 function settings(rows) {
   const box = el("div");
@@ -201,7 +200,7 @@ export function openRun(main, id) {
       sites.set([...rows.values()].map((one) => one.row));
       const states = {};
       for (const row of now.sites) states[row.state] = (states[row.state] ?? 0) + 1;
-      count.textContent = `${now.sites.length} sites: ${Object.entries(states).map(([state, number]) => `${number} ${state}`).join(", ") || "none yet"}`;
+      count.textContent = `${now.sites.length} sites: ${Object.entries(states).sort().map(([state, number]) => `${number} ${state}`).join(", ") || "none yet"}`;
     }
     if (now.timeline) {
       phases.set(now.timeline.map((row) => ({ name: `round ${row.round}`, values: [row.clients, row.server, row.evaluate, row.rest],

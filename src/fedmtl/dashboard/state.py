@@ -45,7 +45,7 @@ from fedmtl.runs.events import (
 SECTIONS = ("head", "curves", "sites", "plan", "timeline", "failures", "config")
 MOST_SITES, MOST_FAILURES, MOST_ROUNDS, MOST_LAYERS, MOST_KEYS = 5_000, 200, 60, 300, 1_000
 # Of all curves of a run together, and of one.
-POINTS, FEWEST_POINTS, MOST_POINTS = 8_000, 40, 400
+POINTS, FEWEST_POINTS, MOST_POINTS = 4_000, 40, 300
 STRIP = 30
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 _LATE = ("no answer within", "in time", "round_timeout", "deadline")
@@ -101,7 +101,7 @@ class RunState:
         self.lock = threading.Lock()
         self.versions = dict.fromkeys(SECTIONS, 0)
         self._status = ""
-        self._is_live = False
+        self._is_live = self._is_stale = False
         self._clear()
 
     def _clear(self) -> None:
@@ -135,8 +135,11 @@ class RunState:
             was_there = self.tail.is_there
             is_new, lines = self.tail.read()
             changed: set[str] = set()
-            if is_new:
+            self._is_stale = self._is_stale or is_new
+            if self._is_stale and self.tail.is_there:
+                # Of a folder that is gone, what was read stays on the page.
                 self._clear()
+                self._is_stale = False
                 changed = set(SECTIONS)
             for event in self.tail.events(lines):
                 changed |= self._take(event)

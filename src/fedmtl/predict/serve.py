@@ -605,9 +605,7 @@ def listen(
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FedmtlError(
-            f"{what}: cannot listen on {host}:{port} ({reason}); {remedy}"
-        ) from error
+        raise FedmtlError(f"{what}: cannot listen on {host}:{port} ({reason}); {remedy}") from error
 
 
 class Connection(HttpToolsProtocol):
