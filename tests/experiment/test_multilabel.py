@@ -85,6 +85,7 @@ def test_workers_give_the_same_bits(run):
     assert scores(alone) == scores(others)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(run, settings, tmp_path):
     whole = run("whole", *MIXED)
 
@@ -114,7 +115,11 @@ def test_scores_and_counts_are_in_the_tables(run, files):
     assert {mood: row["true"] for mood, row in last.by_label.items()} == counts["dev"]
     # While it trains the threshold is a fixed one.
     assert {row["threshold"] for row in last.by_label.values()} == {0.3}
-    assert all(mood in folder.report.read_text() for mood in WORDS)
+    page = folder.report.read_text()
+    assert all(mood in page for mood in WORDS)
+    # The curve of all labels together has the score of the table at the threshold of the table.
+    assert "moods: F1 by threshold" in page
+    assert last.curves.together["f1"][last.curves.thresholds.index(0.3)] == last.metrics["f1"]
 
 
 def test_scores_at_clients_are_sums_of_theirs(run):
@@ -128,6 +133,7 @@ def test_scores_at_clients_are_sums_of_theirs(run):
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -209,6 +215,14 @@ def test_what_is_scored_at_clients_has_the_fixed_threshold(tmp_path):
     assert tasks["moods"].labels == ("anger", "fear", "joy")
 
 
+def renamed(name, **columns):
+    """A file of JSON lines with other names of its columns."""
+    lines = [json.loads(line) for line in Path(name).read_text().splitlines()]
+    lines = [{columns.get(key, key): value for key, value in line.items()} for line in lines]
+    Path(f"renamed-{name}").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return f"renamed-{name}"
+
+
 def test_files_are_checked_trained_on_and_answered(tmp_path, files, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = {"moods": {"kind": "multilabel", "source": {"train": "train.jsonl", "validation": "dev.jsonl"}}}
@@ -235,10 +249,16 @@ def test_files_are_checked_trained_on_and_answered(tmp_path, files, monkeypatch)
     rows = list(csv.DictReader(Path("answers.csv").read_text().splitlines()))
     assert set(json.loads(rows[0]["moods"])) == {"anger", "fear"}
     lines = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
-    assert [row["moods"] for row in rows] == [line["moods"] for line in lines]
-    result = call(app, ["evaluate", "one", "--task", "moods", "--file", "dev.jsonl", "--out", "scored.jsonl"])
+    assert [json.loads(row["moods"]) for row in rows] == [line["moods"] for line in lines]
+    result = call(app, ["evaluate", "one", "--task", "moods", "--file", "dev.jsonl", "--out", "scored.csv"])
     assert result.exit_code == 0, result.output
-    records = [json.loads(line) for line in Path("scored.jsonl").read_text().splitlines()]
+    records = list(csv.DictReader(Path("scored.csv").read_text().splitlines()))
     assert len(records) == 30
     first = json.loads(Path("dev.jsonl").read_text().splitlines()[0])
     assert json.loads(records[0]["label"]) == first["labels"]
+    shares = json.loads(records[0]["probabilities"])
+    assert json.loads(records[0]["answer"]) == sorted(json.loads(records[0]["answer"]), key=lambda mood: -shares[mood])
+    # Answers are labels for others to train on, in either form.
+    result = call(app, ["predict", "one", "--file", "texts.txt", "--with-text", "--out", "more.jsonl"])
+    result = call(app, ["evaluate", "one", "--task", "moods", "--file", renamed("more.jsonl", moods="labels")])
+    assert result.exit_code == 0, result.output

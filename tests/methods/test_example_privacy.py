@@ -458,6 +458,7 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
 @pytest.mark.parametrize(
     ("override", "key"),
     [
+        ("model.windows={}", "model.windows"),
         ("training.smart={}", "training.smart"),
         ("training.loss_weighting=uncertainty", "training.loss_weighting"),
         ("training.logit_adjustment=1", "training.logit_adjustment"),

@@ -303,6 +303,8 @@ def _for_sites(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = config.model_dump(mode="json")
     plain["data"] |= {"root": None, "cache": None}
     plain["output"] = "runs"
+    # Where the server sends its numbers is none of a site's business, and a version without trackers takes the rest.
+    del plain["track"]
     if config.training.distillation is not None and config.training.distillation.where == "server":
         plain["training"]["distillation"] = None
     return plain

@@ -228,8 +228,8 @@ def _filter(update: Update, job: Job, opened: Opened, site: Site) -> tuple[Updat
     slots: dict[str, Mapping[Key, Tensor]] = {}
     for each in opened.filters:
         before = stored.get(each.name, NO_EXTRA)
-        folder, release = site.folder / job.client, opened.methods.release
-        client = FilterClient(job, before, site.model.table, folder, site.model.tasks, release)
+        folder, release, required = site.folder / job.client, opened.methods.release, site.required.get(each.name, {})
+        client = FilterClient(job, before, site.model.table, folder, site.model.tasks, release, required)
         with _named(each):
             update, after = each.at_client(update, client)
             if not isinstance(update, Update):

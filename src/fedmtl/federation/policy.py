@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -101,6 +101,20 @@ class ExamplePrivacyPolicy(Section):
     max_delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); a config with a larger one is refused.")
 
 
+class ClientPrivacyPolicy(Section):
+    """The most that may be told of the site as a whole, over all runs of its folder."""
+
+    max_epsilon: Positive = Field(
+        8.0, description="The most that all rounds may spend for this site with all its examples, over all runs."
+    )
+    max_delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); a config with a larger one is refused.")
+    noise_at: Literal["clients", "server"] = Field(
+        "clients",
+        description="Whose noise counts: `clients` is noise that the sites add themselves, under masks; with `server`,"
+        " noise that the server says it adds counts too, and each run counts with all of its rounds.",
+    )
+
+
 class RequirePolicy(Section):
     noise: Any = Field(
         None, description="An old name; noise on gradients is required by example_privacy, so anything here is refused."
@@ -109,6 +123,11 @@ class RequirePolicy(Section):
         None,
         description="Every example's gradient is clipped and has noise (privacy.example of the server), or jobs"
         " are refused; `{}` is epsilon 8 at delta 1e-5, empty is not required.",
+    )
+    client_privacy: ClientPrivacyPolicy | None = Field(
+        None,
+        description="Sums of updates are clipped and have noise (privacy.client of the server), or jobs are refused;"
+        " `{}` is epsilon 8 at delta 1e-5 with noise that the sites add, empty is not required.",
     )
     secure_aggregation: SecureAggregationPolicy | None = Field(
         None,

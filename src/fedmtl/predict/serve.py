@@ -544,7 +544,16 @@ def openapi(served: Served, limits: Limits) -> dict[str, Any]:
         "additionalProperties": False,
     }
     shares = {"type": "object", "additionalProperties": {"type": "number"}}
-    properties = {"task": tasks, "label": {"type": "string"}, "probabilities": shares, "score": {"type": "number"}}
+    label, position = {"type": "string"}, {"type": "integer", "minimum": 0}
+    span = {"start": position, "end": position, "label": label, "probability": {"type": "number"}, "text": label}
+    properties = {
+        "task": tasks,
+        "label": label,
+        "labels": {"type": "array", "items": label},
+        "probabilities": shares,
+        "entities": {"type": "array", "items": {"type": "object", "required": list(span), "properties": span}},
+        "score": {"type": "number"},
+    }
     answer = {"type": "object", "required": ["task"], "properties": properties}
     answers = {"type": "array", "items": {"type": "array", "items": answer}}
     answered = {"type": "object", "properties": {"model": {"type": "string"}, "predictions": answers}}
