@@ -344,6 +344,7 @@ def test_what_a_command_refuses_in_one_line(capsys, monkeypatch, words, reason):
         ("run --dashboard 127.0.0.1:9 a.yaml", "run --dashboard 127.0.0.1:9 a.yaml"),
         ("run --dashboard a.yaml --set x=1:2", "run --dashboard 127.0.0.1:8080 a.yaml --set x=1:2"),
         ("run --dashboard=[::1]:0", "run --dashboard=[::1]:0"),
+        ("", ""),
     ],
 )
 def test_the_address_beside_a_run_may_be_left_out(given, read):

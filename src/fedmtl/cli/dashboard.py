@@ -36,10 +36,10 @@ Beside = Annotated[
 def with_address(arguments: Sequence[str]) -> list[str]:
     """The arguments of a command line with an address behind every `--dashboard` that has none."""
     found: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for number, argument in enumerate(arguments, start=1):
         found.append(argument)
         # Typer has no options whose value may be left out.
-        if argument == "--dashboard" and not re.fullmatch(r"[^\s=]+:\d+", following):
+        if argument == "--dashboard" and not re.fullmatch(r"[^\s=]+:\d+", "".join(arguments[number : number + 1])):
             found.append(DEFAULT)
     return found
 

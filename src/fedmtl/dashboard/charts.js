@@ -137,11 +137,13 @@ class Chart {
 
   axis(frame, low, high, toY) {
     const parts = [];
-    for (let tick = 0; tick <= 3; tick++) {
-      const value = low + ((high - low) * tick) / 3, y = toY(value);
+    const rough = (high - low) / 4, size = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].find((one) => one * size >= rough) * size;
+    for (let tick = Math.ceil(low / step); tick * step <= high; tick++) {
+      const value = tick * step, y = toY(value);
       parts.push(svg("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y, y2: y }));
       const text = svg("text", { x: frame.left - 5, y: y + 4, "text-anchor": "end" });
-      text.textContent = number(value);
+      text.textContent = String(Number(value.toPrecision(6)));
       parts.push(text);
     }
     return parts;

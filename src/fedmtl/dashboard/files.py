@@ -24,7 +24,7 @@ MOST_RUNS, MOST_ENTRIES = 5_000, 50_000
 # A line of a thousand tasks has less; what is longer is skipped.
 LONGEST_LINE = 8 << 20
 # What one poll reads at most, so that a page hears of a large file while it is read.
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 # The end of what was read, by which a file that was written anew is known.
 _TAIL = 64
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -42,7 +42,7 @@ function head(now) {
       ["traffic up", bytes(now.bytes_up)], ["traffic down", bytes(now.bytes_down)], ["time of rounds", seconds(now.seconds)],
       ["failures", String(now.failures)], ["energy", now.joules ? `${(now.joules / 1000).toFixed(2)} kJ` : ""],
       ["privacy spent", now.privacy.length ? now.privacy.join("; ") : "no noise and no masks"],
-      ...Object.entries(now.facts),
+      ...Object.entries(now.facts).map(([name, value]) => [name, name === "weights" ? el("code", { title: value }, `${value.slice(0, 12)}…`) : value]),
     ]),
   ];
 }

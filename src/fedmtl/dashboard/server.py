@@ -19,9 +19,10 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -38,6 +39,7 @@ from fedmtl.dashboard.state import RunState
 from fedmtl.errors import FedmtlError
 from fedmtl.predict.serve import Connection, Refused, Server, hosts_of, is_loopback, names_host
 
+Value = TypeVar("Value")
 HERE = Path(__file__).parent
 FILES = {
     "page.html": "text/html; charset=utf-8",
@@ -125,6 +127,8 @@ class Dashboard:
         self.sessions: OrderedDict[str, float] = OrderedDict()
         self._states: OrderedDict[str, RunState] = OrderedDict()
         self._num_streams = 0
+        # Each thread of the default pool, of which there are many, would take memory for a file.
+        self._readers = ThreadPoolExecutor(2, "readers")
         self._files = {name: (HERE / name).read_bytes() for name in FILES}
 
     def app(self) -> ASGIApp:
@@ -191,14 +195,14 @@ class Dashboard:
 
     async def runs(self, request: Request) -> Response:
         """List all runs and studies."""
-        rows = await asyncio.to_thread(self.cards.rows)
+        rows = await self._read(self.cards.rows)
         return _json({"runs": rows, "studies": self.cards.study_rows()})
 
     async def run(self, request: Request) -> Response:
         """Return everything about one run."""
         state = await self._state(_id(request))
-        await asyncio.to_thread(_read_all, state)
-        sections, _ = await asyncio.to_thread(state.sections, {})
+        await self._read(_read_all, state)
+        sections, _ = await self._read(state.sections, {})
         return _json(sections)
 
     async def compare(self, request: Request) -> Response:
@@ -208,16 +212,16 @@ class Dashboard:
             raise Refused(400, f"name 1 to {MOST_COMPARED} runs, each as id=")
         states = [await self._state(id) for id in ids]
         for state in states:
-            await asyncio.to_thread(_read_all, state)
-        return _json(await asyncio.to_thread(comparison, states))
+            await self._read(_read_all, state)
+        return _json(await self._read(comparison, states))
 
     async def study(self, request: Request) -> Response:
         """Return the grid of a study's cells."""
         id = _id(request)
-        rows = await asyncio.to_thread(self.cards.rows)
+        rows = await self._read(self.cards.rows)
         if id not in self.cards.studies:
             raise Refused(404, "no such study")
-        return _json(await asyncio.to_thread(study, self.cards.studies[id], rows))
+        return _json(await self._read(study, self.cards.studies[id], rows))
 
     async def stream(self, request: Request) -> Response:
         """Send what changes as server-sent events: of a run, or without an id of the list."""
@@ -242,7 +246,7 @@ class Dashboard:
         studies: list[dict[str, Any]] | None = None
         beat = time.monotonic()
         while not self.is_stopping():
-            rows = await asyncio.to_thread(self.cards.rows)
+            rows = await self._read(self.cards.rows)
             # A row is the same object as long as nothing has changed.
             changed = [row for row in rows if known.get(row["id"]) is not row]
             now = {row["id"]: row for row in rows}
@@ -261,10 +265,10 @@ class Dashboard:
         known: dict[str, int] = {}
         beat = sent = time.monotonic()
         while not self.is_stopping():
-            is_behind = await asyncio.to_thread(state.poll)
+            is_behind = await self._read(state.poll)
             # While a large file is read, only now and then.
             if not is_behind or time.monotonic() - sent > RUN_SECONDS:
-                sections, known = await asyncio.to_thread(state.sections, known)
+                sections, known = await self._read(state.sections, known)
                 sent = time.monotonic()
                 if sections:
                     yield _event("run", sections)
@@ -275,13 +279,17 @@ class Dashboard:
             if not is_behind:
                 await self._sleep(RUN_SECONDS)
 
+    async def _read(self, function: Callable[..., Value], *given: Any) -> Value:
+        """Call a function that reads files in a thread, so that other pages do not wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *given)
+
     async def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.is_stopping() and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.2))
 
     async def _state(self, id: str) -> RunState:
-        run = await asyncio.to_thread(self.cards.find, id)
+        run = await self._read(self.cards.find, id)
         if run is None:
             raise Refused(404, "no such run; it may have been removed")
         state = self._states.get(id)
