@@ -86,6 +86,16 @@ def test_a_folder_that_becomes_a_link_is_not_opened(run):
         ref.open("events.jsonl")
 
 
+def test_in_a_folder_of_somebody_else_a_run_goes_on_while_its_events_grow(run, monkeypatch):
+    ref = found(run.parent)["0/first"]
+    (run / ".lock").touch()
+    assert not ref.is_busy()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert ref.is_busy()
+    os.utime(run / "events.jsonl", (0, 0))
+    assert not ref.is_busy()
+
+
 def test_a_pipe_in_place_of_the_file_blocks_nobody(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("{}")

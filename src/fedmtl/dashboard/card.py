@@ -66,13 +66,13 @@ def thinned(x: Sequence[int], y: Sequence[float | None], most: int) -> tuple[lis
     if len(x) <= most:
         return list(x), list(y)
     stretches = max(1, most // 2 - 1)
-    kept = {0, len(x) - 1}
+    chosen = {0, len(x) - 1}
     for number in range(stretches):
         span = range(number * len(x) // stretches, (number + 1) * len(x) // stretches)
         known = [(value, at) for at in span if (value := y[at]) is not None]
         if known:
-            kept |= {min(known)[1], max(known)[1]}
-    order = sorted(kept)
+            chosen |= {min(known)[1], max(known)[1]}
+    order = sorted(chosen)
     return [x[at] for at in order], [y[at] for at in order]
 
 

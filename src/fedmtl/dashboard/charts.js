@@ -48,8 +48,8 @@ function extent(lists) {
     if (value > high) high = value;
   }
   if (low === Infinity) return [0, 1];
-  const room = Math.max((high - low) * 0.06, 1e-6 + Math.abs(high) * 0.005);
-  return [low - room, high + room];
+  const margin = Math.max((high - low) * 0.06, 1e-6 + Math.abs(high) * 0.005);
+  return [low - margin, high + margin];
 }
 
 export function sparkline(x, y, label) {

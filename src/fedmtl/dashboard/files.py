@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ MOST_RUNS, MOST_ENTRIES = 5_000, 50_000
 LONGEST_LINE = 8 << 20
 # What one poll reads at most, so that a page hears of a large file while it is read.
 CHUNK = 1 << 20
+# Of a folder that only others may write to, a run goes on whose last event is not older.
+RECENT_SECONDS = 600.0
 # The end of what was read, by which a file that was written anew is known.
 _TAIL = 64
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -53,12 +56,15 @@ class Found:
         return open_inside(self.root, (*self.parts, name))
 
     def is_busy(self) -> bool:
-        """Whether a process is at work in the folder."""
+        """Whether a process is at work in the folder; where locks cannot be seen, whether its events just grew."""
         try:
-            is_file = stat.S_ISREG(os.lstat(self.path / LOCK).st_mode)
+            if not stat.S_ISREG(os.lstat(self.path / LOCK).st_mode):
+                return False
+            if not os.access(self.path / LOCK, os.W_OK):
+                return time.time() - os.lstat(self.path / EVENTS).st_mtime < RECENT_SECONDS
         except OSError:
             return False
-        return is_file and is_busy(self.path)
+        return is_busy(self.path)
 
 
 def open_inside(root: Path, parts: Sequence[str]) -> int:

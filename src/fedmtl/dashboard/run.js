@@ -130,7 +130,7 @@ const SITE_COLUMNS = [
 
 const LEVELS = { all: "one value for every client", group: "one for each group of tasks", task: "one for each task", client: "stays at its client", fixed: "never moves" };
 
-/** Layers from the top to the bottom, each cut into the parts that have a value of their own. */
+/** Layers from the top to the bottom, each cut into the parts that have one value each. */
 function plan(now) {
   if (!now) return [el("p", { class: "quiet" }, "No plan has been written yet.")];
   const heads = now.layers.filter((one) => one.layer.startsWith("heads."));
