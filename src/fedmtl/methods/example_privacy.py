@@ -253,7 +253,7 @@ def _refused(config: Config) -> str | None:
         ),
         "model.windows": (
             config.model.windows is not None,
-            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`, which cuts",
+            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`",
         ),
         "training.task_schedule": (
             training.task_schedule not in PLANNED,
