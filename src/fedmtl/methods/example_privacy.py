@@ -238,10 +238,6 @@ def _refused(config: Config) -> str | None:
         return None
     distillation = training.distillation
     found = {
-        "model.windows": (
-            config.model.windows is not None,
-            "what its noise hides is one sequence, and a text would have several; write `windows: null`, which cuts",
-        ),
         "training.smart": (training.smart is not None, "its penalty has a gradient that is not clipped"),
         "training.distillation.where": (
             distillation is not None and distillation.where == "clients",
@@ -257,7 +253,7 @@ def _refused(config: Config) -> str | None:
         ),
         "model.windows": (
             config.model.windows is not None,
-            "the gradients of a text's windows, which are one example, are not added up; leave it empty",
+            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`",
         ),
         "training.task_schedule": (
             training.task_schedule not in PLANNED,
