@@ -185,6 +185,29 @@ def test_a_run_is_warned_of_what_spoils_its_numbers(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("own", "more", "is_said"),
+    [({}, {}, True), ({"validation": "dev.tsv"}, {}, False), ({}, {"evaluation": {"where": "clients"}}, False)],
+)
+def test_a_run_counts_examples_of_clients_files_that_neither_train_nor_score(tmp_path, own, more, is_said):
+    train = write(tmp_path / "train.tsv", [(f"text {number}", "ab"[number % 2]) for number in range(40)])
+    write(tmp_path / "dev.tsv", [("new one", "a"), ("new two", "b")])
+    client = write(tmp_path / "client.tsv", [(f"more {number}", "ab"[number % 2]) for number in range(40)])
+    own = {name: str(tmp_path / file) for name, file in own.items()}
+    config = load_config({
+        "tasks": {"mood": {"kind": "classification", "text": ["text"], "label": "label",
+                           "source": {"train": str(train), "validation": str(tmp_path / "dev.tsv")}}},
+        "clients": {"a": {"tasks": ["mood"]},
+                    "b": {"tasks": ["mood"], "source": {"mood": {"train": str(client), **own}}}},
+        **more,
+    })  # fmt: skip
+    said = run_warnings(load_tasks(config))
+    # A tenth of 40 is cut.
+    assert [line.startswith("mood: 4 examples of clients' files are cut for validation") for line in said] == [
+        True
+    ] * is_said
+
+
 def test_a_run_names_clients_with_one_label():
     def counts(*labels):
         return {"mood": dict(zip(("x", "y"), labels, strict=True))}

@@ -455,6 +455,12 @@ def run_warnings(data: Mapping[str, TaskData]) -> list[str]:
         if part.repeated:
             many = "1 example has" if part.repeated == 1 else f"{part.repeated} examples have"
             lines.append(f"{name}: {many} the text of another; the cut of validation leaves equal texts on one side")
+        if part.idle:
+            lines.append(
+                f"{name}: {part.idle} examples of clients' files are cut for validation and not scored, since the task"
+                " has validation examples; name source.validation for these clients too, or write"
+                " `evaluation.where: clients`"
+            )
         validation = set(zip(*part.validation.texts, strict=True))
         trains = {"": part.train, **part.client_train}
         for train in trains.values():
