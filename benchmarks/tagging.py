@@ -156,6 +156,11 @@ def place(line: str) -> float:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") / 2**64
 
 
+def data_folder(out: Path, folder: str, share: float) -> Path:
+    """Files are written once, so that each share has its own."""
+    return out / "data" / (folder if share == 1 else f"{folder}-{share:g}")
+
+
 def prepare(data: Path, out: Path, share: float) -> None:
     """Write the folders that runs read: `final` scores on dev, `choice` on a tenth of train that is cut off."""
     for task in TASKS:
@@ -166,7 +171,7 @@ def prepare(data: Path, out: Path, share: float) -> None:
         cut = [line for line, at in zip(train, places, strict=True) if at < 1 / CUT]
         for folder, parts in (("final", (used, dev)), ("choice", (rest, cut))):
             for split, lines in zip(("train", "dev"), parts, strict=True):
-                path = out / "data" / folder / task / f"{split}.jsonl.gz"
+                path = data_folder(out, folder, share) / task / f"{split}.jsonl.gz"
                 if not path.exists():
                     write(path, lines)
 
@@ -197,7 +202,7 @@ def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         "output": folder.parent,
-        "data.root": given.out / "data" / ("choice" if cell.is_choice else "final"),
+        "data.root": data_folder(given.out, "choice" if cell.is_choice else "final", given.share),
         "data.cache": given.out / "cache",
         "mode": MODES[cell.setup],
         "seed": cell.seed,

@@ -306,12 +306,20 @@ def test_a_federation_of_tagging_tasks_makes_small_batches_and_goes_on_with_its_
     keys = ("training.learning_rate", "training.batch_size", "training.keep_optimizer")
     found = chosen(*two)
     assert tuple(found[key] for key in keys) == (3e-3, 16, True)
-    # However large the tasks are, the first layer is shared.
+    # However large the tasks are, the first layer is shared; rounds are shorter than a pass of theirs.
     assert found["sharing.rules"] == [{"heads.*": "task"}, {"encoder.layer.1.*": "task"}, {"*": "all"}]
-    large = {"roles": 100_000, "settings": 100_000}
-    config = load_config(None, list(two))
-    raw = {"tasks": {"roles": {}, "settings": {}}, "model": {"server_model": "tiny"}}
-    assert {c.key: c.value for c in choose(config, raw, large)}["sharing.rules"] == found["sharing.rules"]
+    assert "training.num_rounds" not in found
+    sizes = {"roles": LARGE_TASK, "settings": LARGE_TASK}
+    large = {choice.key: choice.value for choice in explained_config(None, two).with_examples(sizes).choices}
+    assert large["sharing.rules"] == found["sharing.rules"]
+    rounds = ("training.num_rounds", "training.local_steps", "training.warmup_rounds")
+    assert tuple(large[key] for key in rounds) == (64, 32, 2.0)
+    assert "training.min_steps" not in large
+    counted = explained_config(None, [*two, "training.num_rounds=5"]).with_examples(sizes).choices
+    assert "training.local_steps" not in {choice.key for choice in counted}
+    # The rate of other encoders in a federation was not measured.
+    other = chosen("model.server_model=random-2x32", two[1])
+    assert (other["training.learning_rate"], "training.batch_size" in other) == (2e-3, False)
     for other in ("mode=centralized", "mode=local", "privacy.client={noise_multiplier: 1, delta: 1e-5, max_norm: 1}"):
         plain = chosen(*two, other)
         assert plain["training.learning_rate"] == 1.5e-3
