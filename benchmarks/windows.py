@@ -237,7 +237,9 @@ def best_recipes(given: argparse.Namespace) -> dict[tuple[str, str], str]:
     for one in results(given):
         if one["is_choice"]:
             key = one["encoder"], one["setup"]
-            best[key] = max(best.get(key, (-1.0, "")), (one["accuracy"], one["recipe"]))
+            # Of two that are alike the likelier one, which was tried first.
+            if one["accuracy"] > best.get(key, (-1.0, ""))[0]:
+                best[key] = one["accuracy"], one["recipe"]
     return {key: name for key, (_, name) in best.items()}
 
 
