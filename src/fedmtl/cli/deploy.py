@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
+from fedmtl.cli.dashboard import Beside, check_beside, page_beside
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load_explained, loading, repaired, say_chosen
 from fedmtl.cli.terminal import make_terminal, stamped
@@ -34,6 +35,7 @@ def server(
     repair: Annotated[
         bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
     ] = False,
+    dashboard: Beside = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -45,12 +47,13 @@ def server(
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
+    check_beside(dashboard)
     display = make_display(detail_of(verbose, quiet), has_times=True)
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
         explained = load_explained(config, set or [], "server")
-        with display:
+        with page_beside(Path(explained.config.output), dashboard, display.say), display:
             say_chosen(explained, display)
             with loading():
                 from fedmtl.deploy.server import Endpoint, serve_run
@@ -62,7 +65,7 @@ def server(
         found = find_run(resume)
         if repair:
             repaired(found, display)
-        with display:
+        with page_beside(found.path.parent, dashboard, display.say), display:
             with loading():
                 from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
 

@@ -158,6 +158,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         secret=site_secret(settings.folder),
         required=settings.policy.require.model_dump(exclude_none=True),
         counts_to=settings.policy.send.example_counts.round_to,
+        sends_losses=settings.policy.sends_losses,
     )
     site = replace(open_site(setup, model), identity=_identity(settings))
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
