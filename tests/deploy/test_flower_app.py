@@ -181,6 +181,33 @@ def test_another_folder_does_not_take_a_name(alone, node, tmp_path):
     assert (9, "train") not in link.answered
 
 
+# Values and states that stay at a site lie in its folder between the processes; exchanges of masks too.
+STAYS = {
+    "kept": [
+        "sharing.rules=[{heads.*: client}, {'*': all}]",
+        "evaluation.where=clients",
+        "wire.up=topk",
+        "wire.topk_share=0.2",
+        "training.keep_optimizer=true",
+    ],
+    "masked": ["privacy.secure_aggregation={}", "federation.vocabulary_slices=false", "evaluation.where=clients"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", STAYS)
+def test_what_a_site_keeps_between_messages_is_in_its_folder(what, make_config, node, tmp_path):
+    clients = ", ".join(f"{name}: {{tasks: [sentiment]}}" for name in "abcd")
+    config = make_config(f"clients={{{clients}}}", "tasks={sentiment: {train_samples: 160, val_samples: 24}}",
+                         "compute.workers=0", "training.num_rounds=2", *STAYS[what])  # fmt: skip
+    config = config.model_copy(update={"tasks": {"sentiment": config.tasks["sentiment"]}})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    wanted = digest(start_run(config, "alone"))
+    run = led(tmp_path, SmallLink({number: node(name) for number, name in enumerate("abcd", start=7)}))
+    assert digest(run) == wanted
+    assert of_kind(run, "failure") == []
+
+
 def test_numbers_say_which_node_may_join_as_whom(node, tmp_path, config):
     link = SmallLink({7: node("b"), 8: node("b", folder=str(tmp_path / "other"))})
     with pytest.raises(RoundFailed):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +52,13 @@ def test_the_list_is_what_types_are_checked_with():
     """The list of names and the imports that mypy reads say the same."""
     named = {(module, name) for module, names in private.PRIVATE.items() for name in names}
     assert set(imports_of_flower(Path(private.__file__))) == named
+
+
+@pytest.mark.slow
+def test_an_app_uses_none_of_them():
+    """Both ends of an app, with all that they load later."""
+    code = (
+        "import sys, fedmtl.deploy.flower_app, fedmtl.deploy.server, fedmtl.deploy.site_client;"
+        "sys.exit('fedmtl.engines.flower.private' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
