@@ -148,6 +148,7 @@ def test_scores_at_clients_are_sums_of_theirs(run):
         ("training.pruning={amount: 0.3, rounds: 1}",),
         ("federation.vocabulary_slices=true", "wire.up=int8"),
         ("privacy.secure_aggregation={}", "federation.clients_per_task=3", "evaluation.where=clients"),
+        ("privacy.example={noise_multiplier: 0.05}",),
     ],
     ids=lambda overrides: overrides[0].partition("=")[0],
 )
@@ -158,6 +159,49 @@ def test_it_goes_together_with(run, overrides):
     folder = run("with", *mixed, *more, *overrides)
     found = scores(folder)
     assert found[1, "moods"]["loss"] < found[0, "moods"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # Clients of other kinds train at once, those of this one by one.
+        ("compute.stack=4",),
+        ("mode=federated_single_task",),
+        ("mode=local",),
+        ("sharing.rules=[{heads.*: client}, {'*': all}]",),
+        ("federation.aggregation=multi_krum", "federation.clients_per_task=4"),
+        ("privacy.client={noise_multiplier: 0.001, delta: 1e-5, max_norm: 10}", "federation.average=uniform"),
+        ("federation.task_weighting.kind=progress", "training.proximal=0.001"),
+        ("mode=centralized", "training.task_schedule=annealed", "training.schedule=cosine"),
+    ],
+    ids=lambda overrides: overrides[0].partition("=")[0],
+)
+def test_it_goes_together_with_what_takes_longer_to_learn(run, overrides):
+    folder = run("with", *MIXED, "training.local_epochs=15", "training.learning_rate=1e-2", *overrides)
+    found = scores(folder)
+    assert found[2, "moods"]["loss"] < found[0, "moods"]["loss"]
+
+
+@pytest.mark.slow
+def test_commands_compare_distil_prune_and_quantize_it(run, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    more = ("training.num_rounds=1", "training.local_epochs=20", "training.learning_rate=1e-2")
+    found = [run("one", *more).path, run("two", *more, "mode=federated_single_task").path]
+    for words in (
+        ["compare", *map(str, found)],
+        ["distill", str(found[0]), "--student", "1x16", "--name", "student"],
+        ["prune", str(found[0]), "--amount", "0.2"],
+        ["prune", str(found[0]), "--ffn", "0.5"],
+        ["export", str(found[0]), "--to", "onnx"],
+        ["quantize", str(found[0])],
+        ["report", str(found[0])],
+    ):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, f"{words}: {result.output}"
+        if words[0] == "compare":
+            assert "moods macro_f1" in result.output
 
 
 def test_scores_under_masks_are_those_of_the_sums(run):
@@ -171,10 +215,6 @@ def test_scores_under_masks_are_those_of_the_sums(run):
     ("overrides", "words"),
     [
         (("training.logit_adjustment=1",), "training.logit_adjustment: the outputs of moods cannot be adjusted"),
-        (
-            ("privacy.example={noise_multiplier: 1, delta: 1e-5, max_grad_norm: 1}",),
-            "tasks.moods.kind: found with privacy.example",
-        ),
         (("tasks.moods.class_weights=balanced",), "tasks.moods.class_weights: found on a multilabel"),
     ],
 )

@@ -42,7 +42,7 @@ UNCONFIRMED = "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
 # Kinds whose losses are of one text each.
-KINDS = ("classification", "regression")
+KINDS = ("classification", "multilabel", "regression")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
 FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # Beyond this many different ledgers of a task, the rest is bounded by Renyi orders.
@@ -238,10 +238,6 @@ def _refused(config: Config) -> str | None:
         return None
     distillation = training.distillation
     found = {
-        "model.windows": (
-            config.model.windows is not None,
-            "what its noise hides is one sequence, and a text would have several; write `windows: null`, which cuts",
-        ),
         "training.smart": (training.smart is not None, "its penalty has a gradient that is not clipped"),
         "training.distillation.where": (
             distillation is not None and distillation.where == "clients",
@@ -254,6 +250,10 @@ def _refused(config: Config) -> str | None:
         "training.logit_adjustment": (
             bool(training.logit_adjustment),
             "it adds what follows from a client's labels to every example's loss; write 0",
+        ),
+        "model.windows": (
+            config.model.windows is not None,
+            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`",
         ),
         "training.task_schedule": (
             training.task_schedule not in PLANNED,

@@ -348,6 +348,18 @@ TWO_LINES = "text\tlabels\nso glad\tjoy\n"
 MISTAKES = {
     "another label": ("a.tsv", TWO_LINES + "well\tjoy,angr\n", "line 3: label 'angr' in column labels is not one of"),
     "another label alone": ("a.tsv", TWO_LINES + "well\tangr\n", "line 3: label 'angr' in column labels is not one of"),
+    "another separator": (
+        "a.tsv",
+        TWO_LINES + "well\tjoy/fear\n",
+        "line 3: label 'joy/fear' in column labels is not one of anger, fear, joy; write one of , ; | between labels",
+    ),
+    "spaces between labels": (
+        "a.tsv",
+        TWO_LINES + "well\tjoy fear\n",
+        "line 3: label 'joy fear' in column labels is not one of anger, fear, joy; write one of , ; | between",
+    ),
+    "another case": ("a.tsv", TWO_LINES + "well\tJoy\n", "line 3: label 'Joy' in .*; write 'joy'$"),
+    "a list of Python": ("a.tsv", TWO_LINES + "well\t['joy', 'fear']\n", "line 3: "),
     "a label twice": (
         "a.tsv",
         TWO_LINES + "well\tjoy,fear,joy\n",
@@ -447,6 +459,23 @@ def test_a_column_of_flags_that_validation_lacks_is_said(tmp_path):
     config = Config.model_validate({"tasks": {"moods": {"kind": "multilabel", "source": files}}})
     with pytest.raises(DataError, match=r"dev.csv: has no column of 0 and 1 for 'joy', one of the labels of moods"):
         load_tasks(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, r"dev.tsv, line 3: label 'envy' in column labels is not one of anger, joy; mend it, or list every label"),
+        ({"labels": ["joy", "envy"]}, r"train.tsv, line 3: label 'anger' in column labels is not one of joy, envy"),
+    ],
+)
+def test_a_label_that_validation_has_alone_or_the_list_lacks_is_said(tmp_path, keys, words):
+    (tmp_path / "train.tsv").write_text("text\tlabels\na\tjoy\nb\tanger,joy\n")
+    (tmp_path / "dev.tsv").write_text("text\tlabels\nc\tjoy\nd\tjoy,envy\n")
+    files = {"train": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "dev.tsv")}
+    config = Config.model_validate({"tasks": {"moods": {"kind": "multilabel", "source": files, **keys}}})
+    with pytest.raises(DataError, match=words) as caught:
+        load_tasks(config)
+    assert "\n" not in str(caught.value)
 
 
 def test_columns_of_flags_are_the_labels_in_their_order_and_are_said(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,14 +168,14 @@ class Multilabel(TaskKind):
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
-    def read_file(self, task: Task, path: Path, delimiter: str | None = None, *, by_header: bool = False) -> Table:
+    def read_file(self, task: Task, path: Path, delimiter: str | None = None) -> Table:
         name = path.name.lower()
         if delimiter is None and path.is_file() and name.endswith(LINES):
             return _read_lines(task, path, super().read_file(task, path))
         if delimiter is None and path.is_file() and name.endswith(".parquet"):
             columns, names = parquet_file(path)
             return self.read_rows(task, columns, str(path), names)
-        return _with_lists(task, super().read_file(task, path, delimiter, by_header=by_header))
+        return _with_lists(task, super().read_file(task, path, delimiter))
 
     def read_rows(self, task: Task, columns: Mapping[str, Sequence[Any]], origin: str, names: Any = None) -> Table:
         known = names(task.label) if names else None
@@ -214,9 +215,10 @@ class Multilabel(TaskKind):
         for row, cell in enumerate(table.columns[task.label]):
             for label in json.loads(cell):
                 if label not in known:
+                    advice = _advice(label, known) or f"mend it, or list every label under tasks.{task.name}.labels"
                     raise DataError(
                         f"{table.location(row)}: label {excerpt(label)!r} in column {task.label} is not one of"
-                        f" {_shown(task.labels)}; mend it, or list every label under tasks.{task.name}.labels"
+                        f" {_shown(task.labels)}; {advice}"
                     ).coded("label_unknown", task.name, table.number(row))
                 rows[row, known[label]] = 1
         return rows
@@ -475,6 +477,15 @@ def _written(labels: Sequence[str]) -> str:
 
 def _shown(labels: Sequence[str]) -> str:
     return ", ".join(labels[:MOST_LABELS_SHOWN]) + (", ..." if len(labels) > MOST_LABELS_SHOWN else "")
+
+
+def _advice(label: str, known: Mapping[str, int]) -> str | None:
+    """What to do with several labels in one, or with one that is written otherwise; None where neither is so."""
+    parts = [part.strip(" \"'[]") for part in re.split(r"[/+&:,;|]|\s+", label)]
+    if len(parts) > 1 and all(part in known for part in parts):
+        return f"write one of {' '.join(SEPARATORS)} between labels, the same in the whole file"
+    alike = next((name for name in known if name.casefold() == label.casefold()), None)
+    return f"write {excerpt(alike)!r}" if alike is not None else None
 
 
 def _indices(task: Task) -> dict[str, int]:
