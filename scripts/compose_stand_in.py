@@ -74,6 +74,11 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(default=Path())
 
+    def words(self) -> str:
+        """The command as it would be typed, without how it comes into its root."""
+        begin = self.command.index("--") + 2 if self.command[0] == "unshare" else 0
+        return shlex.join(self.command[begin:])
+
 
 KNOWN = {
     "image", "build", "user", "read_only", "tmpfs", "cap_drop", "security_opt", "pids_limit", "environment", "restart",
@@ -272,7 +277,7 @@ def run_all(services: Mapping[str, Service], programs: Path, seconds: float) -> 
     try:
         for service in in_order(services):
             wait_for(service, services, programs, deadline)
-            print(f"{service.name}: {shlex.join(service.command)}", flush=True)
+            print(f"{service.name}: {service.words()}", flush=True)
             start(service, programs)
         for service in services.values():
             assert service.process is not None
@@ -309,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         services = read_services(options.file, folder, options.port, options.root and options.root.absolute())
         if options.list:
             for service in in_order(services):
-                print(f"{service.name}: {shlex.join(service.command)}")
+                print(f"{service.name}: {service.words()}")
             return 0
         run_all(services, options.programs.absolute(), options.seconds)
     except Wrong as error:

@@ -1,4 +1,5 @@
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -6,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from compose_stand_in import Wrong, in_order, main, read_services
+from fedmtl.cli.app import app
 from fedmtl.config.file import demo_config, load_config
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
@@ -17,6 +20,7 @@ from fedmtl.runs.summary import summarize
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+COMMANDS = typer.main.get_command(app)
 SITES = ("north", "south", "west")
 
 
@@ -39,6 +43,20 @@ def test_a_private_key_is_mounted_into_its_site_alone_and_the_authority_into_the
         assert {name for name, volumes in mounts.items() if f"{site}-key" in volumes} == {site, f"{site}-key"}
         assert {name for name, volumes in mounts.items() if site in volumes} == {site}
     assert {name for name, volumes in mounts.items() if "certs" in volumes} == {"enrol", "server"}
+
+
+def test_every_command_is_one_that_the_program_takes(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for section in sections().values():
+        lines = [["fedmtl", *section["command"]]]
+        if section.get("entrypoint") == ["sh", "-c"]:
+            [script] = section["command"]
+            lines = [shlex.split(line.split("||")[-1]) for line in re.split(r";|&&", script) if "fedmtl" in line]
+        for line in lines:
+            assert line[0] == "fedmtl"
+            context = COMMANDS.make_context("fedmtl", line[1:])
+            name, command, rest = COMMANDS.resolve_command(context, [*context._protected_args, *context.args])
+            command.make_context(name, rest, parent=context)
 
 
 def test_commands_have_this_machines_folders_and_addresses(tmp_path):

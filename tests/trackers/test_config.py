@@ -1,6 +1,11 @@
+import re
 import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from fedmtl import Capability
 from fedmtl.capabilities import TRACKERS, check_methods, trackers
@@ -10,6 +15,8 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.baselines import _of_mode
 from fedmtl.experiment.resume import _edits, config_event
 from fedmtl.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("written", ["mlflow", "[mlflow]", "{mlflow: }", "{mlflow: {}}"])
@@ -66,16 +73,11 @@ def test_distill_names_the_command_that_sends_a_student():
 
 
 def test_every_tracker_has_an_extra_of_its_name():
-    import tomllib
-    from pathlib import Path
-
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(TRACKERS) <= set(project["optional-dependencies"])
 
 
 def test_a_tracker_of_another_package_is_named_there_too(make_config, tmp_path, monkeypatch):
-    from pydantic import BaseModel
-
     class Options(BaseModel):
         file: str = "x"
 
@@ -89,3 +91,11 @@ def test_a_tracker_of_another_package_is_named_there_too(make_config, tmp_path, 
     check_methods(config)
     assert list(trackers(config, tmp_path)) == ["mine"]
     assert made == [("y", tmp_path)]
+
+
+@pytest.mark.parametrize("name", list(TRACKERS))
+def test_the_page_has_every_option_of_a_tracker(name):
+    page = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", page, re.MULTILINE)
+    named = {option for option, of in rows if (name in of) != of.startswith("all")}
+    assert set(import_module(TRACKERS[name][0]).Options.model_fields) == named
