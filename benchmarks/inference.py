@@ -5,7 +5,8 @@
 RUN is a finished run and LABELLED.tsv a file with the task's columns, ten thousand pairs for figures like those of
 docs/predict.md. Every command is a process of its own; one of each kind after the other, so that whatever else the
 machine does meets all of them. Prints the median of the seconds, and of the seconds of CPU (user and system), which say
-more where others use the machine. A rate leaves out what the same command takes for one row.
+more where others use the machine. A rate leaves out what the same command takes for one row. What one text costs stands
+beside what `import torch` alone costs, which is most of it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
-FEDMTL = [sys.executable, "-m", "fedmtl"]
+FEDMTL = ["-m", "fedmtl"]
+TORCH = "import torch, alone"
 
 
 def timed(*arguments: str) -> tuple[float, float]:
-    """Run a command; its seconds, and its seconds of CPU."""
+    """Run Python with these arguments; its seconds, and its seconds of CPU."""
     before, start = os.times(), time.perf_counter()
-    subprocess.run([*FEDMTL, *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     after = os.times()
     spent = after.children_user - before.children_user + after.children_system - before.children_system
     return time.perf_counter() - start, spent
@@ -47,14 +49,15 @@ def main() -> None:
         answers = str(Path(folder) / "answers.csv")
         task = ["--task", given.task, "--file"]
         commands = {
-            "predict, all": ["predict", given.run, *task, str(given.file), "--out", answers],
-            "evaluate, all": ["evaluate", given.run, *task, str(given.file)],
-            "predict, one row": ["predict", given.run, *task, str(one), "--out", answers],
-            "evaluate, one row": ["evaluate", given.run, *task, str(one)],
-            "one text, torch": ["predict", given.run, *given.text],
+            "predict, all": [*FEDMTL, "predict", given.run, *task, str(given.file), "--out", answers],
+            "evaluate, all": [*FEDMTL, "evaluate", given.run, *task, str(given.file)],
+            "predict, one row": [*FEDMTL, "predict", given.run, *task, str(one), "--out", answers],
+            "evaluate, one row": [*FEDMTL, "evaluate", given.run, *task, str(one)],
+            TORCH: ["-c", "import torch"],
+            "one text, torch": [*FEDMTL, "predict", given.run, *given.text],
         }
         if given.onnx:
-            commands["one text, ONNX"] = ["predict", given.onnx, *given.text]
+            commands["one text, ONNX"] = [*FEDMTL, "predict", given.onnx, *given.text]
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for _ in range(given.repeats):
             for name, arguments in commands.items():
@@ -63,6 +66,9 @@ def main() -> None:
     print(f"{'':20}{'seconds':>10}{'CPU s':>10}")
     for name, (wall, cpu) in medians.items():
         print(f"{name:20}{wall:10.2f}{cpu:10.2f}")
+    for name in [name for name in medians if name.startswith("one text")]:
+        wall, cpu = (of / torch for of, torch in zip(medians[name], medians[TORCH], strict=True))
+        print(f"{name}: {wall:.2f} times `import torch` by seconds, {cpu:.2f} by CPU seconds")
     count = len(lines) - 1
     for position, unit in enumerate(("seconds", "CPU seconds")):
         rates = {

@@ -44,10 +44,21 @@ MODES = {
 }
 
 
+# Rounds of a pass, each scored: the config has what was chosen here.
+PLAIN: Settings = {
+    "training.local_steps": None,
+    "training.keep_optimizer": None,
+    "training.warmup_rounds": 0.25,
+    "evaluation.every": 1,
+    "tasks.bc2gm.batch_size": None,
+}
+
+
 def recipe(rate: float, rounds: int, batch: int = 32, layers: Iterable[int] = (), **others: Any) -> Settings:
     """Settings of a run: `layers` of the encoder are each task's own."""
     own = [{f"encoder.layer.{layer}.*": "task"} for layer in layers]
     return {
+        **PLAIN,
         "training.learning_rate": rate,
         "training.num_rounds": rounds,
         "training.batch_size": batch,
@@ -73,6 +84,7 @@ RECIPES: dict[str, dict[str, dict[str, Settings]]] = {
         "federated": {
             "last 3e-3 b16 short, bc2gm b40": recipe(3e-3, 64, 16, (1,), **SHORT, **LARGER),
             "last 3e-3 b16 short 96, bc2gm b40": recipe(3e-3, 96, 16, (1,), **SHORT, **LARGER),
+            "all 3e-3": recipe(3e-3, 10),
             "last 3e-3 b16": recipe(3e-3, 20, 16, (1,)),
             "last 3e-3 b16 short": recipe(3e-3, 64, 16, (1,), **SHORT),
             "all 3e-3 b16 short": recipe(3e-3, 64, 16, **SHORT),

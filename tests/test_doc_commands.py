@@ -59,6 +59,8 @@ def read(line: str) -> None:
         words = words[1:]
     program, *rest = words
     readers = {"fedmtl": read_fedmtl, "make": read_make, "python": read_python, "pip": read_pip}
+    readers |= dict.fromkeys(("docker", "systemctl", "journalctl", "install"), read_files)
+    readers |= {"/opt/fedmtl/bin/pip": read_pip, "python3": lambda words: None}
     if program in readers:
         readers[program](rest)
     else:
@@ -115,6 +117,16 @@ def read_pip(words: list[str]) -> None:
         assert (ROOT / words[words.index("-c") + 1]).is_file()
 
 
+def read_files(words: list[str]) -> None:
+    """Let what installs or starts files of ours find them: each path under deploy/, and each unit by its name."""
+    for word in words:
+        assert not word.startswith("deploy/") or (ROOT / word).is_file(), f"{word}: no such file"
+        unit = re.fullmatch(r"(fedmtl-\w+)(@\w*)?", word)
+        if unit is not None:
+            name = f"{unit[1]}{'@' if unit[2] else ''}.service"
+            assert (ROOT / "deploy" / "systemd" / name).is_file(), f"{word}: no such unit"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_block_is_of_a_kind_that_is_looked_at(page):
     kinds = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))}
@@ -148,6 +160,8 @@ def test_python_on_pages_compiles(page):
         "python scripts/none.py",
         "python scripts/shape.py --nothing",
         "pip install '.[nothing]'",
+        "docker compose -f deploy/none.yaml up",
+        "systemctl enable --now fedmtl-none",
         "curl example.org",
     ],
 )
@@ -242,6 +256,10 @@ RUN_PAGES = (
 # Why a line of a page is read by its program and not run here: the first pattern that is in it.
 NOT_RUN = {
     r"^(make|pip|\. \.venv)": "sets up what the tests run in, or is what runs them",
+    r"^(docker|systemctl|journalctl|install|python3|/opt/)": (
+        "changes the machine; tests/scripts/test_compose_stand_in.py runs what containers and units run"
+    ),
+    r"^fedmtl track |track=\[": "libraries of others; tests/trackers/test_stores.py runs them with their stores",
     r"^python (benchmarks|scripts)/(?!collapse.py show)": (
         "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
     ),
@@ -249,6 +267,7 @@ NOT_RUN = {
     r"--student general": "goes on with what the line above it makes of the reader's files",
     r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
     r"^fedmtl measure sst2 ": "runs of a study that takes hours",
+    r"^fedmtl (dashboard|run --dashboard|server --dashboard)": "a page until Ctrl-C; tests/dashboard opens it",
 }
 # Settings and options that make a line short, by its command; what it does is the same.
 SHORTER = {

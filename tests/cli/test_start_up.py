@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from cli.small_runs import small
 from fedmtl.cli.run import run
@@ -192,3 +193,56 @@ def test_the_table_of_tasks_fits_80_columns(cli):
     table = lines[: lines.index("")]
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
+
+
+COLD = """
+import sys
+{first}
+before = set(sys.modules)
+from fedmtl.cli import main
+sys.argv[1:] = ["predict", sys.argv[1], "a good film"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+files = {{name.partition(".")[0]: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()
+         if name not in before}}
+files = {{name: file for name, file in files.items() if "site-packages" in file and name[0] != "_"}}
+print(*sorted(files.keys() - {{name.partition(".")[0] for name in before}}))
+print(*sorted(name for name in set(sys.modules) - before if name.startswith(("fedmtl.", "torch."))))
+"""
+# What the command line, records, a tokenizer and values need. Another one here is a wait for everybody who wants one
+# answer: import it where it is used.
+PACKAGES = {"annotated_types", "click", "numpy", "pydantic", "pydantic_core", "rich", "safetensors", "shellingham",
+            "tokenizers", "typer", "typing_extensions", "typing_inspection", "yaml"}  # fmt: skip
+WITHOUT = ("fedmtl.experiment", "fedmtl.federation", "fedmtl.engines", "fedmtl.methods", "fedmtl.report",
+           "fedmtl.config.auto", "fedmtl.runs.events", "fedmtl.tasks.load")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["run", "bundle"])
+def test_one_answer_from_a_cold_start_imports_torch_or_onnxruntime_and_little_else(exported_run, kind):
+    first, model = (
+        ("import torch", exported_run)
+        if kind == "run"
+        else ("import onnxruntime", next(exported_run.rglob("model.onnx")))
+    )
+    code = COLD.format(first=first)
+    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True)
+    *_, packages, ours = done.stdout.splitlines()
+    assert set(packages.split()) - PACKAGES == set()
+    assert [name for name in ours.split() if name.startswith(WITHOUT)] == []
+    # Its compiler, its exporter and the like are imported by what uses them.
+    assert {name for name in ours.split() if name.startswith("torch.")} <= {"torch.utils._device"}
+
+
+def test_one_command_is_made_for_one_command(cli, monkeypatch):
+    made = []
+    original = typer.main.get_command_from_info
+    monkeypatch.setattr(
+        typer.main, "get_command_from_info", lambda **given: made.append(given["command_info"]) or original(**given)
+    )
+    assert cli("report", "none").code == 2
+    assert [info.callback.__name__ for info in made] == ["report"]
+    assert cli("reprot").error.startswith("No such command 'reprot'. Did you mean 'report'")
+    assert len(made) > 20

@@ -533,6 +533,7 @@ def test_any_number_of_workers_gives_the_same_weights_and_ledger(make_config, ru
     assert same(run_once(*ON), start_run(make_config(*ON, "compute.workers=2"), "workers"))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_has_the_weights_and_the_ledger_of_one_that_was_not(make_config, run_once, monkeypatch):
     long = (*ON, "training.num_rounds=3", "federation.server_optimizer.kind=fedadam",
             "privacy.client.adaptive_clipping={}")  # fmt: skip
@@ -568,6 +569,7 @@ def test_clients_that_train_at_once_are_clipped_and_counted_alike(make_config, r
     assert weights(alone).extra == weights(stacked).extra
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -459,6 +459,7 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
 @pytest.mark.parametrize(
     ("override", "key"),
     [
+        ("model.windows={}", "model.windows"),
         ("training.smart={}", "training.smart"),
         ("model.windows={}", "model.windows"),
         ("training.loss_weighting=uncertainty", "training.loss_weighting"),

@@ -301,7 +301,7 @@ def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch):
         calls.append(options.get("local_files_only"))
         raise OSError("not in the cache")
 
-    monkeypatch.setattr(encoder.hub_constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("fedmtl.tasks.load.hub_answers", lambda: False)
     with pytest.raises(
         ModelError, match=r"no/such \(not a folder, and the hub did not answer within 5 s\); give a folder"

@@ -70,6 +70,14 @@ def test_columns_are_named_by_number_also_without_a_header(tmp_path):
     assert rows_of(texts) == [("y", "x"), ("a, b", "1"), ("c\nd", "2")]
 
 
+def test_columns_by_number_are_those_that_the_tasks_columns_are_separated_by(tmp_path):
+    (tmp_path / "t.csv").write_text('n;sentence\n1;"a, b; c"\n')
+    assert rows_of(open_texts(tmp_path / "t.csv", ["2"], TASKS)) == [("a, b; c",)]
+    (tmp_path / "u.csv").write_text("n;other\n1;x\n")
+    with pytest.raises(DataError, match=r"--text-columns 2: .*u.csv has one column; the first is 1"):
+        open_texts(tmp_path / "u.csv", ["2"], TASKS)
+
+
 def test_a_file_of_lines_or_of_tabs_without_a_header_is_texts(tmp_path):
     for name in ("t.txt", "t.tsv", "plain"):
         (tmp_path / name).write_text("a fine film\tthe film\r\n\nx y\tz\n")
@@ -189,3 +197,31 @@ def test_a_file_of_answers_appears_whole_or_not_at_all(tmp_path):
         write_answers(tmp_path / "t.tsv", iter([[{"text": "a\tb"}]]))
     with pytest.raises(DataError, match="the name does not say what to write"):
         write_answers(tmp_path / "out.xlsx", iter(()))
+
+
+def test_sentences_of_a_conll_file_are_texts_whose_words_are_known(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("# id 7\n-DOCSTART- O\n\n1 U.S. O\n2 # O\n\n\n1 so O\n")
+    opened = open_texts(path, ["2"], TASKS)
+    assert (opened.names, opened.unit) == (("text",), "line")
+    (chunk,) = opened.chunks
+    assert chunk.rows == [("U.S.\x1f#\x1f",), ("so\x1f",)]
+    assert chunk.numbers == [4, 8]
+    path.write_text("#fun\nso\n")
+    assert next(iter(open_texts(path, [], TASKS).chunks)).rows == [("#fun\x1fso\x1f",)]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "words"),
+    [
+        ("a O\n\nb\n", ["2"], "a.conll, line 3: has no word in column 2; leave a line blank to end a text"),
+        ("a O\n", ["word"], "--text-columns: .*a.conll has words and tags in columns; write the number"),
+        ("a O\n", ["1", "2"], "--text-columns: .*a.conll has words and tags in columns; write the number"),
+        ("a O\n" * 5001, [], "line 5001: 5,000 words since line 1 without a blank line"),
+    ],
+)
+def test_mistakes_in_a_conll_file_of_texts(tmp_path, content, columns, words):
+    path = tmp_path / "a.conll"
+    path.write_text(content)
+    with pytest.raises(DataError, match=words):
+        list(open_texts(path, columns, TASKS).chunks)

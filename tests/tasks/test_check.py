@@ -156,9 +156,18 @@ def test_no_output_has_eight_letters_of_any_text(tmp_path_factory, texts, data):
 
 def test_a_file_without_a_header_has_no_names_of_columns():
     table = Table({"a good film": ["x y", "b"], "positive": ["positive", "negative"]}, "made.tsv")
-    found = check_parts([Part(table, ("a good film",), "positive")])
+    found = check_parts([Part(table, ("a good film",), "positive", is_named=False, is_label_named=False)])
     assert found.parts[0].columns == ["column 1", "column 2"]
     assert "no_header" in {warning.code for warning in found.warnings}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_names_of_some_words_are_names_where_a_config_or_another_column_says_so(is_named):
+    text, label = ("Review text", "My verdict?") if is_named else ("Sentence A", "label")
+    table = Table({text: ["x y", "b c"], label: ["good", "bad"]}, "made.tsv")
+    found = check_parts([Part(table, (text,), label, is_named=is_named, is_label_named=is_named)])
+    assert found.parts[0].columns == [text, label]
+    assert "no_header" not in {warning.code for warning in found.warnings}
 
 
 # Before a run

@@ -12,14 +12,17 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command_name
 
 from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
+from fedmtl.cli.dashboard import dashboard, with_address
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
+from fedmtl.cli.flower import flower
 from fedmtl.cli.inspect import compare, config, report, status, tasks
 from fedmtl.cli.measure import measure
 from fedmtl.cli.policy import audit, policy
@@ -28,6 +31,7 @@ from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.run import run
 from fedmtl.cli.serve import serve
 from fedmtl.cli.terminal import make_terminal, write
+from fedmtl.cli.track import track
 from fedmtl.errors import FedmtlError
 
 INTERRUPTED = 130
@@ -90,6 +94,7 @@ for command in (
     evaluate,
     predict,
     serve,
+    dashboard,
     compare,
     export,
     report,
@@ -107,12 +112,14 @@ for command in (
     prune,
     quantize,
     measure,
+    track,
 ):
     app.command()(command)
 app.add_typer(certs)
 app.add_typer(data)
 app.add_typer(policy)
 app.add_typer(audit)
+app.add_typer(flower)
 
 
 @app.callback(invoke_without_command=True)
@@ -135,7 +142,8 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--traceback"]
     wants_traceback = len(arguments) < len(sys.argv) - 1
     try:
-        code = app(arguments, standalone_mode=False) or 0
+        arguments = with_address(arguments)
+        code = _app_of(arguments)(arguments, standalone_mode=False) or 0
     except Exception as error:
         known = _explain(error)
         if known is None:
@@ -149,6 +157,20 @@ def main() -> None:
         if code == INTERRUPTED:
             _complain("interrupted")
     sys.exit(code)
+
+
+def _app_of(arguments: list[str]) -> typer.Typer:
+    """The command that the first argument names by itself, as making all of them takes longer than an answer.
+
+    Otherwise it is the whole table, which also knows what to say of a name that is no command.
+    """
+    known = {get_command_name(str(getattr(info.callback, "__name__", ""))): info for info in app.registered_commands}
+    found = known.get(arguments[0]) if arguments else None
+    if found is None:
+        return app
+    alone = typer.Typer(name=app.info.name, cls=Commands, help=app.info.help, pretty_exceptions_enable=False)
+    alone.registered_commands, alone.registered_callback = [found], app.registered_callback
+    return alone
 
 
 def _explain(error: Exception) -> tuple[str, int] | None:

@@ -241,6 +241,10 @@ def _refused(config: Config) -> str | None:
         return None
     distillation = training.distillation
     found = {
+        "model.windows": (
+            config.model.windows is not None,
+            "what its noise hides is one sequence, and a text would have several; write `windows: null`, which cuts",
+        ),
         "training.smart": (training.smart is not None, "its penalty has a gradient that is not clipped"),
         "training.distillation.where": (
             distillation is not None and distillation.where == "clients",

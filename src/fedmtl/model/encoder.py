@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants as hub_constants
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig
-from transformers.utils import logging as transformers_logging
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ModelError
@@ -25,14 +22,17 @@ from fedmtl.model.bert.layout import (
     load_bert_values,
     num_heads,
 )
-from fedmtl.model.encoder_files import NO_CODE, NO_PICKLE, SHIPPED, check_encoder_files, encoder_folder
+from fedmtl.model.encoder_files import (
+    NO_CODE,
+    NO_PICKLE,
+    SHIPPED,
+    check_encoder_files,
+    encoder_folder,
+    quiet_transformers,
+)
 from fedmtl.model.tensor_files import load_safetensors
 from fedmtl.model.wordpiece import basic_tokenizer
 from fedmtl.seeds import derive_seed
-
-# What it warns of while loading, such as a missing pooler, is decided and checked here.
-transformers_logging.set_verbosity_error()
-transformers_logging.disable_progress_bar()
 
 RANDOM_NAME = re.compile(r"random-(\d+)x(\d+)")
 DROPOUTS = (
@@ -61,7 +61,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of `model.server_model`."""
     if RANDOM_NAME.fullmatch(config.server_model):
         return basic_tokenizer()
-    tokenizer = _reach(AutoTokenizer.from_pretrained, config.server_model)
+    tokenizer = _reach(quiet_transformers().AutoTokenizer.from_pretrained, config.server_model)
     # Where no file holds a vocabulary, transformers makes a tokenizer of special tokens only.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ModelError(
@@ -147,7 +147,7 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
         layers, hidden = int(shape[1]), int(shape[2])
         architecture = with_dropout(_random_config(layers, hidden, config.max_length, tokenizer), config)
         return build_encoder(architecture), []
-    architecture = with_dropout(_reach(AutoConfig.from_pretrained, config.server_model), config)
+    architecture = with_dropout(_reach(quiet_transformers().AutoConfig.from_pretrained, config.server_model), config)
     if config.initial == "random":
         # The files may be in half precision; a random start is not.
         return build_encoder(architecture), []
@@ -158,7 +158,7 @@ def _build(config: ModelConfig, tokenizer: Any, values_only: bool, needs_pooler:
     if has_fewer_heads(architecture):
         return _fewer_heads(config.server_model, architecture)
     module, info = _reach(
-        AutoModel.from_pretrained,
+        quiet_transformers().AutoModel.from_pretrained,
         config.server_model,
         config=architecture,
         dtype=torch.float32,
@@ -195,13 +195,13 @@ def _fewer_heads(name: str, architecture: Any) -> tuple[Any, list[str]]:
     return module, missing
 
 
-def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> BertConfig:
+def _random_config(layers: int, hidden: int, max_length: int, tokenizer: Any) -> Any:
     heads = max(1, hidden // 64)
     if layers < 1:
         raise ModelError(f"model.server_model: random-{layers}x{hidden} has no layer; write random-1x{hidden} or more")
     if hidden < 1 or hidden % heads:
         raise ModelError(f"model.server_model: random-{layers}x{hidden} cannot be built; take a width divisible by 64")
-    return BertConfig(
+    return quiet_transformers().BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -232,6 +232,8 @@ def _reach(load: Any, name: str, **options: Any) -> Any:
         check_encoder_files(Path(name), "model.server_model")
     where = "a folder"
     if not Path(name).is_dir():
+        from huggingface_hub import constants as hub_constants
+
         from fedmtl.tasks.load import SECONDS_TO_ANSWER, hub_answers
 
         where = "not a folder, and the hub has no such name or is not to be used (HF_HUB_OFFLINE)"

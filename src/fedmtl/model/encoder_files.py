@@ -23,6 +23,19 @@ LARGEST_SIZE = 10**8
 SHIPPED = {"tiny": Path(__file__).parent / "tiny"}
 
 
+def quiet_transformers() -> Any:
+    """Return the package transformers, imported when it is first needed: that takes about as long as importing torch.
+
+    What it warns of while loading, such as a missing pooler, is decided and checked by us, so it is silent.
+    """
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return transformers
+
+
 def encoder_folder(name: str) -> Path:
     """Where the files of an encoder would be, if it is in the box or a folder."""
     return SHIPPED.get(name, Path(name))

@@ -15,14 +15,14 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import AutoConfig, AutoTokenizer
 
 from fedmtl.config import ModelConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt, parse_record, read_json, read_record
 from fedmtl.model.bert.layout import BertValues, build_encoder, is_computed
+from fedmtl.model.bert.plain_files import plain_config, plain_tokenizer
 from fedmtl.model.encoder import Encoder, describe_encoder
-from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside, is_extended
+from fedmtl.model.encoder_files import NO_CODE, check_encoder_files, check_inside, is_extended, quiet_transformers
 from fedmtl.model.multitask import BoundModel, MultiTaskModel, build_model
 from fedmtl.model.tensor_files import load_tensors, save_tensors
 from fedmtl.runs.folder import write_atomic
@@ -176,15 +176,22 @@ def _load_encoder(folder: Path, has_pooler: bool | None = None) -> tuple[Any, An
         for name, value in read_json(folder / "tokenizer_config.json", REMEDY, ModelError).items():
             if name.endswith("_file") and value is not None:
                 raise ModelError(f"{folder / 'tokenizer_config.json'}: names a file ({name}); drop the key")
+    plain = None if has_pooler is None else (plain_config(folder), plain_tokenizer(folder))
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        if plain is not None and None not in plain and is_computed(plain[0]):
+            config, tokenizer = plain
+        else:
+            transformers = quiet_transformers()
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+            tokenizer = None
         is_shapes = has_pooler is not None and is_computed(config)
         with torch.device("meta"):
             shapes = BertValues(config, bool(has_pooler)) if is_shapes else build_encoder(config)
             size = sum(parameter.numel() for parameter in shapes.parameters())
         if size > MOST_PARAMETERS:
             raise ModelError(f"{folder}: its config asks for {size:,} parameters; {MOST_PARAMETERS:,} are the most")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
+        if tokenizer is None:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         return shapes if is_shapes else build_encoder(config), tokenizer
     except FedmtlError:
         raise

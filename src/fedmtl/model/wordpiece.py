@@ -6,8 +6,8 @@ import string
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
+from fedmtl.model.encoder_files import quiet_transformers
 from fedmtl.tasks.embedded import vocabulary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -33,7 +33,7 @@ def make_tokenizer(pieces: dict[str, int]) -> Tokenizer:
 
 def wrap_tokenizer(pieces: dict[str, int], **options: Any) -> Any:
     """The tokenizer over these pieces as transformers saves and loads it."""
-    return PreTrainedTokenizerFast(
+    return quiet_transformers().PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(pieces),
         unk_token="[UNK]",
         pad_token="[PAD]",

@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmtl.errors import DataError, FedmtlError
-from fedmtl.runs.event_lines import events_of
-from fedmtl.runs.events import DataEvent
-from fedmtl.runs.folder import RunFolder
-from fedmtl.runs.log import read_events
 from fedmtl.tasks.examples import Examples, examples_from
 from fedmtl.tasks.kinds.protocol import Answer
 from fedmtl.tasks.sequences import Rows
@@ -22,6 +18,7 @@ from fedmtl.tasks.words import plain_text
 
 if TYPE_CHECKING:
     from fedmtl.config import Config
+    from fedmtl.runs.folder import RunFolder
     from fedmtl.tasks.load import TaskData
 
 # Groups of examples that are scored apart.
@@ -116,6 +113,9 @@ def changed_cuts(run: RunFolder, data: Mapping[str, TaskData], wanted: Sequence[
 
     A run of an earlier version has no fingerprint of them, and only the number of validation examples to compare.
     """
+    from fedmtl.runs.event_lines import events_of
+    from fedmtl.runs.events import DataEvent
+    from fedmtl.runs.log import read_events
     from fedmtl.tasks.load import fingerprint
 
     lines = []
@@ -161,7 +161,7 @@ def scored_records(name: str, task: Task, examples: Examples, outputs: Rows, *, 
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
-    table = task.kind_of.read_file(task, path, by_header=True)
+    table = task.kind_of.read_file(task, path)
     wanted = (*task.text, task.label, *([] if column is None else [column]))
     absent = [name for name in wanted if name not in table.columns]
     if absent:

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fedmtl.config.file import load_config
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.foreign import excerpt
+from fedmtl.model.encoder_files import check_inside
 from fedmtl.model.multitask import BoundModel
-from fedmtl.model.saved import SavedModel
+from fedmtl.model.saved import SavedModel, load_model
 from fedmtl.predict.answers import (
     Prediction,
     Sink,
@@ -31,17 +31,17 @@ from fedmtl.predict.answers import (
     tasks_on,
     to_predictions,
 )
-from fedmtl.predict.rounds import clients_with_values, load_round
 from fedmtl.runs.folder import RunFolder, find_run
-from fedmtl.runs.summary import Round
 from fedmtl.tasks.batches import TextShard, join_rows, sorted_batches
 from fedmtl.tasks.examples import Examples
-from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.sequences import Rows
 from fedmtl.tasks.task import Task, owner_of_set
 from fedmtl.tasks.tokens import encode_texts
 from fedmtl.training.local import predict_together
+
+if TYPE_CHECKING:
+    from fedmtl.runs.summary import Round
 
 CPU = torch.device("cpu")
 
@@ -81,11 +81,19 @@ def load_run(
     """
     if not isinstance(run, RunFolder):
         run = find_run(os.fspath(run))
-    saved = load_round(run, round, client, values_only=values_only)
+    if round is None and client is None:
+        check_inside(run.model, run.path)
+        saved = load_model(run.model, values_only=values_only)
+    else:
+        from fedmtl.predict.rounds import load_round
+
+        saved = load_round(run, round, client, values_only=values_only)
     views = saved.plan.keys(saved.model.canonical(), list(saved.tasks), client or "")
     missing = {task: [key for key in view.values() if key not in saved.weights] for task, view in views.items()}
     tasks = tuple(task for task, keys in missing.items() if not keys)
     if not tasks:
+        from fedmtl.predict.rounds import clients_with_values
+
         first = next(key for keys in missing.values() for key in keys)
         clients = clients_with_values(run) or "none is here, they are at the sites"
         raise ValuesAtClients(f"{run.name}: `{first.name}` stays at the clients; name one with --client: {clients}")
@@ -102,6 +110,8 @@ def evaluate_file(
 
 def evaluate_test(loaded: LoadedRun, task: str | None = None, sink: Sink | None = None) -> dict[str, Scores]:
     """Score the test files that the run's config names: those of every task that has one, or of one task."""
+    from fedmtl.config.file import load_config
+
     sets = labelled_test_sets(loaded.run.name, load_config(loaded.run.config), known_tasks(loaded, task))
     return _score_sets(loaded, sets, Scoring(), sink)
 
@@ -114,8 +124,10 @@ def evaluate_validation(
     A task may be a further validation set, TASK:NAME. `warn` is called with a line for each task whose validation is
     no longer cut as in the run.
     """
-    # The engine's code is only needed for this number.
+    # One answer needs none of this, and is there sooner without it. Of the engine's code it is this number.
+    from fedmtl.config.file import load_config
     from fedmtl.engines.local import CHUNK
+    from fedmtl.tasks.load import load_tasks
 
     wanted = list(known_tasks(loaded, None if task is None else owner_of_set(task)))
     config = load_config(loaded.run.config)
@@ -234,6 +246,8 @@ def _task(loaded: LoadedRun, name: str) -> Task:
     if name not in loaded.saved.tasks:
         raise FedmtlError(f"{loaded.run.name} has no task {name}; it has {', '.join(loaded.saved.tasks)}")
     if name not in loaded.tasks:
+        from fedmtl.predict.rounds import clients_with_values
+
         raise FedmtlError(
             f"{loaded.run.name}: values of {name} stay at its clients; name one of them with --client:"
             f" {clients_with_values(loaded.run)}"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -31,7 +32,9 @@ from fedmtl.tasks.sources import (
     separating,
     separation_advice,
 )
+from fedmtl.tasks.tag_files import CONLL_ALONE, MOST_WORDS, column_cells, is_comment
 from fedmtl.tasks.task import Task
+from fedmtl.tasks.words import join_words
 
 Row = tuple[str, ...]
 STDIN = "-"
@@ -92,6 +95,8 @@ def open_texts(path: Path | None, columns: Sequence[str], tasks: Mapping[str, Ta
     if not path.is_file():
         reason = "it is no file" if path.exists() else "No such file or directory"
         raise DataError(f"{path}: cannot be read ({reason}); give a text file")
+    if suffix is None and name.endswith(CONLL_ALONE):
+        return Texts(("text",), "line", False, _chunks(_sentences(path, columns)))
     if suffix is None:
         if columns:
             raise DataError(
@@ -103,7 +108,8 @@ def open_texts(path: Path | None, columns: Sequence[str], tasks: Mapping[str, Ta
         return _from_table(_open_parquet(path), columns, tasks)
     if suffix.startswith(".jsonl"):
         return _from_table(_open_jsonl(str(path), _read_lines(path)), columns, tasks)
-    wanted = [tuple(columns)] if columns else [task.text for task in tasks.values()]
+    # Numbers of columns are no names: then the tasks' columns in the header say what separates it.
+    wanted = [*([tuple(columns)] if columns else []), *(task.text for task in tasks.values())]
     table = _open_rows(path, suffix, wanted, header=header)
     if suffix.startswith(".tsv") and not columns and len(table.header) <= 2 and not looks_like_names(table.header):
         # Two texts with a tab between are lines of texts, whatever the file is called.
@@ -135,6 +141,34 @@ def _from_lines(lines: Iterable[str], origin: str) -> Texts:
             yield read
 
     return Texts(names, "line", False, _chunks(again()))
+
+
+def _sentences(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row, str] | None]:
+    """The sentences of a CoNLL file, with or without tags; words are in the first column, or the one by number."""
+    if len(columns) > 1 or not all(column.isdigit() and int(column) for column in columns):
+        raise DataError(f"--text-columns: {path} has words and tags in columns; write the number of the words', from 1")
+    column, width, begin = int(columns[0]) if columns else 1, 0, 0
+    words: list[str] = []
+    for number, line in enumerate(chain(_read_lines(path), [""]), start=1):
+        cells = column_cells(line.rstrip("\r\n"))
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield begin, (join_words(words),), ""
+            words = []
+        # Without tags a line of one column is a word, however it begins.
+        elif (len(cells) == 1 and width < 2) or not is_comment(line, cells, width):
+            width = width or len(cells)
+            begin = begin if words else number
+            if len(cells) < column or not cells[column - 1].strip():
+                raise DataError(
+                    f"{path}, line {number}: has no word in column {column}; leave a line blank to end a text"
+                )
+            words.append(cells[column - 1])
+            if len(words) > MOST_WORDS:
+                raise DataError(
+                    f"{path}, line {number}: {MOST_WORDS:,} words since line {begin} without a blank line; leave one"
+                    " between sentences"
+                )
 
 
 def _split_lines(lines: Iterable[str], origin: str) -> Iterator[Any]:
@@ -199,9 +233,8 @@ def _text_columns(table: _Table, columns: Sequence[str], tasks: Mapping[str, Tas
             raise DataError(f"--text-columns: {table.origin} holds objects, whose columns have names; {has}")
         wrong = [column for column in columns if not 1 <= int(column) <= len(table.header)]
         if wrong:
-            raise DataError(
-                f"--text-columns {wrong[0]}: {table.origin} has {len(table.header)} columns; the first is 1"
-            )
+            found = "one column" if len(table.header) == 1 else f"{len(table.header)} columns"
+            raise DataError(f"--text-columns {wrong[0]}: {table.origin} has {found}; the first is 1")
         return [table.header[int(column) - 1] for column in columns]
     if columns:
         absent = [column for column in columns if column not in table.header]

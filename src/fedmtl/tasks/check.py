@@ -198,7 +198,8 @@ DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 
 def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
     where, table = _where(part), part.table
-    if lacks_header(table):
+    # Columns that were named are there, so they are names.
+    if not part.is_named and lacks_header(table):
         yield Finding("no_header", where, 1, "the first line does not look like names of columns; is there a header?")
     if not part.text:
         otherwise = ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""

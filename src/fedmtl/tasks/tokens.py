@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmtl.config import DataConfig
 from fedmtl.errors import ConfigError, FedmtlError, ModelError
 from fedmtl.foreign import excerpt
 from fedmtl.runs.folder import make_private_folder
@@ -32,6 +31,9 @@ from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.task import Task, Windows
 from fedmtl.tasks.windows import NOWHERE, central, cut_text, described
 from fedmtl.tasks.words import plain_text, split_words
+
+if TYPE_CHECKING:
+    from fedmtl.config import DataConfig
 
 FORMAT = 2
 BLOCK = 4096

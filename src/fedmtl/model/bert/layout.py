@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel
 
+from fedmtl.model.encoder_files import quiet_transformers
 from fedmtl.model.families import family_of
 from fedmtl.model.tensor_files import load_safetensors
 
@@ -72,7 +72,7 @@ def keep_heads(config: Any, count: int) -> None:
 
 def build_encoder(config: Any) -> Any:
     """A module with fresh values in float32, as AutoModel builds it, with as many heads as the config says."""
-    module = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    module = quiet_transformers().AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     if has_fewer_heads(config):
         for layer in module.get_submodule(family_of(config).layers):
             _narrow(layer, config)
