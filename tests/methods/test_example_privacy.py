@@ -461,7 +461,6 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
     [
         ("model.windows={}", "model.windows"),
         ("training.smart={}", "training.smart"),
-        ("model.windows={}", "model.windows"),
         ("training.loss_weighting=uncertainty", "training.loss_weighting"),
         ("training.logit_adjustment=1", "training.logit_adjustment"),
         ("training.task_schedule=random", "training.task_schedule"),
