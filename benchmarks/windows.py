@@ -9,9 +9,9 @@ both, by the accuracy at the end, are what runs without `--choose` use, which tr
 test at their end. Each is a `fedmtl run` in a process of its own, `--jobs` at a time. A run that has ended has a line
 in results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew
 the next time. `--share` takes that share of all reviews: to see that all of it works. In `--out` are the table that is
-printed, as table.md, and what it is made of. Its columns of cost say how many times the tokens, the seconds of training
-and those of scoring are what the first tokens take, over the same seeds; seconds are those of runs one after the other
-only with `--jobs 1` on a machine without other work.
+printed, as table.md, and what it is made of. The columns of cost say how many times the tokens, seconds of training,
+those of scoring and the CPU seconds of a whole run are what the first tokens take, over the same seeds. Seconds by the
+clock are to be read only with `--jobs 1` on a machine without other work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import DataEvent, EndEvent, EvaluationEvent, RoundEvent
+from fedmtl.runs.events import DataEvent, EndEvent, EnergyEvent, EvaluationEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 
@@ -217,6 +217,7 @@ def result(cell: Cell, given: argparse.Namespace, seconds: float) -> dict[str, A
         "share": given.share,
         "device": given.device,
         "tokens": sum(event.tokens or 0 for event in events_of(events, DataEvent)),
+        "cpu_seconds": sum(event.cpu_seconds for event in events_of(events, EnergyEvent)),
         "accuracy": scored.metrics["accuracy"],
         "train_seconds": sum(event.train_seconds or 0.0 for event in rounds),
         "evaluate_seconds": rounds[-1].evaluate_seconds,
@@ -236,7 +237,9 @@ def best_recipes(given: argparse.Namespace) -> dict[tuple[str, str], str]:
     for one in results(given):
         if one["is_choice"]:
             key = one["encoder"], one["setup"]
-            best[key] = max(best.get(key, (-1.0, "")), (one["accuracy"], one["recipe"]))
+            # Of two that are alike the likelier one, which was tried first.
+            if one["accuracy"] > best.get(key, (-1.0, ""))[0]:
+                best[key] = one["accuracy"], one["recipe"]
     return {key: name for key, (_, name) in best.items()}
 
 
@@ -270,8 +273,8 @@ def table(given: argparse.Namespace) -> str:
     """Accuracy and cost, the mean over seeds with their standard deviation, and the gain seed by seed."""
     lines = [
         "| scored on | encoder | reads | recipe | seeds | accuracy | gain to the first 128 | tokens of train | times |"
-        " seconds of training | times | of scoring | times |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " seconds of training | times | of scoring | times | CPU seconds | times |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
     for one in results(given):
@@ -290,7 +293,7 @@ def table(given: argparse.Namespace) -> str:
             f" {spread([100 * one['accuracy'] for one in runs.values()])} |"
             f" {'' if split == 'cut' or setup == FIRST or not gains else spread(gains)} |"
             f" {cost(runs, paired, 'tokens')} | {cost(runs, paired, 'train_seconds')} |"
-            f" {cost(runs, paired, 'evaluate_seconds')} |"
+            f" {cost(runs, paired, 'evaluate_seconds')} | {cost(runs, paired, 'cpu_seconds')} |"
         )
     return "\n".join(lines) + "\n"
 

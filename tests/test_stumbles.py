@@ -52,6 +52,27 @@ STUMBLES = {
     "a csv with semicolons could not be checked": (
         "cli/test_check.py::test_a_file_with_semicolons_is_read_with_its_delimiter"
     ),
+    "a run needed to be told of a spreadsheet's semicolons, which its header shows": (
+        "tasks/test_sources.py::test_a_run_reads_a_spreadsheets_export_by_its_columns"
+    ),
+    "columns called by two words were taken for an example": (
+        "tasks/test_check.py::test_names_of_some_words_are_names_where_a_config_or_another_column_says_so"
+    ),
+    "a message of a csv with semicolons and two-word columns did not say so": (
+        "tasks/test_sources.py::test_without_them_the_message_says_what_to_write"
+    ),
+    "one answer took twice as long as importing torch": (
+        "cli/test_start_up.py::test_one_answer_from_a_cold_start_imports_torch_or_onnxruntime_and_little_else"
+    ),
+    "columns by number of a csv with semicolons were columns by commas": (
+        "predict/test_text_files.py::test_columns_by_number_are_those_that_the_tasks_columns_are_separated_by"
+    ),
+    "a tenth of a client's file neither trained nor scored, and nobody said so": (
+        "tasks/test_check.py::test_a_run_counts_examples_of_clients_files_that_neither_train_nor_score"
+    ),
+    "after two rounds the learning rate was blamed": (
+        "runs/test_verdicts.py::test_what_to_try_follows_from_what_the_losses_did"
+    ),
     "a run folder was checked as if it were data": (
         "cli/test_check.py::test_the_folder_of_a_run_is_refused_with_what_to_check_instead"
     ),

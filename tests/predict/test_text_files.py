@@ -70,6 +70,14 @@ def test_columns_are_named_by_number_also_without_a_header(tmp_path):
     assert rows_of(texts) == [("y", "x"), ("a, b", "1"), ("c\nd", "2")]
 
 
+def test_columns_by_number_are_those_that_the_tasks_columns_are_separated_by(tmp_path):
+    (tmp_path / "t.csv").write_text('n;sentence\n1;"a, b; c"\n')
+    assert rows_of(open_texts(tmp_path / "t.csv", ["2"], TASKS)) == [("a, b; c",)]
+    (tmp_path / "u.csv").write_text("n;other\n1;x\n")
+    with pytest.raises(DataError, match=r"--text-columns 2: .*u.csv has one column; the first is 1"):
+        open_texts(tmp_path / "u.csv", ["2"], TASKS)
+
+
 def test_a_file_of_lines_or_of_tabs_without_a_header_is_texts(tmp_path):
     for name in ("t.txt", "t.tsv", "plain"):
         (tmp_path / name).write_text("a fine film\tthe film\r\n\nx y\tz\n")

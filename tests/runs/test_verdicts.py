@@ -74,7 +74,8 @@ def test_all_baselines_that_win_are_in_one_line_the_best_first():
     [
         ([0.6, 0.6, 0.6], [0.7, 0.9, 1.2], [0, 0.5, 0.4], None, "its loss grew: try a tenth"),
         ([0.7, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.5, 0.4], None, "try a smaller training.learning_rate"),
-        ([0.6, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.5, 0.4], "gives one label to all", "its answers hardly differ"),
+        ([0.6] * 3, [0.7] * 3, [0, 0.5, 0.4], "gives one label", "its answers hardly differ after 2 rounds: train for"),
+        ([0.6] * 5, [0.7] * 5, [0, 0.5, 0.5, 0.4, 0.4], "gives one label", "hardly differ: training.learning_rate is"),
         ([0.6, 0.6, 0.6], [0.7, 0.7, 0.7], [0, 0.69, 0.68], None, "it hardly learned: try a larger"),
         ([0.6, 0.62, 0.65], [0.7, 0.6, 0.6], [0, 0.6, 0.5], None, "it was still improving: try more"),
         ([0.6, 0.65, 0.64], [0.7, 0.6, 0.6], [0, 0.6, 0.5], None, "try another training.learning_rate"),

@@ -156,9 +156,18 @@ def test_no_output_has_eight_letters_of_any_text(tmp_path_factory, texts, data):
 
 def test_a_file_without_a_header_has_no_names_of_columns():
     table = Table({"a good film": ["x y", "b"], "positive": ["positive", "negative"]}, "made.tsv")
-    found = check_parts([Part(table, ("a good film",), "positive")])
+    found = check_parts([Part(table, ("a good film",), "positive", is_named=False, is_label_named=False)])
     assert found.parts[0].columns == ["column 1", "column 2"]
     assert "no_header" in {warning.code for warning in found.warnings}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_names_of_some_words_are_names_where_a_config_or_another_column_says_so(is_named):
+    text, label = ("Review text", "My verdict?") if is_named else ("Sentence A", "label")
+    table = Table({text: ["x y", "b c"], label: ["good", "bad"]}, "made.tsv")
+    found = check_parts([Part(table, (text,), label, is_named=is_named, is_label_named=is_named)])
+    assert found.parts[0].columns == [text, label]
+    assert "no_header" not in {warning.code for warning in found.warnings}
 
 
 # Before a run
@@ -174,6 +183,29 @@ def test_a_run_is_warned_of_what_spoils_its_numbers(tmp_path):
         "mood: 1 of 2 validation examples are in train too",
         "mood: 1 label occurs in one training example only (`z`)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "is_said"),
+    [({}, {}, True), ({"validation": "dev.tsv"}, {}, False), ({}, {"evaluation": {"where": "clients"}}, False)],
+)
+def test_a_run_counts_examples_of_clients_files_that_neither_train_nor_score(tmp_path, own, more, is_said):
+    train = write(tmp_path / "train.tsv", [(f"text {number}", "ab"[number % 2]) for number in range(40)])
+    write(tmp_path / "dev.tsv", [("new one", "a"), ("new two", "b")])
+    client = write(tmp_path / "client.tsv", [(f"more {number}", "ab"[number % 2]) for number in range(40)])
+    own = {name: str(tmp_path / file) for name, file in own.items()}
+    config = load_config({
+        "tasks": {"mood": {"kind": "classification", "text": ["text"], "label": "label",
+                           "source": {"train": str(train), "validation": str(tmp_path / "dev.tsv")}}},
+        "clients": {"a": {"tasks": ["mood"]},
+                    "b": {"tasks": ["mood"], "source": {"mood": {"train": str(client), **own}}}},
+        **more,
+    })  # fmt: skip
+    said = run_warnings(load_tasks(config))
+    # A tenth of 40 is cut.
+    assert [line.startswith("mood: 4 examples of clients' files are cut for validation") for line in said] == [
+        True
+    ] * is_said
 
 
 def test_a_run_names_clients_with_one_label():

@@ -9,6 +9,7 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import DataError
 from fedmtl.tasks import sources
 from fedmtl.tasks.examples import examples_from
+from fedmtl.tasks.load import load_tasks
 from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.sources import find_table, read_table, read_texts
 
@@ -270,9 +271,35 @@ class TestSemicolons:
         by_commas = write(tmp_path, "b.csv", 'text,label\n"fine; or not",good\n')
         assert read_table(by_commas, columns=("text", "label")).columns["text"] == ["fine; or not"]
 
+    def test_what_a_name_does_not_say_is_noted(self, tmp_path):
+        known = {
+            "a.csv": ("a;b\n1;2\n", "a.csv is separated by semicolons, and is read so"),
+            "b.tsv": ("a\tb\n1\t2\n", ""),
+            "c.tsv": ("a,b\n1,2\n", "c.tsv is separated by commas, and is read so"),
+        }
+        for name, (text, note) in known.items():
+            table = read_table(write(tmp_path, name, text), columns=("a", "b"))
+            assert (table.columns, table.note) == ({"a": ["1"], "b": ["2"]}, note)
+
+    def test_a_run_reads_a_spreadsheets_export_by_its_columns(self, tmp_path):
+        # As a spreadsheet writes it where a comma stands in numbers: a mark in front, semicolons, a line end in a text.
+        path = tmp_path / "a.csv"
+        path.write_bytes(
+            '\ufeffReview ID;Review text;My verdict\r\n1;"fine, ""so""; or\nnot";good\r\n2;dull;bad\r\n'.encode()
+        )
+        task = (
+            f"kind: classification, text: Review text, label: My verdict, source: {{train: {path}, validation: {path}}}"
+        )
+        data = load_tasks(load_config(None, [f"tasks={{mood: {{{task}}}}}"]))["mood"]
+        assert data.train.texts == (['fine, "so"; or\nnot', "dull"],)
+        assert data.origin == f"files in {tmp_path}; " + "; ".join(
+            ["a.csv is separated by semicolons, and is read so"] * 2
+        )
+
     @pytest.mark.parametrize("rows", ["fine, or not;good\n", "fine;good\n"])
-    def test_without_them_the_message_says_what_to_write(self, tmp_path, rows):
-        path = write(tmp_path, "a.csv", "text;label\n" + rows)
+    @pytest.mark.parametrize("header", ["text;label", "The text;The label?"])
+    def test_without_them_the_message_says_what_to_write(self, tmp_path, header, rows):
+        path = write(tmp_path, "a.csv", f"{header}\n{rows}")
         keys = f"kind: classification, text: text, label: label, source: {{train: {path}}}"
         task = resolve_task(load_config(None, [f"tasks.mood={{{keys}}}"]), "mood")
         with pytest.raises(DataError) as refused:

@@ -45,7 +45,7 @@ class SourceConfig(Section):
     delimiter: str | None = Field(
         None,
         description="What separates the columns of a csv or tsv file: tab, comma, semicolon or one character; without"
-        " it, tabs in a tsv, commas in a csv, or tabs where its header has no commas.",
+        " it, what separates the task's columns in the header.",
     )
     subset: str | None = Field(None, description="The hub dataset's configuration, such as sst2 of glue.")
     train_split: str = Field("train", description="Name of the hub's training split.")

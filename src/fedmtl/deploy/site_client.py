@@ -21,9 +21,9 @@ from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
+from fedmtl.engines.flower.calls import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.flower.certificates import read_private_key
 from fedmtl.engines.flower.peers import PEERS, SiteIdentity
-from fedmtl.engines.flower.site_service import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
@@ -158,6 +158,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         secret=site_secret(settings.folder),
         required=settings.policy.require.model_dump(exclude_none=True),
         counts_to=settings.policy.send.example_counts.round_to,
+        sends_losses=settings.policy.sends_losses,
     )
     site = replace(open_site(setup, model), identity=_identity(settings))
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}

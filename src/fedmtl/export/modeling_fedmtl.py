@@ -8,7 +8,6 @@ This file lies beside the weights of an exported model and needs torch and trans
     model.answer(tokenizer, ["a fine film"], ["a good movie"])         # tasks that read two
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -352,7 +351,7 @@ def _cut(of_texts: Sequence[int | None], windows: Mapping[str, Any]) -> list[lis
 def _most_central(cuts: Sequence[Sequence[int]], count: int) -> list[tuple[int, int] | None]:
     """For each of so many tokens the window where it stands most central, and where it stands there."""
     found: list[tuple[int, int] | None] = [None] * count
-    nearest = [math.inf] * count
+    nearest = [float("inf")] * count
     for number, tokens in enumerate(cuts):
         for at, token in enumerate(tokens):
             distance = abs(at - (len(tokens) - 1) / 2)

@@ -83,6 +83,8 @@ class Site:
     identity: Identity | None = None
     # Numbers of examples leave rounded up to a multiple of it.
     counts_to: int = 1
+    # Whether the mean losses of training leave, in the clear or in a sum.
+    sends_losses: bool = True
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -205,7 +207,7 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         delta,
         job.rows,
         counts,
-        trained.losses,
+        trained.losses if site.sends_losses else {},
         seen=trained.seen,
         extra=trained.sent,
     )

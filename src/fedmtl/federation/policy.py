@@ -60,6 +60,11 @@ class SendPolicy(Section):
         description="Whether sums over this site's validation examples may leave, where scoring is done at the sites."
         " They hold how often each label was predicted as which, so they also tell how many there are of each.",
     )
+    losses: bool | None = Field(
+        None,
+        description="Whether the mean loss of each task's training leaves every round. It has no noise, so empty means:"
+        " unless require.example_privacy is there.",
+    )
     label_counts: CountsPolicy = Field(
         default_factory=CountsPolicy,
         description="How many training examples there are of each label, in the order of the server's list. The labels"
@@ -213,12 +218,18 @@ class Policy(Section):
                 raise ValueError(f"{shown(name)} is no name of a task")
         return self
 
+    @property
+    def sends_losses(self) -> bool:
+        """Whether mean losses leave: they have no noise, which `require.example_privacy` demands of what leaves."""
+        return self.require.example_privacy is None if self.send.losses is None else self.send.losses
+
     def words(self) -> str:
         """What this policy lets leave, as one line for whoever starts the site."""
         send = self.send
         counts = send.label_counts
         labels = "" if not counts.send else f", numbers of labels{_rounded(counts.round_to)}"
-        leaves = f"updates, losses, numbers of examples{_rounded(send.example_counts.round_to)}{labels}"
+        losses = ", losses" if self.sends_losses else ""
+        leaves = f"updates{losses}, numbers of examples{_rounded(send.example_counts.round_to)}{labels}"
         leaves += ", token rows (they show the vocabulary)" if send.token_rows else ""
         leaves += ", scores" if send.scores else ""
         leaves += ", predictions with labels" if send.prediction_pairs else ""

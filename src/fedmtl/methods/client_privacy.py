@@ -131,8 +131,8 @@ def planned(settings: ClientPrivacyConfig, num_rounds: int) -> Releases:
 class ClippedUpdate(UpdateFilter):
     """Clips a client's update before it leaves; the server clips again what it adds up.
 
-    Where a policy takes the server's word for the noise, a run counts with all of its rounds from its first update on:
-    a client does not know whether rounds without it reached anybody.
+    Where a policy takes the server's word for the noise, a run counts with all of its rounds from its first update on,
+    as a client does not know whether rounds without it reached anybody.
     """
 
     name = NAME

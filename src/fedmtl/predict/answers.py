@@ -161,7 +161,7 @@ def scored_records(name: str, task: Task, examples: Examples, outputs: Rows, *, 
 
 
 def _labelled_examples(task: Task, path: Path, column: str | None) -> Examples:
-    table = task.kind_of.read_file(task, path, by_header=True)
+    table = task.kind_of.read_file(task, path)
     wanted = (*task.text, task.label, *([] if column is None else [column]))
     absent = [name for name in wanted if name not in table.columns]
     if absent:

@@ -358,7 +358,7 @@ class Guard:
         given = Request(scope).headers.getlist("host")
         if len(given) > 1:
             raise Refused(400, f"found {len(given)} Host headers; send one")
-        if not given or _plain(re.sub(r":\d+$", "", given[0])) not in self.hosts:
+        if not given or not names_host(given[0], self.hosts):
             raise Refused(403, f"this host name is not served here; use {', '.join(sorted(self.hosts))}, or --host")
 
 
@@ -587,6 +587,11 @@ def _plain(host: str) -> str:
     return host.lower().removesuffix(".")
 
 
+def names_host(header: str, hosts: frozenset[str]) -> bool:
+    """Whether a Host header, with a port or without, names one of the hosts."""
+    return _plain(re.sub(r":\d+$", "", header)) in hosts
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     try:
@@ -600,16 +605,16 @@ def hosts_of(host: str) -> frozenset[str] | None:
     return frozenset({"localhost", "127.0.0.1", "[::1]", _plain(host)}) if is_loopback(host) else None
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(
+    host: str, port: int, what: str = "serve", remedy: str = "give another --port, or a --host of this machine"
+) -> socket.socket:
     """A listening socket; port 0 is any that is free."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FedmtlError(
-            f"serve: cannot listen on {host}:{port} ({reason}); give another --port, or a --host of this machine"
-        ) from error
+        raise FedmtlError(f"{what}: cannot listen on {host}:{port} ({reason}); {remedy}") from error
 
 
 class Connection(HttpToolsProtocol):
@@ -661,7 +666,7 @@ class Connection(HttpToolsProtocol):
             self._until = None
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Says when it is ready, and ends with exit code 0 on SIGTERM and SIGINT, which uvicorn would raise once more."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -690,7 +695,7 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     service = Service(served, limits, hosts_of(host))
     service.batcher.warm_up()
-    _Server(configure(service.app()), ready).run(sockets=[listening])
+    Server(configure(service.app()), ready).run(sockets=[listening])
 
 
 def configure(app: ASGIApp) -> uvicorn.Config:

@@ -108,7 +108,8 @@ def open_texts(path: Path | None, columns: Sequence[str], tasks: Mapping[str, Ta
         return _from_table(_open_parquet(path), columns, tasks)
     if suffix.startswith(".jsonl"):
         return _from_table(_open_jsonl(str(path), _read_lines(path)), columns, tasks)
-    wanted = [tuple(columns)] if columns else [task.text for task in tasks.values()]
+    # Numbers of columns are no names: then the tasks' columns in the header say what separates it.
+    wanted = [*([tuple(columns)] if columns else []), *(task.text for task in tasks.values())]
     table = _open_rows(path, suffix, wanted, header=header)
     if suffix.startswith(".tsv") and not columns and len(table.header) <= 2 and not looks_like_names(table.header):
         # Two texts with a tab between are lines of texts, whatever the file is called.
@@ -232,9 +233,8 @@ def _text_columns(table: _Table, columns: Sequence[str], tasks: Mapping[str, Tas
             raise DataError(f"--text-columns: {table.origin} holds objects, whose columns have names; {has}")
         wrong = [column for column in columns if not 1 <= int(column) <= len(table.header)]
         if wrong:
-            raise DataError(
-                f"--text-columns {wrong[0]}: {table.origin} has {len(table.header)} columns; the first is 1"
-            )
+            found = "one column" if len(table.header) == 1 else f"{len(table.header)} columns"
+            raise DataError(f"--text-columns {wrong[0]}: {table.origin} has {found}; the first is 1")
         return [table.header[int(column) - 1] for column in columns]
     if columns:
         absent = [column for column in columns if column not in table.header]

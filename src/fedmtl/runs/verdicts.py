@@ -37,6 +37,8 @@ RISES, FALLS = 0.1, 0.05
 # Nor is a rise of the validation loss by less than this share of the loss before training.
 MATTERS = 0.02
 LOWER_IS_BETTER = "mse"
+# After fewer rounds than this a head may not have moved from one label yet, whatever the rate.
+FEW_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ def _tip(record: _Record) -> str:
     value = final.metrics.get(record.metric)
     if value is not None and before is not None and _is_worse(record, record.metric, value, before):
         return "try a smaller training.learning_rate"
+    if final.marked and len(trained) < FEW_ROUNDS:
+        return f"its answers hardly differ after {len(trained)} rounds: train for more of them"
     if final.marked:
         return "its answers hardly differ: training.learning_rate is far too small, or far too large"
     if len(trained) > 1 and trained[-1] > trained[0] * (1 - FALLS):

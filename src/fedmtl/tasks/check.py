@@ -198,7 +198,8 @@ DECIMAL_COMMA = re.compile(r"\s*[+-]?[0-9]+,[0-9]+\s*")
 
 def _part_findings(part: Part, facts: PartFacts) -> Iterator[Finding]:
     where, table = _where(part), part.table
-    if lacks_header(table):
+    # Columns that were named are there, so they are names.
+    if not part.is_named and lacks_header(table):
         yield Finding("no_header", where, 1, "the first line does not look like names of columns; is there a header?")
     if not part.text:
         otherwise = ", or what separates columns with --delimiter" if len(table.columns) == 1 else ""
@@ -454,6 +455,12 @@ def run_warnings(data: Mapping[str, TaskData]) -> list[str]:
         if part.repeated:
             many = "1 example has" if part.repeated == 1 else f"{part.repeated} examples have"
             lines.append(f"{name}: {many} the text of another; the cut of validation leaves equal texts on one side")
+        if part.idle:
+            lines.append(
+                f"{name}: {part.idle} examples of clients' files are cut for validation and not scored, since the task"
+                " has validation examples; name source.validation for these clients too, or write"
+                " `evaluation.where: clients`"
+            )
         validation = set(zip(*part.validation.texts, strict=True))
         trains = {"": part.train, **part.client_train}
         for train in trains.values():

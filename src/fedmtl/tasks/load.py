@@ -146,7 +146,7 @@ class TaskData:
     `train` is what is dealt to the clients that bring no files; the others' are in `client_train` and
     `client_validation`, whole: `train_samples` and `val_samples` are drawn from `train` and `validation`. `further` are
     more validation sets by name, of which no score counts. `repeated` counts the examples with the texts of another
-    that the cut of validation left on one side.
+    that the cut of validation left on one side, `idle` those that were cut from clients' files and that nobody scores.
     """
 
     task: Task
@@ -159,6 +159,7 @@ class TaskData:
     validation_cut: bool
     further: dict[str, Examples] = field(default_factory=dict)
     repeated: int = 0
+    idle: int = 0
 
     def validation_sets(self) -> dict[str, Examples]:
         """Every set that a server scores: `validation` under the task's name, others as TASK:NAME."""
@@ -315,11 +316,20 @@ def _load(config: Config, task: Task, holders: list[str]) -> TaskData:
         synthetic=shared is not None and shared.synthetic,
         validation_cut=parts.is_cut,
         repeated=parts.repeated if shared else sum(part.repeated for part in client_parts.values()),
+        idle=_num_idle(config, client_parts) if shared else 0,
         further={
             other: _draw(examples_from(table, task), given.val_samples, derive_seed(config.seed, "val", name, other))
             for other, table in (shared.further if shared else {}).items()
         },
     )
+
+
+def _num_idle(config: Config, client_parts: Mapping[str, Parts]) -> int:
+    """How many examples were cut from clients' files for scores at the clients, where the server alone scores."""
+    at_clients = config.evaluation.where == "clients" or any(
+        level == "client" for rule in config.sharing.rules for level in rule.values()
+    )
+    return 0 if at_clients else sum(len(part.validation) for part in client_parts.values() if part.is_cut)
 
 
 def _origin_of_clients(brought: dict[str, Tables]) -> str:

@@ -233,7 +233,7 @@ def shown_columns(table: Table, named: Iterable[str | None] = ()) -> dict[str, s
 
     It is where it has a name that was given by a config or a user, or one that is common.
     """
-    is_header = not COMMON_NAMES.isdisjoint(map(str.lower, table.columns)) or not set(named).isdisjoint(table.columns)
-    if is_header and not lacks_header(table):
+    is_header = not COMMON_NAMES.isdisjoint(map(str.lower, table.columns)) and not lacks_header(table)
+    if is_header or not set(named).isdisjoint(table.columns):
         return {name: name for name in table.columns}
     return {name: f"column {number}" for number, name in enumerate(table.columns, start=1)}

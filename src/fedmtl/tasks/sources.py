@@ -54,6 +54,8 @@ TEXT_NAMES = (
 COMMON_NAMES = frozenset({"id", *LABEL_NAMES, *(name for names in TEXT_NAMES for name in names)})
 # What can be the name of a column.
 COLUMN_NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
+# The same of a few words, as people call the columns of a spreadsheet. A short text looks alike.
+WORDED_NAME = re.compile(r"[^\W\d][\w.-]*( [\w.-]+){0,3}\??")
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def read_table(path: Path, delimiter: str | None = None, columns: Sequence[str] 
     """The whole file, read by its suffix; blank lines are skipped. Anything else wrong is a DataError.
 
     `delimiter` is what stands between the columns of a csv or tsv file, one character or a word of `DELIMITERS`.
-    Without it a .csv whose header has tabs and no commas is read by tabs; its `note` says so. Where the `columns` that
-    the file should have are known, it is what separates them in the header.
+    Without it a .csv whose header has tabs and no commas is read by tabs. Where the `columns` that the file should have
+    are known, it is what separates them in the header. What the file's name does not say, its `note` says.
     """
     suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
     if suffix is None:
@@ -103,17 +105,18 @@ def read_table(path: Path, delimiter: str | None = None, columns: Sequence[str] 
         raise DataError(f"{path}: is empty; it needs a header line and examples, or one JSON object per line")
     if suffix.startswith(".jsonl"):
         return _read_jsonl(path, text)
-    between = None if delimiter is None else DELIMITERS.get(delimiter, delimiter)
-    if delimiter is None and columns:
+    between, usual = DELIMITERS.get(delimiter or "", delimiter), "\t" if suffix.startswith(".tsv") else ","
+    if between is None and columns:
         header = next(line for line in _lines(text) if line.strip())
-        between = separating(header, columns, first="\t" if suffix.startswith(".tsv") else ",")
-    if suffix.startswith(".tsv") and between in (None, "\t"):
-        return _read_rows(path, _tsv_rows(text))
-    if between is not None:
-        return _read_rows(path, _csv_rows(path, text, between))
-    sniffed = _sniffed(path, text)
-    table = _read_rows(path, _csv_rows(path, text, sniffed))
-    return table if sniffed == "," else replace(table, note=f"{path.name} is separated by tabs, and is read so")
+        between = separating(header, columns, first=usual)
+    if between is None:
+        between = usual if usual == "\t" else _sniffed(path, text)
+    is_plain = between == usual == "\t"
+    table = _read_rows(path, _tsv_rows(text) if is_plain else _csv_rows(path, text, between))
+    if delimiter is not None or between == usual:
+        return table
+    words = {value: name for name, value in DELIMITERS.items()}
+    return replace(table, note=f"{path.name} is separated by {words.get(between, between)}s, and is read so")
 
 
 def separating(header: str, columns: Sequence[str], first: str = ",") -> str | None:
@@ -131,7 +134,7 @@ def separating(header: str, columns: Sequence[str], first: str = ",") -> str | N
 
 def separation_advice(header: Sequence[str]) -> str:
     """What to write where the header is one column with semicolons in it; empty for any other header."""
-    if len(header) != 1 or not looks_like_names(header[0].split(";")) or ";" not in header[0]:
+    if len(header) != 1 or ";" not in header[0] or not all(map(WORDED_NAME.fullmatch, header[0].split(";"))):
         return ""
     return "it looks separated by `;`: write `source.delimiter: ;`, or for check `--delimiter ';'`"
 
@@ -198,6 +201,8 @@ def is_number(value: str) -> bool:
 
 def looks_like_names(header: Sequence[str]) -> bool:
     """Whether these can be names of columns; a file without a header begins with its first example."""
+    if not COMMON_NAMES.isdisjoint(map(str.lower, header)):
+        return all(WORDED_NAME.fullmatch(name) and len(name) <= 40 for name in header)
     return all(COLUMN_NAME.fullmatch(name) for name in header)
 
 

@@ -168,14 +168,14 @@ class Multilabel(TaskKind):
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
-    def read_file(self, task: Task, path: Path, delimiter: str | None = None, *, by_header: bool = False) -> Table:
+    def read_file(self, task: Task, path: Path, delimiter: str | None = None) -> Table:
         name = path.name.lower()
         if delimiter is None and path.is_file() and name.endswith(LINES):
             return _read_lines(task, path, super().read_file(task, path))
         if delimiter is None and path.is_file() and name.endswith(".parquet"):
             columns, names = parquet_file(path)
             return self.read_rows(task, columns, str(path), names)
-        return _with_lists(task, super().read_file(task, path, delimiter, by_header=by_header))
+        return _with_lists(task, super().read_file(task, path, delimiter))
 
     def read_rows(self, task: Task, columns: Mapping[str, Sequence[Any]], origin: str, names: Any = None) -> Table:
         known = names(task.label) if names else None

@@ -177,14 +177,14 @@ class TaskKind(ABC):
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
-    def read_file(self, task: Task, path: Path, delimiter: str | None = None, *, by_header: bool = False) -> Table:
+    def read_file(self, task: Task, path: Path, delimiter: str | None = None) -> Table:
         """A file as a table with the task's columns; whatever is wrong with it is a DataError with its line.
 
-        `by_header` finds the delimiter by the task's columns where none is given.
+        Where no delimiter is given, it is the one that separates the task's columns in the header.
         """
         from fedmtl.tasks.sources import read_table
 
-        return read_table(path, delimiter, (*task.text, task.label) if by_header else ())
+        return read_table(path, delimiter, (*task.text, task.label))
 
     def read_rows(self, task: Task, columns: Mapping[str, Sequence[Any]], origin: str, names: Any = None) -> Table:
         """The same for rows of a hub dataset, in the types that it has; `names` says how its class labels are called.

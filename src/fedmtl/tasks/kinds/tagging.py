@@ -193,7 +193,7 @@ class Tagging(TaskKind):
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
-    def read_file(self, task: Task, path: Path, delimiter: str | None = None, *, by_header: bool = False) -> Table:
+    def read_file(self, task: Task, path: Path, delimiter: str | None = None) -> Table:
         if delimiter is not None:
             raise DataError(f"{path}: has no delimiter; remove `source.delimiter`, columns are apart by tabs or spaces")
         return read_tags(path, task.text[0], task.label)
