@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow bench fuzz check format clean
+.PHONY: demo test test-slow test-flower-versions bench fuzz check format clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/fedmtl run
@@ -15,6 +15,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+
+# Not part of the others: it installs Flower's lowest and newest version that the project takes.
+test-flower-versions: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/flower_versions.py
 
 # About an hour: BENCH="--quick --systems fedmtl naive" and other options in docs/benchmarks.md.
 bench: $(STAMP)

@@ -1,11 +1,13 @@
-"""Seconds of a round that are not training, and memory, over three sites with TLS: this project and a plain Flower app.
+"""Seconds of a round that are not training, and memory, over three sites with TLS: this project on its port, and
+as a Flower app on a stock SuperLink, and a plain Flower app.
 
-    python benchmarks/flower_overhead.py [--size 17 440] [--rounds 4] [--out docs/results/deploy.json]
+    python benchmarks/flower_overhead.py [--size 17 440] [--rounds 4] [--systems fedmtl app plain] [--out FILE]
 
-Both run on this machine's loopback, one after the other. The plain app has the same number of bytes in one array,
-imports torch as an app that trains would, and sends back what it received; its rounds are all overhead. Ours trains one
-step, and what its slowest site says it trained is taken off. Memory is the proportional set size of all processes of a
-side, four times a second; beside it stands what server and worker have when the same config runs on one machine.
+All run on this machine's loopback, one after the other, with the load of the machine before each. The plain app has the
+same number of bytes in one array, imports torch as an app that trains would, and sends back what it received; its
+rounds are all overhead. Ours trains one step, on the port and in the app, and what its slowest site says it trained is
+taken off. Memory is the proportional set size of all processes of a side, four times a second; beside it stands what
+server and worker have when the same config runs on one machine.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +171,17 @@ def config_of(size: int, rounds: int, clients: int) -> str:
     )
 
 
-def measure_ours(folder: Path, size: int, rounds: int, port: int) -> dict[str, Any]:
+def prepare(folder: Path, size: int, rounds: int) -> None:
+    """The config of ours, and certificates for all."""
     (folder / "run.yaml").write_text(config_of(size, rounds, len(SITES)))
     certs = folder / "certs"
     make_authority(certs, ["127.0.0.1"])
     for name in SITES:
         _, public = make_node_key(name, certs)
         enroll(certs, name, public.read_bytes(), ["sentiment"])
+
+
+def measure_ours(folder: Path, port: int) -> dict[str, Any]:
     meter = Meter()
     meter.start()
     fedmtl = (sys.executable, "-m", "fedmtl")
@@ -188,14 +195,18 @@ def measure_ours(folder: Path, size: int, rounds: int, port: int) -> dict[str, A
     assert server.wait(1500) == 0, (folder / "server.log").read_text()
     peaks = meter.stop()
     end_all()
-    rounds = [event for event in read_events(RunFolder(folder / "runs/run")) if isinstance(event, RoundEvent)][1:]
+    return {**overheads(RunFolder(folder / "runs/run")), "peak_mb": peaks}
+
+
+def overheads(run: RunFolder) -> dict[str, Any]:
+    """What the rounds of a run took beyond what the slowest site says it trained."""
+    rounds = [event for event in read_events(run) if isinstance(event, RoundEvent)][1:]
     spent = [each.train_seconds - each.longest_client_seconds for each in rounds]
     return {
         "overhead_seconds": [round(each, 2) for each in spent],
         "median_overhead_seconds": round(statistics.median(spent[1:]), 2),
         "training_seconds": [round(each.longest_client_seconds, 2) for each in rounds],
         "slice_mb": round(rounds[-1].bytes_down / len(SITES) / MB, 1),
-        "peak_mb": peaks,
     }
 
 
@@ -216,14 +227,43 @@ def measure_training(folder: Path, size: int) -> dict[str, int]:
 
 
 def measure_plain(folder: Path, values: int, rounds: int, port: int) -> dict[str, Any]:
-    app = folder / "app/plain"
+    app = folder / "plain/plain"
     app.mkdir(parents=True)
     out = folder / "seconds.json"
     (app / "__init__.py").write_text("")
     (app / "server_app.py").write_text(SERVER_APP)
     (app / "client_app.py").write_text(CLIENT_APP)
     (app.parent / "pyproject.toml").write_text(PROJECT.format(values=values, rounds=rounds, out=out))
-    certs, home = folder / "certs", folder / "home"
+    peaks = run_stock(folder, app.parent, port, [""] * len(SITES), "", out.exists)
+    seconds = json.loads(out.read_text())
+    return {
+        "overhead_seconds": [round(each, 2) for each in seconds],
+        "median_overhead_seconds": round(statistics.median(seconds[1:]), 2),
+        "peak_mb": peaks,
+    }
+
+
+def measure_app(folder: Path, port: int) -> dict[str, Any]:
+    """Our run as a Flower app: the same config, on the same SuperLink as the plain app."""
+    project, run = folder / "fedmtl-app", RunFolder(folder / "app-runs/app")
+    start(
+        "project", folder, sys.executable, "-m", "fedmtl", "flower", "new", str(project), "--config", "run.yaml"
+    ).wait(120)
+    nodes = [f'client="{name}" tasks="sentiment" folder="{folder / "app-sites" / name}"' for name in SITES]
+    given = f'name="app" output="{run.path.parent}"'
+    peaks = run_stock(folder, project, port, nodes, given, lambda: '"event": "end"' in text_of(run.events))
+    return {**overheads(run), "peak_mb": peaks}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def run_stock(
+    folder: Path, app: Path, port: int, nodes: list[str], given: str, is_over: Callable[[], bool]
+) -> dict[str, int]:
+    """Run an app on a stock SuperLink with TLS, and a SuperNode for each of `nodes`; the memory of each side."""
+    certs, home = folder / "certs", folder / f"home-{app.name}"
     home.mkdir()
     where = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(
@@ -238,45 +278,59 @@ def measure_plain(folder: Path, values: int, rounds: int, port: int) -> dict[str
     local = ("--host", "127.0.0.1", "--port")
     start("server", folder, "flower-superlink", *tls, *local, str(port),
           "--disable-runtime-dependency-installation", **quiet)  # fmt: skip
-    time.sleep(8)
-    for number in range(3):
+    wait_until(lambda: "Uvicorn running" in text_of(folder / "server.log"), folder)
+    for number, config in enumerate(nodes):
         trust = ("--superlink", where, "--root-certificates", str(certs / "ca.crt"))
-        start(f"site{number}", folder, "flower-supernode", *trust, *local, str(port + 1 + number), **quiet)
-    time.sleep(5)
-    start("client", folder, "flwr", "run", str(app.parent), "bench", **quiet).wait(120)
-    end = time.monotonic() + 1500
-    while not out.exists() and time.monotonic() < end:
-        time.sleep(0.5)
+        about = ("--node-config", config) if config else ()
+        start(f"site{number}", folder, "flower-supernode", *trust, *about, *local, str(port + 1 + number), **quiet)
+    command = ("flwr", "run", str(app), "bench", *(("--run-config", given) if given else ()))
+    start("client", folder, *command, **quiet).wait(300)
+    wait_until(is_over, folder)
     time.sleep(0.5)
     peaks = meter.stop()
     end_all()
-    assert out.exists(), "".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
-    seconds = json.loads(out.read_text())
-    return {
-        "overhead_seconds": [round(each, 2) for each in seconds],
-        "median_overhead_seconds": round(statistics.median(seconds[1:]), 2),
-        "peak_mb": peaks,
-    }
+    for log in folder.glob("*.log"):
+        log.unlink()
+    return peaks
+
+
+def wait_until(is_so: Callable[[], bool], folder: Path) -> None:
+    end = time.monotonic() + 1500
+    while not is_so():
+        assert time.monotonic() < end, "".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
+        time.sleep(0.5)
+
+
+SYSTEMS = ("fedmtl", "app", "plain")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, nargs="+", default=[17, 440], choices=sorted(ENCODERS))
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--no-plain", action="store_true", help="leave the plain Flower app out")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     parser.add_argument("--port", type=int, default=19200)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for size in options.size:
+        found: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            ours = measure_ours(folder, size, options.rounds, options.port)
-            alone = measure_training(folder, size)
-            print(json.dumps(ours), json.dumps(alone), flush=True)
-            values = int(ours["slice_mb"] * MB / 4)
-            plain = {} if options.no_plain else measure_plain(folder, values, options.rounds, options.port + 10)
-        results[f"{size} MB"] = {"fedmtl": ours, "on one machine, MB": alone, "plain Flower app": plain}
+            prepare(folder, size, options.rounds)
+            for number, system in enumerate(options.systems):
+                load, port = os.getloadavg()[0], options.port + 10 * number
+                if system == "fedmtl":
+                    found[system] = measure_ours(folder, port)
+                    found["on one machine, MB"] = measure_training(folder, size)
+                elif system == "app":
+                    found[system] = measure_app(folder, port)
+                else:
+                    bytes_down = next((found[each]["slice_mb"] for each in ("fedmtl", "app") if each in found), size)
+                    found[system] = measure_plain(folder, int(bytes_down * MB / 4), options.rounds, port)
+                found[system]["load_before"] = round(load, 1)
+                print(system, json.dumps(found[system]), flush=True)
+        results[f"{size} MB"] = found
         print(json.dumps({f"{size} MB": results[f"{size} MB"]}, indent=1), flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -34,7 +34,7 @@ from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.tasks.sources import file_text
-from tagging import CUT, ROOT, Settings, family, write
+from tagging import CUT, ROOT, Settings, data_folder, family, write
 
 # The file of each task, and the metric of its mark.
 FILES = {"goemotions": ("tsv.gz", "macro_f1"), "wnut17": ("conll.gz", "f1")}
@@ -131,7 +131,7 @@ def prepare(data: Path, out: Path, tasks: Sequence[str], share: float) -> None:
         cut = [example for at, example in positions if at < 1 / CUT]
         for folder, parts in (("final", (used, dev)), ("choice", (rest, cut))):
             for split, examples in zip(("train", "dev"), parts, strict=True):
-                path = out / "data" / folder / task / f"{split}.{ending}"
+                path = data_folder(out, folder, share) / task / f"{split}.{ending}"
                 if not path.exists():
                     write(path, [header, *examples])
 
@@ -160,7 +160,7 @@ def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
         "defaults": "plain",
         "tasks": {cell.task: {}},
         "output": folder.parent,
-        "data.root": given.out / "data" / ("choice" if cell.is_choice else "final"),
+        "data.root": data_folder(given.out, "choice" if cell.is_choice else "final", given.share),
         "data.cache": given.out / "cache",
         "seed": cell.seed,
         "model.server_model": cell.encoder,
@@ -242,7 +242,8 @@ def with_thresholds(given: argparse.Namespace) -> None:
         folder = given.out / "runs" / Cell(encoder, task, 0, name, True).name
         if task != "goemotions" or task not in given.tasks or encoder not in given.encoders or not folder.is_dir():
             continue
-        loaded, dev = load_run(folder), given.out / "data" / "final" / task / f"dev.{FILES[task][0]}"
+        loaded = load_run(folder)
+        dev = data_folder(given.out, "final", given.share) / task / f"dev.{FILES[task][0]}"
         fitted = evaluate_file(loaded, task, dev)[task].metrics
         loaded.saved.tasks[task] = replace(loaded.saved.tasks[task], fitted=())
         fixed = evaluate_file(loaded, task, dev)[task].metrics

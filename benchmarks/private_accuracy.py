@@ -73,6 +73,12 @@ class Recipe:
     def name(self) -> str:
         return f"{self.rate:g} x{self.head:g} p{self.passes}" + (f" l{self.lot:g}" if self.lot != 1 else "")
 
+    @classmethod
+    def named(cls, name: str) -> Recipe:
+        """The recipe of a row of results."""
+        rate, head, passes, *lot = name.split(" ")
+        return cls(float(rate), float(head[1:]), int(passes[1:]), float(lot[0][1:]) if lot else 1.0)
+
 
 # Candidates of a part on the cut, for the larger encoder; the smaller one's rates are `TINY` times as large.
 GRID = {
@@ -87,6 +93,7 @@ GRID = {
     "upper half": [Recipe(5e-4, 5, 30, 2), Recipe(1e-3, 5, 30, 2)],
     "whole": [Recipe(5e-4, 5, 30, 2)],
     "head": [Recipe(1e-2, 1), Recipe(1e-2, 1, 30, 2)],
+    "LoRA": [Recipe(2e-3, 5, 30, 2), Recipe(4e-3, 5, 30, 2)],
 }  # fmt: skip
 CHOSEN = {
     "all but the token table": Recipe(5e-4, 5, 30, 2),
@@ -173,20 +180,25 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
             for number in range(max(map(len, GRID.values()))):
                 for part in parts:
                     # Tiny's half is one layer of two.
-                    at_number = [] if part == "upper half" and encoder == "tiny" else GRID.get(part, [])
+                    at_number = GRID.get(part, []) if is_tried(encoder, part) else []
                     for recipe in at_number[number : number + 1]:
                         yield Trial("cut", encoder, part, 8.0, 0, of(encoder, recipe), tasks)
         return
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    chosen = CHOSEN | best_on_cut(options.out / "results.jsonl")
+    best = {encoder: best_on_cut(options.out / "results.jsonl", encoder) for encoder in encoders}
+
+    def recipe_of(encoder: str, part: str, epsilon: float | None) -> Recipe:
+        if epsilon is None:
+            return of(encoder, PLAIN[part])
+        return best[encoder].get(part) or of(encoder, CHOSEN[part])
+
     trials = [
-        Trial("dev", encoder, part, epsilon, seed, of(encoder, (PLAIN if epsilon is None else chosen)[part]), tasks)
+        Trial("dev", encoder, part, epsilon, seed, recipe_of(encoder, part, epsilon), tasks)
         for encoder in encoders
         for part in parts
         for epsilon in epsilons
         for seed in seeds
-        # LoRA does not train in stacks: on the larger encoder it would take the time of all others.
-        if (part != "LoRA" or encoder == "tiny") and (part != "upper half" or encoder != "tiny")
+        if is_tried(encoder, part)
     ]
     main_part = parts[0]
 
@@ -200,13 +212,17 @@ def planned(options: argparse.Namespace) -> Iterator[Trial]:
     yield from sorted(trials, key=urgency)
 
 
-def best_on_cut(results: Path) -> dict[str, Recipe]:
-    """Each part's best candidate by sst2 on the cut, with the larger encoder."""
-    rows = [row for row in read(results) if "scores" in row and row["split"] == "cut" and row["encoder"] != "tiny"]
-    by_name = {(part, recipe.name): recipe for part, recipes in GRID.items() for recipe in recipes}
+def is_tried(encoder: str, part: str) -> bool:
+    """LoRA does not train in stacks and would take the larger encoder the time of all others; of tiny's two layers the
+    upper half is one."""
+    return part != ("upper half" if encoder == "tiny" else "LoRA")
+
+
+def best_on_cut(results: Path, encoder: str) -> dict[str, Recipe]:
+    """Each part's best candidate of an encoder by sst2 on the cut."""
+    rows = [row for row in read(results) if "scores" in row and row["split"] == "cut" and row["encoder"] == encoder]
     rows.sort(key=lambda row: float(row["scores"]["sst2"]))
-    found = {row["part"]: by_name.get((row["part"], row["recipe"])) for row in rows}
-    return {part: recipe for part, recipe in found.items() if recipe is not None}
+    return {row["part"]: Recipe.named(row["recipe"]) for row in rows}
 
 
 def run_all(options: argparse.Namespace, trials: list[Trial]) -> None:

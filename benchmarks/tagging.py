@@ -44,10 +44,21 @@ MODES = {
 }
 
 
+# Rounds of a pass, each scored: the config has what was chosen here.
+PLAIN: Settings = {
+    "training.local_steps": None,
+    "training.keep_optimizer": None,
+    "training.warmup_rounds": 0.25,
+    "evaluation.every": 1,
+    "tasks.bc2gm.batch_size": None,
+}
+
+
 def recipe(rate: float, rounds: int, batch: int = 32, layers: Iterable[int] = (), **others: Any) -> Settings:
     """Settings of a run: `layers` of the encoder are each task's own."""
     own = [{f"encoder.layer.{layer}.*": "task"} for layer in layers]
     return {
+        **PLAIN,
         "training.learning_rate": rate,
         "training.num_rounds": rounds,
         "training.batch_size": batch,
@@ -73,6 +84,7 @@ RECIPES: dict[str, dict[str, dict[str, Settings]]] = {
         "federated": {
             "last 3e-3 b16 short, bc2gm b40": recipe(3e-3, 64, 16, (1,), **SHORT, **LARGER),
             "last 3e-3 b16 short 96, bc2gm b40": recipe(3e-3, 96, 16, (1,), **SHORT, **LARGER),
+            "all 3e-3": recipe(3e-3, 10),
             "last 3e-3 b16": recipe(3e-3, 20, 16, (1,)),
             "last 3e-3 b16 short": recipe(3e-3, 64, 16, (1,), **SHORT),
             "all 3e-3 b16 short": recipe(3e-3, 64, 16, **SHORT),
@@ -144,6 +156,11 @@ def place(line: str) -> float:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") / 2**64
 
 
+def data_folder(out: Path, folder: str, share: float) -> Path:
+    """Files are written once, so that each share has its own."""
+    return out / "data" / (folder if share == 1 else f"{folder}-{share:g}")
+
+
 def prepare(data: Path, out: Path, share: float) -> None:
     """Write the folders that runs read: `final` scores on dev, `choice` on a tenth of train that is cut off."""
     for task in TASKS:
@@ -154,7 +171,7 @@ def prepare(data: Path, out: Path, share: float) -> None:
         cut = [line for line, at in zip(train, places, strict=True) if at < 1 / CUT]
         for folder, parts in (("final", (used, dev)), ("choice", (rest, cut))):
             for split, lines in zip(("train", "dev"), parts, strict=True):
-                path = out / "data" / folder / task / f"{split}.jsonl.gz"
+                path = data_folder(out, folder, share) / task / f"{split}.jsonl.gz"
                 if not path.exists():
                     write(path, lines)
 
@@ -185,7 +202,7 @@ def begin(cell: Cell, given: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         "output": folder.parent,
-        "data.root": given.out / "data" / ("choice" if cell.is_choice else "final"),
+        "data.root": data_folder(given.out, "choice" if cell.is_choice else "final", given.share),
         "data.cache": given.out / "cache",
         "mode": MODES[cell.setup],
         "seed": cell.seed,

@@ -110,7 +110,8 @@ def run(options: argparse.Namespace, out: Path) -> float:
     shutil.rmtree(out / "speed", ignore_errors=True)
     settings = {
         "output": out, "data.root": options.data, "data.cache": out / "cache", "model.server_model": options.encoder,
-        "training.num_rounds": options.rounds, "training.batch_size": BATCH, "compute.device": options.device,
+        "training.num_rounds": options.rounds, "training.batch_size": BATCH, "tasks.bc2gm.batch_size": BATCH,
+        "training.local_steps": "null", "training.keep_optimizer": "false", "compute.device": options.device,
         "compute.workers": options.threads if options.device == "cpu" else 0, "evaluation.every": options.rounds,
         "evaluation.baselines": "none",
     }  # fmt: skip

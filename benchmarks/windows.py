@@ -9,7 +9,9 @@ both, by the accuracy at the end, are what runs without `--choose` use, which tr
 test at their end. Each is a `fedmtl run` in a process of its own, `--jobs` at a time. A run that has ended has a line
 in results.jsonl and is not made again; after `--seconds` no run is begun, and those at work are stopped and begin anew
 the next time. `--share` takes that share of all reviews: to see that all of it works. In `--out` are the table that is
-printed, as table.md, and what it is made of.
+printed, as table.md, and what it is made of. The columns of cost say how many times the tokens, seconds of training,
+those of scoring and the CPU seconds of a whole run are what the first tokens take, over the same seeds. Seconds by the
+clock are to be read only with `--jobs 1` on a machine without other work.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import EndEvent, EvaluationEvent, RoundEvent
+from fedmtl.runs.events import DataEvent, EndEvent, EnergyEvent, EvaluationEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 
@@ -214,6 +216,8 @@ def result(cell: Cell, given: argparse.Namespace, seconds: float) -> dict[str, A
         **asdict(cell),
         "share": given.share,
         "device": given.device,
+        "tokens": sum(event.tokens or 0 for event in events_of(events, DataEvent)),
+        "cpu_seconds": sum(event.cpu_seconds for event in events_of(events, EnergyEvent)),
         "accuracy": scored.metrics["accuracy"],
         "train_seconds": sum(event.train_seconds or 0.0 for event in rounds),
         "evaluate_seconds": rounds[-1].evaluate_seconds,
@@ -233,7 +237,9 @@ def best_recipes(given: argparse.Namespace) -> dict[tuple[str, str], str]:
     for one in results(given):
         if one["is_choice"]:
             key = one["encoder"], one["setup"]
-            best[key] = max(best.get(key, (-1.0, "")), (one["accuracy"], one["recipe"]))
+            # Of two that are alike the likelier one, which was tried first.
+            if one["accuracy"] > best.get(key, (-1.0, ""))[0]:
+                best[key] = one["accuracy"], one["recipe"]
     return {key: name for key, (_, name) in best.items()}
 
 
@@ -264,17 +270,20 @@ def run(given: argparse.Namespace) -> None:
 
 
 def table(given: argparse.Namespace) -> str:
-    """Accuracy and seconds, the mean over seeds with their standard deviation, and the gain seed by seed."""
+    """Accuracy and cost, the mean over seeds with their standard deviation, and the gain seed by seed."""
     lines = [
-        "| scored on | encoder | reads | recipe | seeds | accuracy | gain to the first 128 | seconds of training |"
-        " of scoring |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| scored on | encoder | reads | recipe | seeds | accuracy | gain to the first 128 | tokens of train | times |"
+        " seconds of training | times | of scoring | times | CPU seconds | times |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
     for one in results(given):
         split = "cut" if one["is_choice"] else "test"
         found.setdefault((split, one["encoder"], one["setup"], one["recipe"]), {})[one["seed"]] = one
-    first = {key[:2]: runs for key, runs in found.items() if key[2] == FIRST and key[0] == "test"}
+    first: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for (split, encoder, setup, _), runs in found.items():
+        if setup == FIRST:
+            first.setdefault((split, encoder), runs)
     order = list(SETUPS)
     for (split, encoder, setup, name), runs in sorted(found.items(), key=lambda item: order.index(item[0][2])):
         paired = first.get((split, encoder), {})
@@ -282,11 +291,20 @@ def table(given: argparse.Namespace) -> str:
         lines.append(
             f"| {split} | {Path(encoder).name} | {setup} | {name} | {len(runs)} |"
             f" {spread([100 * one['accuracy'] for one in runs.values()])} |"
-            f" {'' if setup == FIRST or not gains else spread(gains)} |"
-            f" {statistics.fmean(one['train_seconds'] for one in runs.values()):.1f} |"
-            f" {statistics.fmean(one['evaluate_seconds'] for one in runs.values()):.1f} |"
+            f" {'' if split == 'cut' or setup == FIRST or not gains else spread(gains)} |"
+            f" {cost(runs, paired, 'tokens')} | {cost(runs, paired, 'train_seconds')} |"
+            f" {cost(runs, paired, 'evaluate_seconds')} | {cost(runs, paired, 'cpu_seconds')} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def cost(runs: dict[int, dict[str, Any]], first: dict[int, dict[str, Any]], what: str) -> str:
+    """Two cells: the mean over seeds, and how many times that of the first tokens over the seeds that both have."""
+    mean = statistics.fmean(one[what] for one in runs.values())
+    both = runs.keys() & first.keys()
+    base = sum(first[seed][what] for seed in both)
+    times = f"{sum(runs[seed][what] for seed in both) / base:.2f}" if base else ""
+    return f"{mean:,.0f} | {times}" if what == "tokens" else f"{mean:.1f} | {times}"
 
 
 def spread(values: Sequence[float]) -> str:

@@ -129,6 +129,8 @@ METHODS: Mapping[str, Method] = {
     "pruning": _row("pruning", "training.pruning", "{amount: 0.5, rounds: 1}"),
     "lora": _row("LoRA", "model.lora", "{rank: 2}"),
     "adapters": _row("adapters", "model.adapters", "{size: 8, heads: 2}"),
+    "windows": _row("texts in several windows", "model.windows", "{stride: 4}", "model.max_length=8"),
+    "multilabel": _row("several labels a text", "tasks.sentiment.kind", "multilabel"),
     "logit_adjustment": _row("logit adjustment", "training.logit_adjustment", 1, "partition.kind=dirichlet"),
     "class_weights": _row("class weights", "tasks.sentiment.class_weights", "[1, 3]"),
     "adaptive": _row("adaptive sharing", "sharing.adaptive", SPLITTING),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def read(line: str) -> None:
         words = words[1:]
     program, *rest = words
     readers = {"fedmtl": read_fedmtl, "make": read_make, "python": read_python, "pip": read_pip}
+    readers |= dict.fromkeys(("docker", "systemctl", "journalctl", "install"), read_files)
+    readers |= {"/opt/fedmtl/bin/pip": read_pip, "python3": lambda words: None}
+    if program in FLOWER:
+        read_flower(program, rest)
+        return
     if program in readers:
         readers[program](rest)
     else:
@@ -77,6 +83,20 @@ def read_fedmtl(words: list[str]) -> None:
         words = [*context._protected_args, *context.args]
         assert words, "no command"
         name, command, words = command.resolve_command(context, words)
+
+
+# Flower's programs, and where each names its options.
+FLOWER = {"flwr": "cli/run/run.py", "flower-superlink": "superlink/cli", "flower-supernode": "supernode/cli"}
+
+
+def read_flower(program: str, words: list[str]) -> None:
+    package = Path(str(find_spec("flwr").submodule_search_locations[0]))  # type: ignore[union-attr,index]
+    named = package / FLOWER[program]
+    files = [named] if named.is_file() else [*named.glob("*.py"), package / "common/args.py"]
+    source = "".join(path.read_text() for path in files)
+    assert program != "flwr" or words[0] == "run", f"flwr {words[0]}: only its runs are written of"
+    for word in words:
+        assert not word.startswith("--") or f'"{word}"' in source, f"{program} {word}: no such option"
 
 
 def read_make(words: list[str]) -> None:
@@ -115,6 +135,16 @@ def read_pip(words: list[str]) -> None:
         assert (ROOT / words[words.index("-c") + 1]).is_file()
 
 
+def read_files(words: list[str]) -> None:
+    """Let what installs or starts files of ours find them: each path under deploy/, and each unit by its name."""
+    for word in words:
+        assert not word.startswith("deploy/") or (ROOT / word).is_file(), f"{word}: no such file"
+        unit = re.fullmatch(r"(fedmtl-\w+)(@\w*)?", word)
+        if unit is not None:
+            name = f"{unit[1]}{'@' if unit[2] else ''}.service"
+            assert (ROOT / "deploy" / "systemd" / name).is_file(), f"{word}: no such unit"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_block_is_of_a_kind_that_is_looked_at(page):
     kinds = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))}
@@ -148,7 +178,11 @@ def test_python_on_pages_compiles(page):
         "python scripts/none.py",
         "python scripts/shape.py --nothing",
         "pip install '.[nothing]'",
+        "docker compose -f deploy/none.yaml up",
+        "systemctl enable --now fedmtl-none",
         "curl example.org",
+        "flwr run app --nothing",
+        "flower-supernode --config 1",
     ],
 )
 def test_a_line_that_would_be_refused_is_found(line):
@@ -242,6 +276,11 @@ RUN_PAGES = (
 # Why a line of a page is read by its program and not run here: the first pattern that is in it.
 NOT_RUN = {
     r"^(make|pip|\. \.venv)": "sets up what the tests run in, or is what runs them",
+    r"^(FLWR_\w+=1 |FLWR_\w+=0 )*(flwr|flower-)|^fedmtl flower new my-app": "tests/deploy/test_flower_run.py runs them",
+    r"^(docker|systemctl|journalctl|install|python3|/opt/)": (
+        "changes the machine; tests/scripts/test_compose_stand_in.py runs what containers and units run"
+    ),
+    r"^fedmtl track |track=\[": "libraries of others; tests/trackers/test_stores.py runs them with their stores",
     r"^python (benchmarks|scripts)/(?!collapse.py show|inference.py|serve_load.py)": (
         "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
     ),
@@ -249,6 +288,7 @@ NOT_RUN = {
     r"--student general": "goes on with what the line above it makes of the reader's files",
     r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
     r"^fedmtl measure sst2 ": "runs of a study that takes hours",
+    r"^fedmtl (dashboard|run --dashboard|server --dashboard)": "a page until Ctrl-C; tests/dashboard opens it",
 }
 # Settings and options that make a line short, by its command; what it does is the same.
 SHORTER = {

@@ -23,6 +23,7 @@ def test_the_page_has_a_cell_for_every_pair_and_is_written_as_it_is_read():
     assert page(found) == text, STALE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_quick_features_are_what_the_page_says(kind, tmp_path):
     known = read_page(PAGE.read_text(encoding="utf-8"))[kind]

@@ -27,6 +27,7 @@ def test_the_page_has_a_cell_for_every_pair_and_is_written_as_it_is_read(known):
     assert page(known) == PAGE.read_text(encoding="utf-8"), STALE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protection", PROTECTIONS)
 def test_quick_pairs_are_what_the_page_says(protection, known, tmp_path):
     assert column_of(protection, tmp_path, QUICK) == {name: known[protection][name] for name in QUICK}, STALE

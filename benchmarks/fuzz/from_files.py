@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +90,26 @@ def open_report(folder: Path) -> Run:
         put_files(folder, unbundle(data), ("events.jsonl", "config.yaml"))
         page = write_report(folder).read_text(encoding="utf-8")
         assert (page.count("<script"), page.count("</html>")) == (0, 1), "a page was broken by what is on it"
+
+    return run
+
+
+def open_dashboard(folder: Path) -> Run:
+    from fedmtl.dashboard.card import Cards
+    from fedmtl.dashboard.compare import comparison
+    from fedmtl.dashboard.state import RunState
+
+    run_folder = folder / "run"
+    run_folder.mkdir()
+
+    def run(data: bytes) -> None:
+        (run_folder / "events.jsonl").write_bytes(data)
+        cards = Cards([folder])
+        found = RunState(cards.find("0/run"))
+        while found.poll():
+            pass
+        json.dumps([cards.rows(), comparison([found, found])], allow_nan=False)
+        json.dumps(found.sections({}), allow_nan=False)
 
     return run
 
@@ -214,6 +235,7 @@ TARGETS = (
         "report", open_report, "events.jsonl and config.yaml, the report's page of it",
         Bundle({"events.jsonl": Json(lines=True), "config.yaml": Text()}), share=0.6,
     ),
+    Target("dashboard", open_dashboard, "events.jsonl, the dashboard's list and page of it", Json(lines=True), share=1),
     # PyYAML reads a config at the limit of 100,000 values in some four seconds.
     Target("config", open_config, "a config in YAML", Yaml(), share=0.2, seconds=10.0),
     Target("overrides", open_overrides, "`--set` overrides", Text(YAML_WORDS), share=1),

@@ -312,6 +312,7 @@ def _files() -> dict[str, dict[str, bytes]]:
             "model": {"small": _model(folder / "model")},
             "events": {"run": events, "start": events[: events.find(b'{"event": "update"')]},
             "report": {"run": bundle({"events.jsonl": events, "config.yaml": _CONFIGS["small"]})},
+            "dashboard": {"run": events, "start": events[: events.find(b'{"event": "update"')]},
             "config": _CONFIGS,
             "overrides": {"some": _OVERRIDES},
             "book": {"two": json.dumps(book, indent=1).encode(), "none": b"{}"},

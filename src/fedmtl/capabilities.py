@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from fedmtl.config import AggregationConfig, Config, RuleConfig
 from fedmtl.config.errors import did_you_mean, shown
 from fedmtl.config.schema import HOSTILE, HOSTILE_RULES
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from fedmtl.federation.aggregators.protocol import Aggregator
@@ -76,6 +77,15 @@ TASK_KINDS = {
     "tagging": ("fedmtl.tasks.kinds.tagging", "Tagging"),
     "multilabel": ("fedmtl.tasks.kinds.multilabel", "Multilabel"),
 }
+
+# Each with the library that it needs, and the extra that installs it.
+TRACKERS = {
+    "tensorboard": ("fedmtl.trackers.tensorboard", "TensorBoard", "tensorboard"),
+    "mlflow": ("fedmtl.trackers.mlflow", "Mlflow", "mlflow"),
+    "wandb": ("fedmtl.trackers.wandb", "WeightsAndBiases", "wandb"),
+    "trackio": ("fedmtl.trackers.trackio", "Trackio", "trackio"),
+}
+SENDER = "fedmtl.trackers.sender"
 
 # What clients are given of a config that switches a capability on, as plain values; None where it does not.
 ClientOptions = Callable[[Config, "SharingPlan", Sequence[str]], Mapping[str, Any] | None]
@@ -175,6 +185,8 @@ def check_methods(config: Config) -> None:
         if find(name).options is None:
             raise ConfigError(f"methods.{name}: is switched on by a key of its own; docs/config.md has it")
         options_of(config, name)
+    for name in config.track:
+        tracker_options(config, name)
     aggregator(config)
 
 
@@ -182,12 +194,15 @@ def options_of(config: Config, name: str) -> Any:
     """The options that a config has for a capability under `methods`, checked by its pydantic model."""
     model = find(name).options
     assert model is not None
-    given = config.methods.get(name, {})
+    return _checked(model, config.methods.get(name, {}), f"methods.{name}")
+
+
+def _checked(model: type[BaseModel], given: Mapping[str, Any], key: str) -> Any:
     try:
         return model.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, ("methods", name, *first["loc"])))
+        path = ".".join(map(str, (key, *first["loc"])))
         if first["type"] == "extra_forbidden":
             raise ConfigError(
                 f"{path}: unknown key; {did_you_mean(first['loc'][-1], list(model.model_fields))}"
@@ -306,16 +321,49 @@ def task_kind(name: str, where: str = "kind") -> TaskKind:
 
 
 def trackers(config: Config, folder: Path) -> dict[str, Tracker]:
-    """The trackers that a config switches on, opened for a run's folder."""
-    made = {}
-    for name in config.methods:
+    """The trackers that a config switches on, opened for a run's folder.
+
+    Those in the package are each a process that reads the folder. One whose library is missing says so at the first
+    event, and the run goes on.
+    """
+    made: dict[str, Tracker] = {}
+    for key, name in [*(("methods", name) for name in config.methods), *(("track", name) for name in config.track)]:
+        if key == "track" and name in TRACKERS:
+            made[name] = import_module(SENDER).Follower(folder, name, missing_library(name))
+            continue
         make = find(name).tracker
         if make is not None:
             try:
-                made[name] = make(options_of(config, name), folder)
+                made[name] = make(
+                    options_of(config, name) if key == "methods" else tracker_options(config, name), folder
+                )
             except OSError as error:
-                raise ConfigError(f"methods.{name}: cannot begin ({error.strerror or error})") from error
+                raise ConfigError(f"{key}.{name}: cannot begin ({error.strerror or error})") from error
     return made
+
+
+def tracker_options(config: Config, name: str, given: Mapping[str, Any] | None = None) -> Any:
+    """The checked options of a tracker: those that a config has for it under `track`, or other ones."""
+    options = config.track.get(name, {}) if given is None else given
+    if name in TRACKERS:
+        return _checked(import_module(TRACKERS[name][0]).Options, options, f"track.{name}")
+    capability = find(name) if name not in BUILT_IN and is_known(name) else None
+    if capability is None or capability.tracker is None or capability.options is None:
+        raise ConfigError(f"track.{name}: no tracker is called so; {did_you_mean(name, list(TRACKERS))}")
+    return _checked(capability.options, options, f"track.{name}")
+
+
+def tracker_opener(name: str) -> Any:
+    """What opens a run in the store of a tracker that is in the package; its library is imported when it is called."""
+    if name not in TRACKERS:
+        raise ConfigError(f"no tracker is called {shown(name)}; {did_you_mean(name, list(TRACKERS))}")
+    module, leaf, _ = TRACKERS[name]
+    return getattr(import_module(module), leaf)
+
+
+def missing_library(name: str) -> str | None:
+    """The line about a tracker whose library is not installed; None where it is."""
+    return None if find_spec(TRACKERS[name][2]) else needs_extra(f"track.{name}", TRACKERS[name][2], TRACKERS[name][2])
 
 
 def plugin_modules() -> list[str]:

@@ -41,6 +41,15 @@ def test_tasks_with_the_same_sentences_are_cut_alike(data):
     assert len(sentences(final, "bc2gm", "train")) == 60
 
 
+def test_a_share_of_the_sentences_leaves_the_files_of_another_alone(data):
+    tagging.prepare(data / "data", data / "out", 0.5)
+    half = len(sentences(tagging.data_folder(data / "out", "final", 0.5), "bc2gm", "train"))
+    tagging.prepare(data / "data", data / "out", 1.0)
+    whole = sentences(tagging.data_folder(data / "out", "final", 1.0), "bc2gm", "train")
+    assert whole == sentences(data / "data", "bc2gm", "train")
+    assert half < len(whole)
+
+
 def test_the_best_recipe_of_what_was_cut_is_used(tmp_path):
     given = argparse.Namespace(
         encoders=["tiny"], setups=["federated"], seeds=[0, 1], choose=False, out=tmp_path, share=1.0

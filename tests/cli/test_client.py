@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedmtl.cli.app import app
-from fedmtl.cli.deploy import policy_files
+from fedmtl.deploy.site_worker import policy_files
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.policy import Policy
 

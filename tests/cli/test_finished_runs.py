@@ -285,9 +285,14 @@ def test_a_cross_pair_has_no_vector_of_a_text(cli):
 def test_what_needs_a_whole_model_says_what_helps_where_values_stay_at_clients(cli, runs):
     for cut in ("--amount", "--ffn"):
         assert cli("prune", "personal", cut, "0.5").error == (
-            "personal: `heads.sentiment.weight` stayed at the clients, so there is no whole model to prune; prune a run"
-            " that shares it"
+            "personal: `heads.sentiment.weight` stayed at the clients, so there is no whole model to prune; train with"
+            " it at level task (sharing.rules) and prune that run, or prune while training, with"
+            " training.pruning.amount=0.2"
         )
+    # The advice is true.
+    personal = "sharing.rules=[{heads.*: client}, {'*': all}]"
+    cli("run", "--name", "sparse", *small(personal, "training.num_rounds=1", "training.pruning={rounds: 1}"))
+    assert '"event": "pruning"' in Path("runs/sparse/events.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ def test_a_run_and_its_file_are_measured_side_by_side(cli, demo):
     assert done.out.splitlines()[-1] == "written: here/measure.csv, here/measure.html, here/measure.svg"
 
 
+@pytest.mark.slow
 def test_a_file_alone_is_timed_without_torch_and_data(cli, demo, tmp_path):
     shutil.copy(demo / "export" / "onnx" / "model.onnx", tmp_path / "alone.onnx")
     assert cli("measure", "alone.onnx").error == (

@@ -31,6 +31,7 @@ def test_a_missing_extra_is_one_line(cli, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_it_says_where_it_answers_and_warns_of_an_open_port(cli, exported, monkeypatch):
     monkeypatch.setattr("fedmtl.predict.serve.serve", lambda served, limits, listening, host, ready: ready())
     done = cli("serve", str(exported[1]), "--port", "0", "--threads", "1")

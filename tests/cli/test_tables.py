@@ -96,6 +96,15 @@ def test_the_last_lines_say_which_round_the_model_is_of():
     )
 
 
+def test_the_last_lines_name_the_round_of_a_task_that_was_stopped():
+    stop = {"event": "early_stop", "round": 3, "task": "b", "score": 0.9, "best_round": 2, "stop_score": 0.1}
+    records = [{"event": "start", "tasks": TASKS}, *scored(0, 0.5, 0.3), *scored(1, 0.9, 0.7), *scored(2, 0.5, 0.9)]
+    events = [from_json(event) for event in [*records, *scored(3, 0.6, 0.1), stop]]
+    *_, last = round_notes(summarize(events, "demo"), ends_with_best=True)
+    # The mean of both is best after round 1; b was stopped, and is that of round 2.
+    assert "the run's model is that one but for b's, of round 2 (training.keep: best)" in last
+
+
 def test_a_best_round_before_training_is_not_recommended():
     records = [{"event": "start", "tasks": TASKS}, *scored(0, 0.9, 0.7), *scored(1, 0.5, 0.3), *scored(2, 0.8, 0.6)]
     summary = summarize([from_json(event) for event in records], "demo")

@@ -112,6 +112,7 @@ def test_what_is_written_is_read_to_the_same_bits_and_can_be_cut_again(saved, tm
     assert equal(again, at_once, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_onnx_file_answers_the_same(saved, tmp_path):
     for module in ("onnxruntime", "onnxscript"):
         pytest.importorskip(module)

@@ -288,7 +288,9 @@ def test_the_demonstration_itself_is_chosen_by_no_rule():
 
 def test_tasks_that_tag_words_have_a_rate_of_their_own():
     alone = chosen("model.server_model=tiny", "tasks={roles: {}, own: {kind: tagging, source: {train: a.conll}}}")
-    assert (alone["training.learning_rate"], alone["training.head_rate"]) == (1.5e-3, 5.0)
+    # Twice the rate of the card: two tasks are averaged.
+    assert (alone["training.learning_rate"], alone["training.head_rate"]) == (3e-3, 5.0)
+    assert chosen("model.server_model=tiny", "tasks={roles: {}}")["training.learning_rate"] == 1.5e-3
     assert not {"model.encoder_dropout", "model.head_dropout"} & set(alone)
     mixed = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {}}")
     assert mixed["tasks.roles.learning_rate"] == 1.5e-3
@@ -297,6 +299,33 @@ def test_tasks_that_tag_words_have_a_rate_of_their_own():
     given = chosen("model.server_model=tiny", "tasks={sst2: {}, roles: {learning_rate: 1e-3}}")
     assert "tasks.roles.learning_rate" not in given
     assert "tasks.roles.learning_rate" not in chosen("model.server_model=other", "tasks={sst2: {}, roles: {}}")
+
+
+def test_a_federation_of_tagging_tasks_makes_small_batches_and_goes_on_with_its_optimizers():
+    two = ("model.server_model=tiny", "tasks={roles: {}, settings: {}}")
+    keys = ("training.learning_rate", "training.batch_size", "training.keep_optimizer")
+    found = chosen(*two)
+    assert tuple(found[key] for key in keys) == (3e-3, 16, True)
+    # However large the tasks are, the first layer is shared; rounds are shorter than a pass of theirs.
+    assert found["sharing.rules"] == [{"heads.*": "task"}, {"encoder.layer.1.*": "task"}, {"*": "all"}]
+    assert "training.num_rounds" not in found
+    sizes = {"roles": LARGE_TASK, "settings": LARGE_TASK}
+    large = {choice.key: choice.value for choice in explained_config(None, two).with_examples(sizes).choices}
+    assert large["sharing.rules"] == found["sharing.rules"]
+    rounds = ("training.num_rounds", "training.local_steps", "training.warmup_rounds")
+    assert tuple(large[key] for key in rounds) == (64, 32, 2.0)
+    assert "training.min_steps" not in large
+    counted = explained_config(None, [*two, "training.num_rounds=5"]).with_examples(sizes).choices
+    assert "training.local_steps" not in {choice.key for choice in counted}
+    # The rate of other encoders in a federation was not measured.
+    other = chosen("model.server_model=random-2x32", two[1])
+    assert (other["training.learning_rate"], "training.batch_size" in other) == (2e-3, False)
+    for other in ("mode=centralized", "mode=local", "privacy.client={noise_multiplier: 1, delta: 1e-5, max_norm: 1}"):
+        plain = chosen(*two, other)
+        assert plain["training.learning_rate"] == 1.5e-3
+        assert "training.batch_size" not in plain
+        assert "training.keep_optimizer" not in plain
+    assert "training.batch_size" not in chosen(*two, "training.batch_size=8")
 
 
 def test_the_builtin_tasks_that_tag_words_are_known_by_name():

@@ -9,7 +9,7 @@ from fedmtl import Run
 from fedmtl.config.file import load_config
 from fedmtl.deploy.final_model import FinalSite, final_frames, save_final_model
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.engines.flower.site_service import ModelCall
+from fedmtl.engines.flower.calls import ModelCall
 from fedmtl.errors import ModelError
 from fedmtl.export.card import model_card
 from fedmtl.federation.client import InitialValues, Site, save_state

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiment.welcomed import GRADES, NOTES, Meeting, write_notes
-from fedmtl.engines.flower.site_service import Refused
+from fedmtl.engines.flower.calls import Refused
 from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
 from fedmtl.sharing.plan import Extra, Key, SharingPlan, used_rows

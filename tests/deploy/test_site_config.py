@@ -11,7 +11,7 @@ from fedmtl.config.file import _FILES, _MODELS
 from fedmtl.deploy.site_client import run_folder
 from fedmtl.deploy.site_config import site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.engines.flower.site_service import Refused, WelcomeCall
+from fedmtl.engines.flower.calls import Refused, WelcomeCall
 from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.federation.handshake import Hello, Welcome, labels_digest
 from fedmtl.federation.policy import Policy

@@ -278,6 +278,7 @@ def test_a_private_round_is_the_same_however_many_train_at_once(make_config, tmp
         assert update.seen == at_once[client].seen
 
 
+@pytest.mark.slow
 def test_a_private_run_of_stacks_has_the_statement_of_others_and_resumes_as_they_do(make_config, run_once, monkeypatch):
     def ledgers(run):
         return [event["tasks"] for event in raw_events(run) if event["event"] == "example_privacy"]

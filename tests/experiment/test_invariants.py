@@ -74,10 +74,18 @@ def digest(run: RunFolder) -> str:
     [
         [],
         [*GROUPS, TWO_TASKS, "federation.server_optimizer.kind=fedadam"],
-        ["model.pair=cross", "model.pool=mean", "training.keep_optimizer=true", "training.proximal=0.1"],
-        ["training.logit_adjustment=1", "federation.average=tasks", "partition={kind: dirichlet, alpha: 0.5}"],
+        pytest.param(
+            ["model.pair=cross", "model.pool=mean", "training.keep_optimizer=true", "training.proximal=0.1"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["training.logit_adjustment=1", "federation.average=tasks", "partition={kind: dirichlet, alpha: 0.5}"],
+            marks=pytest.mark.slow,
+        ),
         INT8,
-        [*GROUPS, TWO_TASKS, "wire.down=fp16", "wire.up=topk", "wire.topk_share=0.1"],
+        pytest.param(
+            [*GROUPS, TWO_TASKS, "wire.down=fp16", "wire.up=topk", "wire.topk_share=0.1"], marks=pytest.mark.slow
+        ),
         [*GROUPS, TWO_TASKS, *CLIPPED],
         ROBUST,
     ],
@@ -142,10 +150,10 @@ def test_1_the_encoders_own_module_gives_the_same_weights_up_to_rounding(make_co
     ("where", "wire"),
     [
         *((place, []) for place in ("update", "round", "checkpoint", "client_state")),
-        ("client_state", INT8),
-        ("update", [*INT8, "wire.up=topk"]),
-        ("round", CLIPPED),
-        ("update", ROBUST),
+        pytest.param("client_state", INT8, marks=pytest.mark.slow),
+        pytest.param("update", [*INT8, "wire.up=topk"], marks=pytest.mark.slow),
+        pytest.param("round", CLIPPED, marks=pytest.mark.slow),
+        pytest.param("update", ROBUST, marks=pytest.mark.slow),
     ],
     ids=[
         "update",

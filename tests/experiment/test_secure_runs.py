@@ -113,6 +113,7 @@ class Interrupted:
 
 
 # Of each round: advertise, share, train, unmask.
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 6, 7, 8])
 def test_killed_at_any_exchange_it_resumes_to_the_same_weights(make_config, run_once, at):
     overrides = (*MASKED, "training.keep_optimizer=true", "federation.server_optimizer.kind=fedavgm")
@@ -153,6 +154,7 @@ def test_a_head_with_too_few_clients_in_a_round_does_not_move(make_config):
     assert set(done["losses"]) == {"sentiment", "paraphrase"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

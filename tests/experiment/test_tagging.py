@@ -85,8 +85,9 @@ def test_scores_are_in_the_tables(run):
     last = [event for event in events_of(read_events(folder), EvaluationEvent) if event.task == "roles"][-1]
     assert last.by_label["doer"]["true"] == last.by_label["receiver"]["true"] == 30
     page = folder.report.read_text()
-    assert "doer" in page
-    assert "receiver" in page
+    assert "roles: confusion matrix" in page
+    assert all(words in page for words in ("doer", "receiver", "no span", "other words"))
+    assert [sum(row) for row in last.confusion[:2]] == [30, 30]
 
 
 def test_scores_at_clients_are_sums_of_theirs(run):
@@ -100,6 +101,7 @@ def test_scores_at_clients_are_sums_of_theirs(run):
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -170,8 +172,27 @@ def test_files_with_spans_are_read_trained_on_and_answered(tmp_path, monkeypatch
     result = call(app, ["evaluate", "one", "--task", "names", "--file", "dev.conll", "--out", "answers.jsonl"])
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
-    assert records[0]["label"] == "B-PER O"
-    assert json.loads(records[0]["answer"]) == [[0, 3, "PER"]]
+    # Tags beside tags, and the spans with their probabilities.
+    assert records[0]["label"] == records[0]["answer"] == "B-PER O"
+    assert [span[:3] for span in json.loads(records[0]["probabilities"])] == [[0, 3, "PER"]]
+    result = call(app, ["evaluate", "one", "--task", "names", "--file", "dev.conll", "--out", "answers.csv"])
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(Path("answers.csv").read_text().splitlines()))
+    assert [row["answer"] for row in rows] == [record["answer"] for record in records]
+    # Words stay those of the file; the answers are files that this very task reads.
+    Path("words.conll").write_text("# a comment\nAda\nlives\nin\nU.S.\n\n#1\n")
+    for out in ("tags.conll", "spans.jsonl"):
+        result = call(app, ["predict", "one", "--file", "words.conll", "--with-text", "--out", out])
+        assert result.exit_code == 0, result.output
+    words = [line.partition("\t")[0] for line in Path("tags.conll").read_text().splitlines()]
+    assert words == ["Ada", "lives", "in", "U.S.", "", "#1", ""]
+    spans = [json.loads(line) for line in Path("spans.jsonl").read_text().splitlines()]
+    assert (spans[0]["line"], spans[0]["text"]) == (2, "Ada lives in U.S.")
+    assert spans[0]["names"][0] == [0, 3, "PER"]
+    Path("more.jsonl").write_text("".join(json.dumps({"text": s["text"], "label": s["names"]}) + "\n" for s in spans))
+    for name in ("tags.conll", "more.jsonl"):
+        result = call(app, ["evaluate", "one", "--task", "names", "--file", name, "--json"])
+        assert result.exit_code == 0, result.output
 
 
 def test_a_student_learns_soft_tags(run, tmp_path):

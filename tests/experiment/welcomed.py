@@ -14,7 +14,7 @@ from fedmtl.deploy.server import _for_sites, _prepare
 from fedmtl.deploy.site_client import JoinedSite
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import server_terms
-from fedmtl.engines.flower.site_service import Refused, SiteJob, WelcomeCall
+from fedmtl.engines.flower.calls import Refused, SiteJob, WelcomeCall
 from fedmtl.federation.dispatch import Dispatch
 from fedmtl.federation.handshake import Hello, Welcome, read_hello
 from fedmtl.federation.messages import Job, Update

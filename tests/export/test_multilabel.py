@@ -89,6 +89,7 @@ def test_a_hidden_layer_leaves_by_the_modelling_file(tmp_path):
         assert row["moods"]["probabilities"] == pytest.approx(dict(answer.probabilities), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_one_graph_has_every_head_and_the_thresholds(saved, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

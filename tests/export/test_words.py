@@ -105,6 +105,7 @@ def test_a_hidden_layer_on_words_leaves_by_the_modelling_file(tmp_path):
     check_alike([row["names"]["entities"] for row in model.answer(tokenizer, TEXTS)], entities(saved))
 
 
+@pytest.mark.slow
 def test_one_graph_has_every_head(saved, tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -93,6 +93,15 @@ def test_the_same_job_gives_the_same_update_whatever_ran_before(given):
     assert all(torch.equal(first.delta[key], again.delta[key]) for key in first.delta)
 
 
+def test_a_site_whose_losses_stay_sends_the_same_update_without_them(given):
+    site, job = given()
+    plain = run_job(job(), site)
+    assert set(plain.losses) == {"sentiment"}
+    quiet = run_job(job(), replace(site, sends_losses=False))
+    assert quiet.losses == {}
+    assert all(torch.equal(quiet.delta[key], value) for key, value in plain.delta.items())
+
+
 def test_a_personal_head_goes_on_from_round_to_round_and_steps_back(given):
     site, job = given('sharing.rules=[{"heads.*": client}, {"*": all}]')
     own = Key(f"client:{CLIENT}", "heads.sentiment.weight")

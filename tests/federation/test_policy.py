@@ -39,6 +39,14 @@ def test_the_default_is_strict():
     assert "an example's label never does" in policy.words()
 
 
+def test_losses_leave_unless_noise_is_required_of_what_leaves(read):
+    required = "require: {example_privacy: {}}"
+    sends = {"": True, "send: {losses: false}": False, required: False, f"{required}\nsend: {{losses: true}}": True}
+    assert {text: read(text or "max_jobs: 7").sends_losses for text in sends} == sends
+    assert "updates, losses, numbers" in read("max_jobs: 7").words()
+    assert "updates, numbers" in read(required).words()
+
+
 def test_a_policy_with_tasks_comes_back_from_its_text(read, tmp_path):
     notes = TaskPolicy(text=["message"], label="topic", labels=["keep", "drop"])
     policy = Policy(tasks={"notes": notes, "scores": TaskPolicy(score_range=(0, 5))}, max_jobs=7)

@@ -54,11 +54,17 @@ def shared(**changes: Any) -> SharedNoise:
 
 
 def part(
-    folder: Path, given: SharedNoise, *, client: str = "a", multiplier: float = 0.5, session: str | None = None
+    folder: Path,
+    given: SharedNoise,
+    *,
+    client: str = "a",
+    multiplier: float = 0.5,
+    session: str | None = None,
+    required: dict[str, Any] | None = None,
 ) -> NoisePart:
     extra = {NAME: Extra({"noise_multiplier": multiplier})}
     job = Job("train", 1, client, ("a",), {}, PLAN, None, 0, 0, {}, extra=extra)
-    release = Release(b"secret of " + client.encode(), f"digest of {client}", folder / client)
+    release = Release(b"secret of " + client.encode(), f"digest of {client}", folder / client, required or {})
     return NoisePart(given, FilterClient(job, NO_EXTRA, "", folder / client, {}, lambda: release), session)
 
 
@@ -136,6 +142,17 @@ def test_a_client_spends_no_more_than_epsilon_and_counts_a_session_once(tmp_path
         part(tmp_path, given_noise, multiplier=noise, session=session).count()
     with pytest.raises(PolicyError, match=r"would have spent epsilon .*, and privacy.client.epsilon is 3"):
         part(tmp_path, given_noise, multiplier=noise, session="s3").count()
+
+
+def test_a_policy_holds_over_all_runs_of_a_site(tmp_path: Path) -> None:
+    """Two releases of one run and one of another: the policy allows three."""
+    exact = [spent([Releases(1.0, 2.0, times)], 1e-5).epsilon for times in (3, 4)]
+    required = {NAME: {"max_epsilon": sum(exact) / 2, "max_delta": 1e-5}}
+    for run, context in (("one", "s1"), ("one", "s1"), ("one", "s2"), ("two", "s1")):
+        part(tmp_path / run, shared(), multiplier=2.0, session=context, required=required).count()
+    with pytest.raises(PolicyError, match=r"over all runs; the policy .* \(require.client_privacy.max_epsilon\)"):
+        part(tmp_path / "three", shared(), multiplier=2.0, session="s1", required=required).count()
+    part(tmp_path / "three", shared(), multiplier=2.0, session="s1").count()
 
 
 def test_the_fewest_clients_of_a_sum_follow_from_the_threshold_and_who_has_it() -> None:
@@ -272,6 +289,7 @@ def test_any_number_of_workers_gives_the_same_bits(
     assert digest(run) == digest(run_once(*MASKED, NOISE))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights_and_ledger(
     make_config: Callable[..., Config], run_once: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:

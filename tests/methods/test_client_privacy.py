@@ -14,18 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation.fake_engine import ENCODER, PLAN, FakeEngine, head, make_server, scores, start, trained
-from fedmtl.capabilities import Capability, find, register
+from fedmtl.capabilities import Capability, find, register, unprotected
 from fedmtl.config.file import explained_config, load_config
 from fedmtl.config.privacy import AdaptiveClippingConfig, ClientPrivacyConfig
-from fedmtl.errors import ConfigError, FedmtlError
+from fedmtl.errors import ConfigError, FedmtlError, PolicyError
 from fedmtl.experiment import run as driver
 from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.export.card import model_card
 from fedmtl.federation.checkpoint import load_checkpoint
 from fedmtl.federation.filters.protocol import FilterClient
-from fedmtl.federation.messages import ClientInfo, Failure, Update
+from fedmtl.federation.messages import ClientInfo, Failure, Job, Update
+from fedmtl.federation.policy import Policy
 from fedmtl.federation.server import RoundFailed, rounds
+from fedmtl.methods.accounting import Releases, spent
 from fedmtl.methods.client_privacy import (
     MAX_NORM,
     NAME,
@@ -44,7 +46,7 @@ from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
 from fedmtl.runs.summary import run_status
 from fedmtl.runs.verdicts import verdicts
-from fedmtl.sharing.plan import Extra, Key, SharingPlan
+from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, SharingPlan
 from raw_events import raw_events
 
 ON = (
@@ -202,6 +204,46 @@ def replace_job(values):
 
     extra = {NAME: Extra(values)} if values else {}
     return Job("train", 1, "a", ("sst2",), {}, PLAN, None, 0, 0, {}, extra=extra)
+
+
+def test_a_policy_may_require_it(make_config):
+    def reason(policy, *overrides):
+        required = Policy.model_validate({"require": {"client_privacy": policy}})
+        return unprotected(required, make_config(*overrides)) or ""
+
+    masked, at_server = "privacy.secure_aggregation={}", {"noise_at": "server"}
+    assert "has none" in reason({})
+    # Noise of the server counts where the policy takes its word, and noise of clients only under masks.
+    assert "requires noise that sites add" in reason({}, "privacy.client={epsilon: 8}")
+    assert reason(at_server, "privacy.client={epsilon: 8}") == ""
+    assert reason(at_server, masked, "privacy.client={epsilon: 8, noise_at: clients}") == ""
+    assert "masks none of it" in reason({}, "privacy.client={epsilon: 8, noise_at: clients}")
+    assert "epsilon 9 and delta 1e-05; the policy allows 8" in reason(at_server, "privacy.client={epsilon: 9}")
+    assert "delta 0.001; the policy allows 8 and 1e-05" in reason(at_server, "privacy.client={epsilon: 8, delta: 1e-3}")
+    # Two rounds of everybody, with noise of half the bound.
+    exact = spent([Releases(1.0, 0.5, 2)], 1e-5).epsilon
+    assert f"epsilon {exact:.3g} and" in reason(at_server, "privacy.client={noise_multiplier: 0.5}")
+    assert unprotected(Policy(), make_config()) is None
+
+
+def test_a_site_that_takes_the_servers_word_counts_whole_runs(tmp_path):
+    """Each run counts with its three rounds once it has an update, and the policy allows two such runs."""
+    settings = ClientPrivacyConfig(noise_multiplier=4.0)
+    given = {"bound": "together", "max_norm": 1.0, "planned": settings.model_dump(mode="json")}
+    exact = [spent([Releases(1.0, 4.0, 3 * runs)], 1e-5).epsilon for runs in (1, 2, 3)]
+    required = {"max_epsilon": (exact[1] + exact[2]) / 2, "max_delta": 1e-5, "noise_at": "server"}
+
+    def answer(run, required=required):
+        job = Job("train", 1, "a", ("x",), {}, PLAN, None, 0, 0, {"num_rounds": 3})
+        client = FilterClient(job, NO_EXTRA, "", tmp_path / run / "a", required=required)
+        return ClippedUpdate(given).at_client(update(encoder=[1.0]), client)
+
+    for run in ("one", "one", "two", "one"):
+        answer(run)
+    with pytest.raises(PolicyError, match=r"epsilon .* would be spent .* over all runs; the policy allows") as caught:
+        answer("three")
+    assert caught.value.code == "client_privacy_spent"
+    answer("three", required={})
 
 
 def test_an_adaptive_bound_comes_with_the_job():
@@ -491,6 +533,7 @@ def test_any_number_of_workers_gives_the_same_weights_and_ledger(make_config, ru
     assert same(run_once(*ON), start_run(make_config(*ON, "compute.workers=2"), "workers"))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_has_the_weights_and_the_ledger_of_one_that_was_not(make_config, run_once, monkeypatch):
     long = (*ON, "training.num_rounds=3", "federation.server_optimizer.kind=fedadam",
             "privacy.client.adaptive_clipping={}")  # fmt: skip
@@ -526,6 +569,7 @@ def test_clients_that_train_at_once_are_clipped_and_counted_alike(make_config, r
     assert weights(alone).extra == weights(stacked).extra
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

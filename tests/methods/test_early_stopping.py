@@ -175,6 +175,7 @@ def test_a_stopped_tasks_values_stay_to_the_last_bit_in_a_run(make_config, monke
         assert digests[0]["task:sentiment"] == digests[1]["task:sentiment"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_stop_resumes_to_the_same_bits(make_config, monkeypatch):
     """It breaks off before the stop, when the best values are in the state, and once more just after it."""
     _falling(monkeypatch)
@@ -199,6 +200,7 @@ def test_a_run_with_a_stop_resumes_to_the_same_bits(make_config, monkeypatch):
         assert (first.plan, first.progress, first.extra.keys()) == (second.plan, second.progress, second.extra.keys())
 
 
+@pytest.mark.slow
 def test_adapters_stop_with_their_task_and_a_personal_head_where_it_is(make_config, monkeypatch):
     _falling(monkeypatch)
     adapted = start_run(make_config(*STOPPED[1:], "model.adapters={kind: low_rank, size: 4}"), "adapted")

@@ -21,6 +21,7 @@ from fedmtl.experiment.prepare import prepare
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.federation.messages import Update
 from fedmtl.federation.policy import Policy
+from fedmtl.methods.accounting import Releases, spent
 from fedmtl.methods.example_account import LEDGER, most_steps
 from fedmtl.methods.example_gradients import PrivateGradients
 from fedmtl.methods.example_privacy import CAPABILITY, NAME, ExamplePrivacy
@@ -458,6 +459,7 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
 @pytest.mark.parametrize(
     ("override", "key"),
     [
+        ("model.windows={}", "model.windows"),
         ("training.smart={}", "training.smart"),
         ("training.loss_weighting=uncertainty", "training.loss_weighting"),
         ("training.logit_adjustment=1", "training.logit_adjustment"),
@@ -469,7 +471,7 @@ def test_it_goes_together_with(overrides: tuple[str, ...], make_config: Callable
 def test_what_does_not_go_together_is_refused_by_name(
     override: str, key: str, make_config: Callable[..., Config]
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{key}: found with privacy.example; .*(write|clipped)"):
+    with pytest.raises(ConfigError, match=f"{key}: found with privacy.example; .*(write|clipped|leave it)"):
         prepare(make_config(*PRIVATE, override))
 
 
@@ -516,6 +518,24 @@ def test_a_ledger_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 
     assert reason(SENT) is None
     assert reason({**SENT, **changes}) is not None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"noise_multiplier": 1e-300}, {"noise_multiplier": 1e300}, {"chance": 5e-324}, {"times": 10**9}]
+)
+def test_a_ledger_that_no_accountant_takes_costs_its_client_alone(changes: dict[str, Any]) -> None:
+    """The first two ended the server's round with a division by zero and an overflow, the last one took hours."""
+    strange = {**ONE, **changes}
+    sent = {**SENT, "spent": {"a": [strange]}, "released": {"a": strange}}
+    with pytest.raises(ValueError, match=r"no client has such|not in the ledger"):
+        CAPABILITY.check_sent(Extra(sent), ["a"], {"noise_multiplier": None})
+    allowed = [
+        Releases(1e-9, 1e-100, 10**7),
+        Releases(1.0, 1e-100, 10**7),
+        Releases(1e-9, 1e4, 1),
+        Releases(0.9, 0.1, 1),
+    ]
+    assert all(0 <= spent([one], 1e-5).epsilon < float("inf") for one in allowed)
 
 
 def test_a_job_without_an_accepted_update_counts_as_done() -> None:

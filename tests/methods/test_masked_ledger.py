@@ -129,6 +129,7 @@ def test_any_number_of_workers_gives_the_same_bits(
     assert digest(run) == digest(run_once(*MASKED, NOISE))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_weights_and_counts(
     make_config: Callable[..., Config], run_once: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:

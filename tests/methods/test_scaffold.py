@@ -150,6 +150,7 @@ def digest(run):
     return raw_events(run)[-1]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_same_bits_with_workers_or_without(make_config, monkeypatch):
     whole = start_run(make_config(ON, "training.num_rounds=3", "compute.workers=2"), "whole")
     record, recorded = driver._record, []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from fedmtl.federation.server import RoundFailed
 from fedmtl.federation.server_method import Collected, OpenRound
 from fedmtl.federation.wire import decode_job, decode_update, encode_job, encode_update
 from fedmtl.methods import secure_session
+from fedmtl.methods.client_noise import NAME as CLIENT_NOISE
 from fedmtl.methods.masking import FixedPoint, add_masks
 from fedmtl.methods.noise import derive_key
 from fedmtl.methods.secure_aggregation import SecureAggregation, num_scores
@@ -32,6 +35,7 @@ from fedmtl.runs.events import SecureAggregationEvent
 from fedmtl.sharing.plan import Extra, Key, SharingPlan
 from fedmtl.tasks.metrics import score, sum_predictions
 from fedmtl.tasks.task import Task
+from fedmtl.training.local_method import Release
 
 PLAN = SharingPlan((("heads.*", "task"), ("own", "client"), ("*", "all")))
 NAMES = ("layer", "own", "heads.x.w", "heads.y.w")
@@ -484,17 +488,33 @@ def test_another_job_in_the_same_session_is_refused(tmp_path):
         clients.answer(other)
 
 
-def test_a_round_again_with_one_client_fewer_is_not_opened(tmp_path):
-    """The difference of both sums would be that client's update."""
-    clients = Clients(tmp_path, {f"c{index}": ("x",) for index in range(8)})
+def test_a_round_again_is_opened_for_the_same_clients_alone(tmp_path):
+    """The difference of two sums would be the updates of those who are in one of them."""
+    clients = Clients(tmp_path, {f"c{index}": ("x",) for index in range(8)}, options(threshold=0.51))
     collect(clients)
     assert largest_difference(collect(clients).combined.delta, plain_mean(clients, clients.tasks)) <= 3e-8
-    clients.fails = lambda client, at: at == "train" and client == "c0"
-    refused(clients, "gave out shares")
-    # Three of eight differ: that is as many as any sum must have.
-    clients.options = options(threshold=0.51)
-    clients.fails = lambda client, at: at == "train" and client in ("c0", "c1", "c2")
-    assert len(collect(clients).updates) == 5
+    for gone in (["c0"], ["c0", "c1", "c2"]):
+        clients.fails = lambda client, at, gone=gone: at == "train" and client in gone
+        refused(clients, "gave out shares")
+    # Nor is it among others, where those who know of the first sum might be too few to keep the second one closed.
+    clients.fails = lambda client, at: at == "advertise" and client == "c0"
+    refused(clients, "returned their part, and .* are needed")
+    answers = [answer for step, client, answer in clients.transcript if step == "train"]
+    assert len(answers) == 8 + 8 + 7 + 5
+
+
+def test_seven_sums_of_the_same_round_do_not_give_single_updates(tmp_path):
+    """Of nine clients, three of the first seven drop out of each sum, any two of which share one: with the sum of all
+    that is seven equations for seven updates."""
+    lines = ["124", "235", "346", "457", "561", "672", "713"]
+    clients = Clients(tmp_path, {f"c{index}": ("x",) for index in range(1, 10)})
+    found = 0
+    for line in ["", *lines]:
+        clients.fails = lambda client, at, line=line: at == "train" and client[1:] in line
+        with suppress(RoundFailed):
+            collect(clients)
+            found += 1
+    assert found == 1
 
 
 @pytest.mark.parametrize(
@@ -654,6 +674,16 @@ class Signed(Clients):
         return Update(job.round, job.client, job.tasks, {}, None, {}, {}, extra={NAME: found})
 
 
+class Noisy(Signed):
+    def answer(self, job: Job) -> Update:
+        if job.kind == "exchange":
+            return super().answer(job)
+        folder = self.folder / job.client
+        release = Release(job.client.encode(), "the same job", folder)
+        client = FilterClient(job, Extra(), "layer", folder, TASKS, lambda: release)
+        return MaskedUpdate(self.options.model_dump()).at_client(self.plain_update(job), client)[0]
+
+
 def test_signed_adverts_are_taken_and_others_are_refused_by_name(tmp_path):
     tasks = {f"c{index}": ("x",) for index in range(4)}
     clients = Signed(tmp_path, tasks)
@@ -671,6 +701,28 @@ def test_signed_adverts_are_taken_and_others_are_refused_by_name(tmp_path):
         ("signature", None, "the advert of c2 is not signed"),
     ):
         refused(Signed(tmp_path / key / str(value)[:3], tasks, alter=altered("share", forged(key, value))), words)
+
+
+def test_a_session_that_is_named_as_one_before_has_other_noise(tmp_path, monkeypatch):
+    """Of one noise in two sums, of which the server has one at half the weight, the difference has none."""
+    noise = {"max_norm": 0.5, "bound": "together", "delta": 1e-5, "noise_multiplier": 1.0}
+    tasks = {f"c{index}": ("x",) for index in range(4)}
+    clients = Noisy(tmp_path, tasks, options(average="uniform", noise=noise))
+    round_ = opened(clients, average="uniform")
+    of_round = {CLIENT_NOISE: Extra({"noise_multiplier": 1.0})}
+    with_noise = replace(round_, job=lambda client, extra: round_.job(client, {**extra, **of_round}))
+
+    def found(session: str, unit: float) -> torch.Tensor:
+        monkeypatch.setattr(secure_session, "token_hex", lambda size: session * 2 * size)
+        monkeypatch.setattr(secure_session, "weight_unit", lambda largest: unit)
+        return SecureAggregation(clients.options, NAMES, TASKS).collect(with_noise).combined.delta[ENCODER]
+
+    # A client knows the name of the last session alone.
+    whole, _, half = found("5", 1.0), found("6", 1.0), found("5", 2.0)
+    # Means (u + n) / 4 and (u / 2 + n') / 2: twice the first less the second is u / 4, were both noises one.
+    left = 2 * whole - half - plain_mean(clients, tasks, "uniform")[ENCODER]
+    # Four parts of .5 / sqrt(3 - 1) over 4, twice, and once more as much.
+    assert float(left.std()) == pytest.approx(2 * math.sqrt(2) * 0.5 / math.sqrt(2) / 2, rel=0.5)
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

@@ -112,6 +112,22 @@ def test_norms_and_sums_are_those_of_one_example_at_a_time(
     check(model, task.name, inputs, labels, 1e-10 if dtype == torch.float64 else 1e-5)
 
 
+@pytest.mark.parametrize("means", ["kernels", "torch", "called"])
+def test_an_example_with_several_labels_is_one_example(
+    means: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of all of a text's labels are added up before there is a norm."""
+    if means == "called":
+        monkeypatch.setattr(MultiTaskModel, "writes_gradients", property(lambda self: False))
+    else:
+        compute_by(means, monkeypatch)
+    inputs, _ = batch_of(small_model(TASKS["mean"]), "single", tmp_path)
+    labels = (torch.arange(12 * 3).view(12, 3) % 5 < 2).to(torch.uint8)
+    assert set(labels.sum(1).tolist()) == {0, 1, 2}
+    several = make_task("single", pool="mean", kind="multilabel", labels=("a", "b", "c"), metric="f1")
+    check(small_model(several, dtype=torch.float64), "single", inputs, labels, 1e-10)
+
+
 # Of what is not trained there is no norm, and no work. Biases and norms alone, no tables, the head alone, odd choices.
 FIXED: dict[str, tuple[str, ...]] = {
     "table": ("embeddings.word",),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,11 +11,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from fedmtl.errors import FedmtlError
-from fedmtl.predict.answers import Prediction
+from fedmtl.predict.answers import Prediction, to_prediction
+from fedmtl.tasks.task import Task
 from model.tiny import PAIRS, SINGLES, make_task
 
 serve = pytest.importorskip("fedmtl.predict.serve", reason="needs the extra `serve`")
@@ -338,6 +342,85 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_script_is_the_one_allowed
     assert "default-src 'none'" in policy
     assert policy.count("'sha256-") == 2
     assert "unsafe" not in policy
+
+
+class Finder:
+    """A model with three kinds of answers, as their tasks give them for fixed outputs."""
+
+    tasks: ClassVar = {
+        "names": Task("names", "tagging", ("text",), "tags", "f1", labels=("LOC", "PER")),
+        "moods": Task("moods", "multilabel", ("text",), "labels", "f1", labels=("anger", "fear", "joy")),
+        "mood": TASKS["mood"],
+    }
+    # Tags O, B-LOC, I-LOC, B-PER, I-PER of the words of the text; labels; labels.
+    outputs: ClassVar = {
+        "names": 9.0 * np.eye(5)[[0, 3, 4, 0, 1]],
+        "moods": np.array([9.0, -9.0, 9.0]),
+        "mood": np.array([0.0, 2.0]),
+    }
+
+    def __call__(self, rows, tasks):
+        return [[to_prediction(self.tasks[task], self.outputs[task], row) for task in tasks] for row in rows]
+
+    def served(self):
+        return serve.Served("finder", "onnx", self.tasks, self)
+
+
+# The second sign is one letter of Python and two of JavaScript.
+FOUND_IN = "\U0001f600 Ada Lovelace, London"
+
+
+def test_spans_and_several_labels_are_answered_as_predict_says_them():
+    with Client(serve.Service(Finder().served(), serve.Limits(), None)) as client:
+        found = client.post("/predict", json={"texts": [FOUND_IN]}).json()["predictions"][0]
+        described = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["responses"]["200"]
+    spans = [(each["start"], each["end"], each["label"], each["text"]) for each in found[0]["entities"]]
+    assert spans == [(2, 14, "PER", "Ada Lovelace"), (16, 22, "LOC", "London")]
+    assert found[1]["labels"] == ["anger", "joy"]
+    assert list(found[1]["probabilities"]) == ["anger", "fear", "joy"]
+    predictions = described["content"]["application/json"]["schema"]["properties"]["predictions"]
+    properties = predictions["items"]["items"]["properties"]
+    assert {key for answer in found for key in answer} <= set(properties)
+    assert set(found[0]["entities"][0]) == set(properties["entities"]["items"]["properties"])
+
+
+# As much of a browser as the page's script needs: elements are trees with a text, and answers come from a list.
+BROWSER = """
+const make = (tag) => ({ tag, children: [], listeners: {}, style: {}, textContent: "", className: "", value: "",
+  append(...parts) { this.children.push(...parts); }, replaceChildren() { this.children = []; },
+  addEventListener(kind, call) { this.listeners[kind] = call; } });
+const elements = {};
+globalThis.document = { createElement: make, getElementById: (id) => elements[id] ??= make(id) };
+globalThis.location = { origin: "http://localhost" };
+globalThis.fetch = async (path) => ({ ok: true, json: async () => (ANSWERS)[path] });
+SCRIPT
+const shown = (part) => typeof part === "string" ? part
+  : part.className.startsWith("type") ? `[${part.className} ${part.textContent} ${part.children.map(shown)}]`
+  : (part.className === "share best" ? "*" : "") + part.textContent + part.children.map(shown).join("");
+setTimeout(async () => {
+  document.getElementById("first").value = TEXT;
+  await document.getElementById("form").listeners.submit({ preventDefault() {} });
+  console.log(JSON.stringify(document.getElementById("answers").children.map((card) => card.children.map(shown))));
+}, 0);
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_page_marks_spans_in_the_text_and_shows_which_labels_are_chosen():
+    with Client(serve.Service(Finder().served(), serve.Limits(), None)) as client:
+        answers = {"model": client.get("/model").json(),
+                   "predict": client.post("/predict", json={"texts": [FOUND_IN]}).json()}  # fmt: skip
+        script = re.search("<script>(.*)</script>", client.get("/").text, re.DOTALL)[1]
+    program = BROWSER.replace("ANSWERS", json.dumps(answers)).replace("TEXT", json.dumps(FOUND_IN))
+    # The page is strict by itself.
+    done = subprocess.run(["node", "-e", program.replace("SCRIPT", f"(() => {{{script}}})();")],
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    names, moods, mood = json.loads(done.stdout)
+    assert names[1] == "\U0001f600 [type1 Ada Lovelace PER], [type0 London LOC]"
+    assert [row.partition("1")[0].rstrip("0.9") for row in names[2:]] == ["*Ada Lovelace", "*London"]
+    assert [row[:5] for row in moods[1:]] == ["*ange", "*joy1", "fear0"]
+    assert len(mood) == 3
 
 
 def test_a_head_is_bounded_in_size_and_time(model, monkeypatch):

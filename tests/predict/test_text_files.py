@@ -197,3 +197,31 @@ def test_a_file_of_answers_appears_whole_or_not_at_all(tmp_path):
         write_answers(tmp_path / "t.tsv", iter([[{"text": "a\tb"}]]))
     with pytest.raises(DataError, match="the name does not say what to write"):
         write_answers(tmp_path / "out.xlsx", iter(()))
+
+
+def test_sentences_of_a_conll_file_are_texts_whose_words_are_known(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("# id 7\n-DOCSTART- O\n\n1 U.S. O\n2 # O\n\n\n1 so O\n")
+    opened = open_texts(path, ["2"], TASKS)
+    assert (opened.names, opened.unit) == (("text",), "line")
+    (chunk,) = opened.chunks
+    assert chunk.rows == [("U.S.\x1f#\x1f",), ("so\x1f",)]
+    assert chunk.numbers == [4, 8]
+    path.write_text("#fun\nso\n")
+    assert next(iter(open_texts(path, [], TASKS).chunks)).rows == [("#fun\x1fso\x1f",)]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "words"),
+    [
+        ("a O\n\nb\n", ["2"], "a.conll, line 3: has no word in column 2; leave a line blank to end a text"),
+        ("a O\n", ["word"], "--text-columns: .*a.conll has words and tags in columns; write the number"),
+        ("a O\n", ["1", "2"], "--text-columns: .*a.conll has words and tags in columns; write the number"),
+        ("a O\n" * 5001, [], "line 5001: 5,000 words since line 1 without a blank line"),
+    ],
+)
+def test_mistakes_in_a_conll_file_of_texts(tmp_path, content, columns, words):
+    path = tmp_path / "a.conll"
+    path.write_text(content)
+    with pytest.raises(DataError, match=words):
+        list(open_texts(path, columns, TASKS).chunks)

@@ -130,3 +130,15 @@ def test_places_that_lack_a_builtin_task_are_errors():
         resolve("mrpc", {}, data={"source": "embedded"})
     with pytest.raises(ConfigError, match=r"data\.root: found nothing with `source: files`"):
         resolve("mrpc", {}, data={"source": "files"})
+
+
+@pytest.mark.parametrize("data", [{"source": "embedded"}, {}])
+def test_embedded_texts_are_no_tagged_words_and_the_other_way_round(data):
+    with pytest.raises(
+        ConfigError, match=r"tasks\.sentiment\.kind: found tagging, and the embedded examples of"
+    ) as error:
+        resolve("sentiment", {"kind": "tagging"}, data=data)
+    assert str(error.value).endswith("leave it out, or write `tasks.sentiment.source: {train: FILE}`")
+    with pytest.raises(ConfigError, match=r"tasks\.roles\.kind: found classification, and .* are of kind tagging"):
+        resolve("roles", {"kind": "classification"}, data=data)
+    assert resolve("sentiment", {"kind": "tagging", "source": {"train": "a.conll"}}, data=data).kind == "tagging"

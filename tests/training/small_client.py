@@ -85,7 +85,7 @@ def labels_of(task: Task) -> Any:
 
 
 def make_shard(task: Task, cache: Path, indices: Any = None, labels: np.ndarray | None = None) -> Shard:
-    folder, _ = tokenize(task, texts_of(task), TOKENIZER, 32, cache)
+    folder, _ = tokenize(task, texts_of(task), TOKENIZER, 32 if task.windows is None else 6, cache)
     chosen = np.arange(12) if indices is None else np.asarray(indices, dtype=np.int64)
     return Shard(folder, labels_of(task) if labels is None else labels, chosen)
 

@@ -18,9 +18,11 @@ from fedmtl import __version__
 from fedmtl.cli.certs import certs, enroll, enrolled, unenroll
 from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
+from fedmtl.cli.dashboard import dashboard, with_address
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
 from fedmtl.cli.export import export
+from fedmtl.cli.flower import flower
 from fedmtl.cli.inspect import compare, config, report, status, tasks
 from fedmtl.cli.measure import measure
 from fedmtl.cli.policy import audit, policy
@@ -29,6 +31,7 @@ from fedmtl.cli.pretrain import pretrain
 from fedmtl.cli.run import run
 from fedmtl.cli.serve import serve
 from fedmtl.cli.terminal import make_terminal, write
+from fedmtl.cli.track import track
 from fedmtl.errors import FedmtlError
 
 INTERRUPTED = 130
@@ -91,6 +94,7 @@ for command in (
     evaluate,
     predict,
     serve,
+    dashboard,
     compare,
     export,
     report,
@@ -108,12 +112,14 @@ for command in (
     prune,
     quantize,
     measure,
+    track,
 ):
     app.command()(command)
 app.add_typer(certs)
 app.add_typer(data)
 app.add_typer(policy)
 app.add_typer(audit)
+app.add_typer(flower)
 
 
 @app.callback(invoke_without_command=True)
@@ -136,6 +142,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--traceback"]
     wants_traceback = len(arguments) < len(sys.argv) - 1
     try:
+        arguments = with_address(arguments)
         code = _app_of(arguments)(arguments, standalone_mode=False) or 0
     except Exception as error:
         known = _explain(error)

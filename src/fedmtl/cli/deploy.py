@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedmtl.cli.arguments import Settings, complete_run
+from fedmtl.cli.dashboard import Beside, check_beside, page_beside
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load_explained, loading, repaired, say_chosen
 from fedmtl.cli.terminal import make_terminal, stamped
@@ -35,6 +35,7 @@ def server(
     repair: Annotated[
         bool, typer.Option("--repair", help="With --resume: leave out lines of events.jsonl that cannot be read.")
     ] = False,
+    dashboard: Beside = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,12 +47,13 @@ def server(
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
+    check_beside(dashboard)
     display = make_display(detail_of(verbose, quiet), has_times=True)
     if resume is None:
         address = parse_address(listen or DEFAULT, "--listen")
         check_protection(address.host, certs, "--listen", "--certs DIR (`fedmtl certs init DIR` makes it)")
         explained = load_explained(config, set or [], "server")
-        with display:
+        with page_beside(Path(explained.config.output), dashboard, display.say), display:
             say_chosen(explained, display)
             with loading():
                 from fedmtl.deploy.server import Endpoint, serve_run
@@ -63,7 +65,7 @@ def server(
         found = find_run(resume)
         if repair:
             repaired(found, display)
-        with display:
+        with page_beside(found.path.parent, dashboard, display.say), display:
             with loading():
                 from fedmtl.deploy.server import Endpoint, resume_served, saved_endpoint
 
@@ -92,10 +94,6 @@ def needs_flower(command: str = "this command") -> None:
     for package in ("flwr", "cryptography"):
         if find_spec(package) is None:
             raise FedmtlError(needs_extra(command, package, "flower"))
-
-
-if TYPE_CHECKING:
-    from fedmtl.federation.policy import Policy
 
 
 def client(
@@ -137,12 +135,10 @@ def client(
     if save_model is not None and save_model.exists():
         raise FedmtlError(f"--save-model: {save_model} is there already; name a folder that is not")
     from fedmtl.deploy.site import join_run
-    from fedmtl.deploy.site_worker import SiteSettings
+    from fedmtl.deploy.site_worker import describe_site
     from fedmtl.engines.flower.addresses import parse_address
     from fedmtl.engines.flower.certificates import read_private_key
     from fedmtl.engines.flower.line import SiteKeys
-    from fedmtl.federation.faults import is_safe_name
-    from fedmtl.federation.policy import Policy, read_policy
 
     address = parse_address(server, "--server")
     check_protection(address.host, ca and key, "--server", "--ca ca.crt and --key NAME.key")
@@ -150,64 +146,9 @@ def client(
         raise FedmtlError("--ca and --key: one is missing; the server's ca.crt and this site's NAME.key go together")
     if ca is not None and not ca.is_file():
         raise FedmtlError(f"{ca}: no such file; copy the server's ca.crt here")
-    names = tuple(dict.fromkeys(name.strip() for name in tasks.split(",") if name.strip()))
-    for name in (client_id, *names):
-        if not is_safe_name(name):
-            raise FedmtlError(f"{name!r}: no name of a site or a task; use up to 64 letters, digits, `.`, `_` and `-`")
-    rules = Policy() if policy is None else read_policy(policy)
-    files, root = site_data(data or [], names)
-    files |= policy_files(rules, names, files)
-    site_folder = folder or Path("sites") / client_id
-    settings = SiteSettings(
-        client_id,
-        names,
-        site_folder,
-        site_folder / "spool",
-        files,
-        root,
-        model,
-        device,
-        rules,
-        save_model,
-        None if key is None else key.absolute(),
+    settings = describe_site(
+        client_id, tasks, data or [], policy, folder=folder, model=model, device=device, save_model=save_model, key=key
     )
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
     join_run(settings, address, keys, lambda line: terminal.print(stamped(f"{client_id}: {line}"), markup=False))
-
-
-def site_data(data: list[str], tasks: tuple[str, ...]) -> tuple[dict[str, str], str | None]:
-    """The site's files per task, or the folder of the built-in tasks."""
-    files: dict[str, str] = {}
-    root: str | None = None
-    for entry in data:
-        task, equals, path = entry.rpartition("=")
-        if not Path(path).exists():
-            raise FedmtlError(f"--data: {path}: no such file or folder")
-        absolute = str(Path(path).absolute())
-        if equals:
-            files[task] = absolute
-        elif Path(path).is_dir():
-            root = absolute
-        elif len(tasks) == 1:
-            files[tasks[0]] = absolute
-        else:
-            raise FedmtlError(f"--data: {path} is of which task? write TASK={path}")
-    for task in files:
-        if task not in tasks:
-            raise FedmtlError(f"--data: found a file for {task}; --tasks has {', '.join(tasks)}")
-    return files, root
-
-
-def policy_files(policy: Policy, tasks: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
-    """The files that the policy names; --tasks and --data may not go beyond it."""
-    for task in tasks:
-        if policy.tasks and task not in policy.tasks:
-            raise FedmtlError(f"--tasks: found {task}, the policy has {', '.join(policy.tasks)}")
-    named = {task: entry.file for task, entry in policy.tasks.items() if task in tasks and entry.file is not None}
-    for task, path in named.items():
-        if task in given and Path(given[task]).resolve() != Path(path).resolve():
-            raise FedmtlError(f"--data: {given[task]} is not the file that the policy names for {task}, {path}")
-        if not Path(path).is_file():
-            raise FedmtlError(f"{path}: no such file; the policy names it for {task}")
-    return named

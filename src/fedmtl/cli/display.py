@@ -358,8 +358,19 @@ def _where(event: StartEvent) -> str:
 
 def _data_line(event: DataEvent) -> str:
     cut = ", validation cut from train" if event.validation_cut else ""
-    truncated = f", {event.truncated:,} truncated" if event.truncated else ""
     return (
         f"  {event.task}: {event.train or 0:,} train, {event.validation or 0:,} validation "
-        f"({_known(event.source)}{cut}{truncated})"
+        f"({_known(event.source)}{cut}{_long_texts(event)})"
     )
+
+
+def _long_texts(event: DataEvent) -> str:
+    """How many texts are longer than a sequence, and what becomes of them."""
+    parts = []
+    if event.windowed:
+        parts.append(f"{event.windowed:,} of more than {event.max_length} tokens in {event.windows or 0:,} windows")
+    if event.truncated:
+        sizes = (("windows", event.most_windows), ("tokens", event.max_length))
+        at = next((f" at {size} {words}" for words, size in sizes if size), "")
+        parts.append(f"{event.truncated:,} truncated{at}")
+    return "".join(f", {part}" for part in parts)

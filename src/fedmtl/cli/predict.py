@@ -301,16 +301,20 @@ def _open_model(run: str, client: str | None, round: str | None) -> tuple[Any, A
 
 def _records(opened: Texts, chunk: Chunk, answers: list[list[Prediction]], with_text: bool) -> list[dict[str, Any]]:
     from fedmtl.predict.answer_files import answer_columns
+    from fedmtl.tasks.words import plain_text
 
     records = []
     for stood, known, row, given in zip(chunk.numbers, chunk.ids, chunk.rows, answers, strict=True):
         record: dict[str, Any] = {opened.unit: stood} | ({"id": known} if opened.has_ids else {})
-        record |= dict(zip(opened.names, row, strict=True)) if with_text else {}
+        record |= dict(zip(opened.names, map(plain_text, row), strict=True)) if with_text else {}
         records.append(record | answer_columns(given, record))
     return records
 
 
 def _line(row: Row, answers: list[Prediction], is_given: bool, is_json: bool) -> str:
+    from fedmtl.tasks.words import plain_text
+
+    row = tuple(map(plain_text, row))
     if is_json:
         return json.dumps({"texts": list(row), "predictions": [answer.to_json() for answer in answers]})
     shown = [line for answer in answers for line in _shown(answer, row[0], is_coloured=is_given)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmtl.cli.arguments import ConfigFile, Settings, complete_run
+from fedmtl.cli.dashboard import Beside, check_beside, page_beside
 from fedmtl.cli.progress import Display, Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.terminal import write
 from fedmtl.errors import ConfigError, FedmtlError, needs_extra
@@ -51,6 +52,7 @@ def run(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object with the results; the lines go to stderr.")
     ] = False,
+    dashboard: Beside = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -59,11 +61,14 @@ def run(
         raise ConfigError("--resume: takes no config, --set or --name; the run goes on with the config in its folder")
     if repair and resume is None:
         raise ConfigError("--repair: mends a run that was begun; name it with --resume")
+    check_beside(dashboard)
     display = make_display(detail_of(verbose, quiet), stderr=json_)
     if resume is None:
-        done = _start(config, set or [], name, display, profile, engine)
+        done = _start(config, set or [], name, display, profile, engine, dashboard)
     else:
-        done = _resume(resume, display, profile, engine, repair)
+        found = find_run(resume)
+        with page_beside(found.path.parent, dashboard, display.say):
+            done = _resume(found, display, profile, engine, repair)
     display.finish(done)
     if json_:
         from fedmtl.runs.log import read_events
@@ -76,11 +81,17 @@ def run(
 
 
 def _start(
-    path: Path | None, overrides: list[str], name: str | None, display: Display, profile: bool, engine: Engine
+    path: Path | None,
+    overrides: list[str],
+    name: str | None,
+    display: Display,
+    profile: bool,
+    engine: Engine,
+    dashboard: str | None,
 ) -> RunFolder:
     explained = load_explained(path, overrides, "run" if engine is Engine.local else "run --engine flower")
     _warm_up(explained.config)
-    with display:
+    with page_beside(Path(explained.config.output), dashboard, display.say), display:
         with loading():
             from fedmtl.experiment.prepare import settled
             from fedmtl.experiment.run import start_run
@@ -137,11 +148,10 @@ def repaired(run: RunFolder, display: Display) -> None:
         display.say(f"left out of {run.events}: line {lines}; the file as it was is beside it")
 
 
-def _resume(name: str, display: Display, profile: bool, engine: Engine, repair: bool) -> RunFolder:
+def _resume(found: RunFolder, display: Display, profile: bool, engine: Engine, repair: bool) -> RunFolder:
     from fedmtl.runs.log import read_events
     from fedmtl.runs.summary import summarize
 
-    found = find_run(name)
     if repair:
         repaired(found, display)
     summary = summarize(read_events(found), found.name)

@@ -104,8 +104,14 @@ def round_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[st
     if summary.stops or not is_last:
         where = f"best overall score {number(best.value)} after round {best.round}; " if best else ""
         if ends_with_best:
+            others = [
+                f"{task}'s, of round {stop.best_round}"
+                for task, stop in summary.stops.items()
+                if stop.best_round is not None and (best is None or stop.best_round != best.round)
+            ]
+            of = "that one" + (f" but for {' and '.join(others)}" if others else "") if best else " and ".join(others)
             notes.append(
-                f"{where}the run's model is that one (training.keep: best), and the table ends with the last round"
+                f"{where}the run's model is {of} (training.keep: best), and the table ends with the last round"
             )
             return notes
         if best and best.round == 0 and not summary.stops:

@@ -155,8 +155,8 @@ def _check_whole(saved: SavedModel, name: str) -> None:
     personal = next((name for name in saved.model.canonical() if saved.plan.level(name) == "client"), None)
     if personal is not None:
         raise ModelError(
-            f"{name}: `{personal}` stayed at the clients, so there is no whole model to prune; prune a run that"
-            " shares it"
+            f"{name}: `{personal}` stayed at the clients, so there is no whole model to prune; train with it at level"
+            " task (sharing.rules) and prune that run, or prune while training, with training.pruning.amount=0.2"
         )
 
 

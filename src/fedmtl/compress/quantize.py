@@ -232,7 +232,7 @@ def agreement(first: OnnxModel, second: OnnxModel, task: str, given: Sequence[Fe
 def _labels(model: OnnxModel, task: str, feeds: Feeds) -> np.ndarray:
     resolved = model.tasks[task]
     outputs = run(model, [task], feeds)[0]
-    return resolved.kind_of.predicted(resolved, outputs[0] if resolved.kind_of.by_word else outputs)
+    return resolved.kind_of.predicted(resolved, np.concatenate(outputs) if resolved.kind_of.by_word else outputs)
 
 
 @contextmanager

@@ -284,6 +284,7 @@ DISTILL = Honours(
         "compute.precision": "it computes in fp32; leave it out",
         "compute.encoder": "it chooses what computes the encoder; leave it out",
         "methods": _NO_CLIENTS,
+        "track": "send the student when it is done, with `fedmtl track STUDENT --to NAME`",
     },
     values={("training.task_schedule", "joint"): "a step is of one task; write another schedule"},
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from fedmtl.config.errors import HERE, WrongKey, did_you_mean, shown
 from fedmtl.config.kinds import (
@@ -505,6 +505,22 @@ class EnergyConfig(Section):
     )
 
 
+def _named(value: Any) -> Any:
+    """`track: [mlflow]` and `track: {mlflow: }` say the same: every option at its default."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        value = dict.fromkeys(value) if all(isinstance(name, str) for name in value) else value
+    if not isinstance(value, dict):
+        return {} if value is None else value
+    return {name: {} if options is None else options for name, options in value.items()}
+
+
+def _or_names(schema: dict[str, Any]) -> None:
+    known = {key: schema.pop(key) for key in ("type", "additionalProperties") if key in schema}
+    schema["anyOf"] = [{"type": "array", "items": {"type": "string"}}, known]
+
+
 class Config(Section):
     """A whole run. `fedmtl config` prints it with every default filled in."""
 
@@ -535,6 +551,11 @@ class Config(Section):
         default_factory=dict,
         description="Capabilities without a key of their own, by name, each with its options: `scaffold: {}` (SCAFFOLD"
         " against skewed labels), and those of other packages.",
+    )
+    track: Annotated[dict[Name, dict[str, Any]], BeforeValidator(_named), Field(json_schema_extra=_or_names)] = Field(
+        default_factory=dict,
+        description="Trackers that the run's numbers are sent to: tensorboard, mlflow, wandb, trackio. A list of names,"
+        " or a section with options for each (docs/trackers.md). It may be changed between two sessions of a run.",
     )
     output: str = Field("runs", description="Folder that holds the run folders.")
 

@@ -19,7 +19,7 @@ import torch
 from fedmtl.config import Config
 from fedmtl.config.file import dump_config
 from fedmtl.deploy.site_worker import SiteSettings
-from fedmtl.engines.flower.site_service import ModelCall
+from fedmtl.engines.flower.calls import ModelCall
 from fedmtl.engines.local import map_message
 from fedmtl.errors import FedmtlError, ModelError
 from fedmtl.experiment.prepare import Prepared

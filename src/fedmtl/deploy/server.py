@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +24,7 @@ from fedmtl.deploy.tasks import (
 )
 from fedmtl.deploy.terms import server_terms
 from fedmtl.engines.flower.addresses import Address
-from fedmtl.engines.flower.engine import FlowerEngine
+from fedmtl.engines.flower.engine import FlowerEngine, Port
 from fedmtl.engines.flower.enrolment import Enrolments, KeyBook, NoKeys
 from fedmtl.engines.flower.roster import Note
 from fedmtl.errors import FedmtlError
@@ -42,8 +42,30 @@ from fedmtl.runs.events import ConfigEvent, ExpectedEvent, PlanEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder, create_run, locked
 from fedmtl.runs.log import read_events
 
+# Where an app's sites are: at Flower's SuperLink, which is not this project's.
+APP = "flower-app"
+FLOWER_AGAIN = """flwr run . --run-config 'resume="{}"'"""
 # What only this server knows: noise that hides clients is drawn from it.
 SECRET, SECRET_BYTES = "secret.bin", 32
+
+
+class Meeting(Protocol):
+    """Where a server and its sites meet; `again` is the command that goes on with the run in the folder {}."""
+
+    @property
+    def again(self) -> str: ...
+
+    def enrolments(self, config: Config) -> Enrolments:
+        """Who may join."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """What the run folder says of it."""
+        ...
+
+    def open(self, spool: Path, enrolments: Enrolments, welcome: str) -> Port:
+        """Begin to let sites in."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,20 @@ class Endpoint:
 
     address: Address
     certs: Path | None
+    again = "fedmtl server --resume {}"
+
+    def enrolments(self, config: Config) -> Enrolments:
+        return NoKeys(configured_tasks(config)) if self.certs is None else KeyBook(self.certs)
+
+    def record(self) -> dict[str, Any]:
+        certs = None if self.certs is None else str(self.certs.absolute())
+        return {"host": self.address.host, "port": self.address.port, "certs": certs}
+
+    def open(self, spool: Path, enrolments: Enrolments, welcome: str) -> Port:
+        # An app on a stock SuperLink does without, and without the private names of Flower that it uses.
+        from fedmtl.engines.flower.fleet_api import FleetPort
+
+        return FleetPort(spool, self.address, enrolments)
 
 
 class Membership:
@@ -65,9 +101,9 @@ class Membership:
         return scheduled_tasks(self._config, client, self.brought.get(client, ()), round_number)
 
 
-def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer = lambda event: None) -> RunFolder:
+def serve_run(config: Config, name: str, endpoint: Meeting, observe: Observer = lambda event: None) -> RunFolder:
     """Run a config over sites that come to `endpoint`, into a new folder."""
-    enrolments = _enrolments(config, endpoint)
+    enrolments = endpoint.enrolments(config)
     secret = secrets.token_bytes(SECRET_BYTES)
     prepared, membership = _prepare(config, secret, observe)
     files = {"place.json": _endpoint_json(endpoint), "config.yaml": dump_config(config).encode(), SECRET: secret}
@@ -77,7 +113,7 @@ def serve_run(config: Config, name: str, endpoint: Endpoint, observe: Observer =
 
 
 def resume_served(
-    run: RunFolder, endpoint: Endpoint | None = None, observe: Observer = lambda event: None, *, repair: bool = False
+    run: RunFolder, endpoint: Meeting | None = None, observe: Observer = lambda event: None, *, repair: bool = False
 ) -> RunFolder:
     """Go on after the last whole round, at the saved endpoint if none is given; sites come back by themselves.
 
@@ -86,7 +122,7 @@ def resume_served(
     with locked(run.path):
         config = load_config(run.config)
         endpoint = endpoint or saved_endpoint(run)
-        enrolments = _enrolments(config, endpoint)
+        enrolments = endpoint.enrolments(config)
         prepared, membership = _prepare(config, _saved_secret(run, config), observe)
         state = take_up(run, prepared, observe, keeps_clients=False, repair=repair)
         if not first_of(read_events(run), PlanEvent):
@@ -110,6 +146,8 @@ class _EndpointRecord(BaseModel):
 
 def saved_endpoint(run: RunFolder) -> Endpoint:
     record = _endpoint_record(run)
+    if record.host == APP:
+        raise FedmtlError(f"{run.name}: was led by a Flower app; go on with {FLOWER_AGAIN.format(run.path.absolute())}")
     return Endpoint(Address(record.host, record.port), None if record.certs is None else Path(record.certs))
 
 
@@ -119,14 +157,8 @@ def _endpoint_record(run: RunFolder) -> _EndpointRecord:
     return parse_record(_EndpointRecord, read_record(path, remedy), str(path), remedy)
 
 
-def _endpoint_json(endpoint: Endpoint) -> bytes:
-    certs = None if endpoint.certs is None else str(endpoint.certs.absolute())
-    record = {"id": secrets.token_hex(8), "host": endpoint.address.host, "port": endpoint.address.port, "certs": certs}
-    return json.dumps(record).encode()
-
-
-def _enrolments(config: Config, endpoint: Endpoint) -> Enrolments:
-    return NoKeys(configured_tasks(config)) if endpoint.certs is None else KeyBook(endpoint.certs)
+def _endpoint_json(endpoint: Meeting) -> bytes:
+    return json.dumps({"id": secrets.token_hex(8), **endpoint.record()}).encode()
 
 
 def _saved_secret(run: RunFolder, config: Config) -> bytes:
@@ -171,7 +203,7 @@ def _serve(
     membership: Membership,
     state: State,
     run: RunFolder,
-    endpoint: Endpoint,
+    endpoint: Meeting,
     enrolments: Enrolments,
     observe: Observer,
 ) -> RunFolder:
@@ -215,14 +247,14 @@ def _serve(
                 # Without it, sites would look for the server for ever.
                 engine.say_goodbye(f"{run.name} is done", unsent)
 
-    return drive(prepared, state, run, log, make_engine, command="fedmtl server", farewell=farewell)
+    return drive(prepared, state, run, log, make_engine, again=endpoint.again, farewell=farewell)
 
 
 def _open(
     prepared: Prepared,
     membership: Membership,
     run: RunFolder,
-    endpoint: Endpoint,
+    endpoint: Meeting,
     enrolments: Enrolments,
     log: Log,
     round_now: Callable[[], int],
@@ -260,7 +292,7 @@ def _open(
         scorer=open_engine(prepared, run),
         spool=run.spool,
         max_bytes=prepared.config.wire.max_bytes,
-        address=endpoint.address,
+        port=endpoint.open(run.spool, enrolments, welcome.model_dump_json()),
         enrolments=enrolments,
         welcome=welcome.model_dump_json(),
         judge=judge,
@@ -281,13 +313,13 @@ def _gather(prepared: Prepared, engine: FlowerEngine, state: State, enrolments: 
     last = [client for client, number in state.accepted.items() if number == state.round]
     expected = set(enrolments.tasks() if is_new else last)
     log(ExpectedEvent(round=state.round, clients=sorted(expected)))
-    log.observe(WaitingEvent(address=str(engine.address), clients=sorted(expected)))
+    log.observe(WaitingEvent(address=engine.address, clients=sorted(expected)))
     there = engine.wait_for(
         lambda there: expected <= {*there, *engine.left()},
         federation.join_timeout if is_new else federation.round_timeout,
     )
     if engine.left() and not is_enough(prepared, there):
-        log.observe(WaitingEvent(address=str(engine.address), clients=sorted(expected - set(there))))
+        log.observe(WaitingEvent(address=engine.address, clients=sorted(expected - set(there))))
     engine.before_a_round(lambda there: is_enough(prepared, there), federation.join_timeout)
 
 
@@ -303,6 +335,8 @@ def _for_sites(config: Config) -> dict[str, Any]:
     plain: dict[str, Any] = config.model_dump(mode="json")
     plain["data"] |= {"root": None, "cache": None}
     plain["output"] = "runs"
+    # Where the server sends its numbers is none of a site's business, and a version without trackers takes the rest.
+    del plain["track"]
     if config.training.distillation is not None and config.training.distillation.where == "server":
         plain["training"]["distillation"] = None
     return plain

@@ -21,9 +21,9 @@ from fedmtl.deploy.site_check import CheckCall, check_site
 from fedmtl.deploy.site_config import all_tasks, site_config, welcomed_config
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.deploy.terms import site_terms
+from fedmtl.engines.flower.calls import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.flower.certificates import read_private_key
 from fedmtl.engines.flower.peers import PEERS, SiteIdentity
-from fedmtl.engines.flower.site_service import Done, ModelCall, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.local import map_message, write_message
 from fedmtl.engines.site import SiteSetup, open_site
 from fedmtl.errors import DataError, FedmtlError, HubUnreachable, PolicyError, WireError
@@ -158,6 +158,7 @@ def _open(words: str, welcome: Welcome, settings: SiteSettings) -> _Opened:
         secret=site_secret(settings.folder),
         required=settings.policy.require.model_dump(exclude_none=True),
         counts_to=settings.policy.send.example_counts.round_to,
+        sends_losses=settings.policy.sends_losses,
     )
     site = replace(open_site(setup, model), identity=_identity(settings))
     rows = {"train": info.rows, "evaluate": info.evaluation_rows}
@@ -237,12 +238,15 @@ def _task_summaries(
     """Count the site's examples, rounded up as the policy says, so that what is counted later is never more."""
     send = settings.policy.send
     step, counts = send.example_counts.round_to, send.label_counts
+    windows = {name: shard.num_windows() for name, shard in population.train[settings.client].items()}
     return {
         name: TaskCounts(
             examples=round_up(len(shard), step),
             validation=round_up(info.num_validation[name], step),
             tokens=round_up(info.num_tokens[name], step),
             truncated=round_up(population.truncated[name], step),
+            windowed=round_up(windows[name][0], step),
+            windows=round_up(windows[name][1], step),
             labels=[round_up(count, counts.round_to) for count in (_counts(tasks[name], shard) if counts.send else ())],
             label_list=labels_digest(tasks[name].labels),
         )

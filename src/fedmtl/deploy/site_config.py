@@ -29,6 +29,8 @@ RANDOM_NAME = re.compile(r"random-([0-9]{1,2})x([0-9]{1,4})")
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 MOST = {
     "model.max_length": 8192,
+    # Each is a sequence to compute, and they may overlap in all but a token.
+    "model.windows.most": 256,
     "training.num_rounds": 1_000_000,
     "training.local_epochs": 10_000,
     "training.local_steps": 1_000_000,

@@ -42,6 +42,7 @@ class SiteSetup:
     secret: bytes = b""
     required: Mapping[str, Any] = field(default_factory=dict)
     counts_to: int = 1
+    sends_losses: bool = True
 
 
 def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
@@ -73,4 +74,5 @@ def open_site(setup: SiteSetup, model: MultiTaskModel | None = None) -> Site:
         secret=secret,
         required=setup.required,
         counts_to=setup.counts_to,
+        sends_losses=setup.sends_losses,
     )

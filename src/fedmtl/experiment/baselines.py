@@ -302,6 +302,8 @@ def _of_mode(config: Config, mode: Mode, output: Path) -> Config:
         update={
             "mode": mode,
             "output": str(output),
+            # What it scores is in the summary of the run that it is compared with.
+            "track": {},
             "evaluation": config.evaluation.model_copy(update={"baselines": "none"}),
             "sharing": config.sharing.model_copy(update={"adaptive": None}),
             # Where nothing is averaged, there is nothing to hide in a sum.

@@ -23,10 +23,16 @@ class Holding:
 
 @dataclass(frozen=True)
 class Census:
-    """`quantiles` are those of a regression's scores over all clients, where the scores are at hand."""
+    """`windows` has for each task the texts that are read in several windows, and how many windows those have.
+
+    `tokens` are those of all clients' examples. `quantiles` are those of a regression's scores over all clients, where
+    the scores are at hand.
+    """
 
     clients: Mapping[str, Mapping[str, Holding]]
     truncated: Mapping[str, int]
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     quantiles: Mapping[str, list[float]] = field(default_factory=dict)
 
     def examples(self, task: str) -> int:
@@ -41,14 +47,18 @@ class Census:
 
 def take_census(population: Population, tasks: Mapping[str, Task]) -> Census:
     """Count what the clients on this machine have."""
-    clients = {
-        client: {
-            name: Holding(len(shard), label_counts(tasks[name], shard.labels[shard.indices]))
-            for name, shard in shards.items()
-        }
-        for client, shards in population.train.items()
-    }
-    return Census(clients, population.truncated, _quantiles(population, tasks))
+    clients: dict[str, dict[str, Holding]] = {}
+    tokens, texts, windows = Counter[str](), Counter[str](), Counter[str]()
+    for client, shards in population.train.items():
+        clients[client] = {}
+        for name, shard in shards.items():
+            clients[client][name] = Holding(len(shard), label_counts(tasks[name], shard.labels[shard.indices]))
+            tokens[name] += shard.num_tokens()
+            cut, parts = shard.num_windows()
+            texts[name] += cut
+            windows[name] += parts
+    counts = {name: (texts[name], windows[name]) for name in tasks}
+    return Census(clients, population.truncated, tokens, counts, _quantiles(population, tasks))
 
 
 def reported_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> Census:
@@ -63,9 +73,14 @@ def reported_census(hellos: Mapping[str, Hello], tasks: Mapping[str, Task]) -> C
         for client, hello in hellos.items()
     }
     truncated = Counter(dict.fromkeys(tasks, 0))
+    tokens, texts, windows = Counter[str](), Counter[str](), Counter[str]()
     for hello in hellos.values():
-        truncated.update({name: holding.truncated for name, holding in hello.tasks.items()})
-    return Census(clients, truncated)
+        for name, holding in hello.tasks.items():
+            truncated[name] += holding.truncated
+            tokens[name] += holding.tokens
+            texts[name] += holding.windowed
+            windows[name] += holding.windows
+    return Census(clients, truncated, tokens, {name: (texts[name], windows[name]) for name in tasks})
 
 
 def label_counts(task: Task, labels: np.ndarray) -> dict[str, int]:

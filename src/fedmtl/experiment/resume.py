@@ -131,7 +131,7 @@ def _edits(run: RunFolder, config: Config, events: Sequence[Event]) -> dict[str,
     after = dict(_leaves(config.model_dump(mode="json")))
     keys = [key for key in (before | after) if before.get(key) != after.get(key)]
     edits = {dotted(key): [before.get(key), after.get(key)] for key in keys}
-    named = [f"{key} from {shown(a)} to {shown(b)}" for key, (a, b) in edits.items() if key not in EDITABLE]
+    named = [f"{key} from {shown(a)} to {shown(b)}" for key, (a, b) in edits.items() if not _is_editable(key)]
     if named:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         # Only a server's run has it.
@@ -141,6 +141,10 @@ def _edits(run: RunFolder, config: Config, events: Sequence[Event]) -> dict[str,
             f" a new run with `fedmtl {command} {run.config}`"
         )
     return edits
+
+
+def _is_editable(key: str) -> bool:
+    return key in EDITABLE or key.startswith("track.")
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

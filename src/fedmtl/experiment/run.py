@@ -262,18 +262,18 @@ def drive(
     log: Log,
     make_engine: Callable[[], Engine],
     *,
-    command: str = "fedmtl run",
+    again: str = "fedmtl run --resume {}",
     farewell: Callable[[State], None] | None = None,
 ) -> RunFolder:
     """Run the rounds to the end, and leave a whole folder behind however they end.
 
-    `command` is how a user goes on after an interruption; `farewell` is called with the last round's state when all
-    rounds are done and the folder is written, before the engine is closed. A signal that comes when the rounds are over
-    waits until the folder is whole, and cuts the farewell short; a further one does what it did before.
+    `again` is how a user goes on with the run {} after an interruption; `farewell` is called with the last state when
+    all rounds are done and the folder is written, before the engine is closed. A signal that comes when the rounds are
+    over waits until the folder is whole, and cuts the farewell short; a further one does what it did before.
     """
     try:
         with raised(_Stop) as late, late.postponed():
-            _drive(prepared, state, run, log, make_engine, command, farewell)
+            _drive(prepared, state, run, log, make_engine, again, farewell)
     except _Stop as stop:
         # All rounds are done and written, or an earlier end was on its way.
         if stop.__cause__ is not None:
@@ -287,7 +287,7 @@ def _drive(
     run: RunFolder,
     log: Log,
     make_engine: Callable[[], Engine],
-    command: str,
+    again: str,
     farewell: Callable[[State], None] | None,
 ) -> None:
     status, reason = "done", None
@@ -324,7 +324,7 @@ def _drive(
             cut_back(run, state.round if state.progress else -1)
             reason = f"ended by {signal.Signals(stop.number).name} after round {state.round}"
             status = "interrupted"
-            error = Interrupted(f"{reason}; go on with `{command} --resume {_shown(run)}`", stop.number)
+            error = Interrupted(f"{reason}; go on with `{again.format(_shown(run))}`", stop.number)
         except Exception as unexpected:
             # Whoever watches the folder is to see that it is over.
             status, error = "failed", unexpected

@@ -53,7 +53,22 @@ class Model:
             raise ValueError(f"model.json: has format {self.facts.get('format')}, this predict.py reads {FORMAT}")
         self.tasks: dict[str, dict[str, Any]] = self.facts["tasks"]
         self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        self.windows = self._windows()
         self.session = _session(self.folder / (graph or self.facts["graph"]), threads)
+
+    def _windows(self) -> dict[str, Any] | None:
+        """How long texts are cut, and what fills windows up; the tokenizer then does neither."""
+        if "windows" not in self.facts:
+            return None
+        shorten, fill = self.tokenizer.truncation or {}, self.tokenizer.padding or {}
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        found = {**self.facts["windows"], "length": self.facts["max_length"]}
+        return {
+            **found,
+            "from_left": shorten["direction"] == "left",
+            "padding": (fill["pad_id"], 0, fill["pad_type_id"]),
+        }
 
     def predict(self, rows: Sequence[Row | str], task: str | None = None) -> list[list[dict[str, Any]]]:
         """For every row, a text or a pair of texts, the answers of one task or of every task that takes such rows."""
@@ -66,12 +81,14 @@ class Model:
         found: dict[str, list[dict[str, Any]]] = {}
         for group in filter(None, ([name for name in names if name not in dual], dual)):
             encoded = self._encode(wanted, group)
-            outputs = self.session.run([self.tasks[name]["output"] for name in group], self._feeds(encoded))
+            cuts = self._cuts(encoded)
+            outputs = self.session.run([self.tasks[name]["output"] for name in group], self._feeds(encoded, cuts))
             for name, values in zip(group, outputs, strict=True):
                 if self.tasks[name]["kind"] == "tagging":
+                    of_tokens = values if self.windows is None else _of_tokens(values, cuts, encoded)
                     answers = [
                         answer_words(self.tasks[name], value, row[0], tokens.offsets)
-                        for value, row, tokens in zip(values, wanted, encoded, strict=True)
+                        for value, row, tokens in zip(of_tokens, wanted, encoded, strict=True)
                     ]
                 else:
                     answers = [answer(self.tasks[name], value) for value in values]
@@ -102,17 +119,85 @@ class Model:
         encoded: list[Any] = self.tokenizer.encode_batch(texts)
         return encoded
 
-    def _feeds(self, encoded: Sequence[Any]) -> dict[str, np.ndarray]:
-        offered = {
-            "input_ids": [row.ids for row in encoded],
-            "attention_mask": [row.attention_mask for row in encoded],
-            "token_type_ids": [row.type_ids for row in encoded],
-        }
+    def _cuts(self, encoded: Sequence[Any]) -> list[list[list[int]]]:
+        return [] if self.windows is None else [cut(row.sequence_ids, self.windows) for row in encoded]
+
+    def _feeds(self, encoded: Sequence[Any], cuts: Sequence[Sequence[Sequence[int]]]) -> dict[str, np.ndarray]:
+        named = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        offered = {name: [getattr(row, part) for row in encoded] for name, part in named.items()}
+        if self.windows is not None:
+            # A row for every window; of each text, which rows are its windows.
+            width = max(len(tokens) for windows in cuts for tokens in windows)
+            for (name, rows), blank in zip(offered.items(), self.windows["padding"], strict=True):
+                offered[name] = [
+                    [row[at] for at in tokens] + [blank] * (width - len(tokens))
+                    for row, windows in zip(rows, cuts, strict=True)
+                    for tokens in windows
+                ]
+            most, counts = max(map(len, cuts)), list(map(len, cuts))
+            firsts = np.cumsum([0, *counts])
+            offered["windows"] = [
+                [first + n if n < count else -1 for n in range(most)]
+                for first, count in zip(firsts, counts, strict=False)
+            ]
         return {name: np.asarray(offered[name], dtype=np.int64) for name in self.facts["inputs"]}
 
 
+def cut(of_texts: Sequence[int | None], windows: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each window of a text or a joined pair, by their number; `of_texts` says which text each is of.
+
+    The first window begins with the text, further ones a stride later, and the last ends with it. Special tokens, of no
+    text, are in each, and so is the shorter text of a pair.
+    """
+    length = windows["length"]
+    if len(of_texts) <= length:
+        return [list(range(len(of_texts)))]
+    texts = [[at for at, text in enumerate(of_texts) if text == number] for number in (0, 1)]
+    budget = length - sum(text is None for text in of_texts)
+    longer = int(len(texts[1]) >= len(texts[0]))
+    whole, shorter = texts[longer], texts[1 - longer]
+    first = max(0, len(shorter) - budget // 2) if windows["from_left"] else 0
+    shorter = shorter[first : first + budget // 2]
+    size = budget - len(shorter)
+    step = min(windows["stride"] or size, size)
+    needed = 1 - (size - len(whole)) // step
+    starts = [number * step for number in range(min(needed, windows["most"]))]
+    if needed <= windows["most"]:
+        starts[-1] = len(whole) - size
+    if windows["from_left"]:
+        starts = [len(whole) - size - start for start in reversed(starts)]
+    stays = {at for at, text in enumerate(of_texts) if text is None} | set(shorter)
+    return [sorted(stays | set(whole[start : start + size])) for start in starts]
+
+
+def most_central(cuts: Sequence[Sequence[int]], count: int) -> list[tuple[int, int] | None]:
+    """For each of so many tokens the window where it stands most central, and where it stands there."""
+    found: list[tuple[int, int] | None] = [None] * count
+    nearest = [math.inf] * count
+    for number, tokens in enumerate(cuts):
+        for at, token in enumerate(tokens):
+            distance = abs(at - (len(tokens) - 1) / 2)
+            if distance < nearest[token]:
+                found[token], nearest[token] = (number, at), distance
+    return found
+
+
+def _of_tokens(
+    outputs: np.ndarray, cuts: Sequence[Sequence[Sequence[int]]], encoded: Sequence[Any]
+) -> Iterator[list[np.ndarray | None]]:
+    """For every text the outputs of each of its tokens, from the window where it stands most central."""
+    begin = 0
+    for windows, row in zip(cuts, encoded, strict=True):
+        found = most_central(windows, len(row.ids))
+        yield [None if at is None else outputs[begin + at[0], at[1]] for at in found]
+        begin += len(windows)
+
+
 def answer_words(
-    task: dict[str, Any], outputs: np.ndarray, text: str, letters: Sequence[tuple[int, int]]
+    task: dict[str, Any],
+    outputs: Sequence[np.ndarray | None] | np.ndarray,
+    text: str,
+    letters: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
     """The spans that are tagged, by the tag of each word's first token; `letters` are those of every token."""
     names = ["O", *(f"{prefix}-{label}" for label in task["labels"] for prefix in "BI")]
@@ -121,11 +206,12 @@ def answer_words(
     for match in WORD.finditer(text):
         while at < len(letters) and (letters[at][1] <= match.start() or letters[at][0] == letters[at][1]):
             at += 1
-        if at == len(letters) or letters[at][0] >= match.end():
+        of_word = outputs[at] if at < len(letters) and letters[at][0] < match.end() else None
+        if of_word is None:
             # Cut off, or nothing to the tokenizer.
             open_kind = ""
             continue
-        logits = outputs[at].astype(np.float64)
+        logits = of_word.astype(np.float64)
         shares = np.exp(logits - logits.max())
         share, number = float(shares.max() / shares.sum()), int(shares.argmax())
         prefix, _, kind = names[number].partition("-")

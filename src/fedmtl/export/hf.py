@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,10 @@ from fedmtl.model.bert.layout import WORDS
 from fedmtl.model.encoder_files import NO_CODE
 from fedmtl.model.multitask import BoundModel
 from fedmtl.model.saved import SavedModel
+from fedmtl.model.windows import LEAF, learns_windows
 from fedmtl.sharing.plan import ADAPTERS, HEADS
 from fedmtl.tasks.kinds.protocol import PlainHead
-from fedmtl.tasks.task import Task
+from fedmtl.tasks.task import Task, windows_of
 
 # tanh(x) is x within one rounding of float32 for |x| under 3e-4, so hidden states may reach 300. A power of
 # two: multiplying by it and dividing again loses nothing.
@@ -128,6 +129,8 @@ def _export_task(saved: SavedModel, plain: TaskValues, folder: Path, card: Card 
         raise ModelError("pairs are encoded apart (`pair: dual`)")
     if pool == "mean":
         raise ModelError("pooled by the mean")
+    if task.windows is not None:
+        raise ModelError("long texts are read in windows (`model.windows`)")
     if plain.has_adapters:
         raise ModelError("has adapters (`model.adapters`)")
     build = LAYOUTS.get((kind, pool)) if task.head is None else _with_hidden_layer(saved, task)
@@ -178,12 +181,15 @@ def _export_every_task(saved: SavedModel, tasks: Sequence[TaskValues], folder: P
         task, head = saved.tasks[values.task], plain_head(saved.tasks[values.task], values)
         heads.append(_head_record(saved, task, head))
         state |= {f"heads.{index}.weight": head.weight.float(), f"heads.{index}.bias": head.bias.float()}
+        if learns_windows(task):
+            state[f"windows.{index}.weight"] = heads_of(values)[LEAF]
         hidden = {name: value for name, value in heads_of(values).items() if name.startswith("hidden.")}
         state |= {f"hidden.{index}.{name.removeprefix('hidden.')}": value for name, value in hidden.items()}
     for index, values in enumerate(adapted):
         prefix = f"{ADAPTERS}{values.task}."
         own = {name.removeprefix(prefix): value for name, value in values.values.items() if name.startswith(prefix)}
         state |= {f"adapters.{index}.{name}": value for name, value in own.items()}
+    windows = windows_of(saved.tasks)
     config = FedmtlConfig(
         encoder_config=plain_config(saved.encoder),
         has_pooler=saved.encoder.has_pooler,
@@ -191,6 +197,7 @@ def _export_every_task(saved: SavedModel, tasks: Sequence[TaskValues], folder: P
         heads=heads,
         passes=described,
         adapters=_adapters_record(saved, [values.task for values in adapted]),
+        windows=None if windows is None else asdict(windows),
         auto_map={name: f"{MODELING.stem}.Fedmtl{name.removeprefix('Auto')}" for name in ("AutoConfig", "AutoModel")},
         architectures=["FedmtlModel"],
         dtype="float32",
@@ -222,6 +229,7 @@ def _head_record(saved: SavedModel, task: Task, head: PlainHead) -> dict[str, An
         "pool": saved.model.pools[task.name],
         "features": 4 * width + 1 if task.is_dual else width,
         "hidden": layer,
+        "weighs_windows": learns_windows(task),
         "outputs": len(head.bias),
         "problem_type": head.problem_type,
         "labels": list(head.names),

@@ -28,7 +28,10 @@ DOT = "/"
 
 
 class FedmtlConfig(PretrainedConfig):
-    """`encoder_config` is the encoder's own; `heads` are the tasks; `passes` say which tasks are computed together."""
+    """`encoder_config` is the encoder's own; `heads` are the tasks; `passes` say which tasks are computed together.
+
+    `windows` says how texts that are longer than a sequence are cut into several, and how their vectors become one.
+    """
 
     model_type = "fedmtl"
 
@@ -40,8 +43,10 @@ class FedmtlConfig(PretrainedConfig):
         heads: Sequence[dict[str, Any]] = (),
         passes: Sequence[dict[str, Any]] = (),
         adapters: dict[str, Any] | None = None,
+        windows: dict[str, Any] | None = None,
         **others: Any,
     ) -> None:
+        self.windows = windows
         self.encoder_config, self.has_pooler, self.inputs = encoder_config, has_pooler, list(inputs)
         self.heads, self.passes, self.adapters = list(heads), list(passes), adapters
         super().__init__(**others)
@@ -126,6 +131,11 @@ class FedmtlModel(PreTrainedModel):
             nn.Linear(head["hidden"]["size"] if head["hidden"] else head["features"], head["outputs"])
             for head in config.heads
         )
+        width = self.encoder.config.hidden_size
+        # What a task that learnt it weighs the windows of a text by.
+        self.windows = nn.ModuleList(
+            nn.Linear(width, 1, bias=False) if head.get("weighs_windows") else nn.Identity() for head in config.heads
+        )
         self._used: tuple[nn.Module, Tensor] | None = None
         self._number, self._input = -1, torch.empty(0)
         self.adapters = nn.ModuleList(self._adapters(config.adapters))
@@ -160,11 +170,13 @@ class FedmtlModel(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         second: Mapping[str, Tensor] | None = None,
         tasks: Sequence[str] | None = None,
+        windows: Tensor | None = None,
     ) -> FedmtlOutput:
         """Compute the heads of these tasks; without names, of all that take what is given.
 
         A task with `dual` reads the two texts apart: the inputs of the other one are `second`. Any other task reads
-        one sequence, in which the two texts of a pair stand one behind the other.
+        one sequence, in which the two texts of a pair stand one behind the other. Where a text is several sequences,
+        `windows` (texts, most of one) has the rows of each, filled up with -1; those of second texts are in `second`.
         """
         first = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         given: list[Mapping[str, Tensor | None]] = [first] if second is None else [first, dict(second)]
@@ -175,7 +187,11 @@ class FedmtlModel(PreTrainedModel):
             states = [self._encode(number, inputs) for inputs in given] if wanted else []
             for index in wanted:
                 head = self.config.heads[index]
-                pooled = torch.stack([_pool(head["pool"], *state) for state in states], 1)
+                vector = [_pool(head["pool"], *state) for state in states]
+                if windows is not None and head["pool"] != "words":
+                    rows = [windows] if second is None else [windows, second["windows"]]
+                    vector = [self._join(index, one, of_texts) for one, of_texts in zip(vector, rows, strict=True)]
+                pooled = torch.stack(vector, 1)
                 vectors[head["name"]] = pooled if head["dual"] else pooled[:, 0]
                 logits[head["name"]] = self._outputs(index, pooled)
         return FedmtlOutput(logits=logits, vectors=vectors)
@@ -211,6 +227,16 @@ class FedmtlModel(PreTrainedModel):
             self._used, self._input = None, torch.empty(0)
         return output.last_hidden_state, getattr(output, "pooler_output", None), mask
 
+    def _join(self, index: int, vectors: Tensor, windows: Tensor) -> Tensor:
+        """One vector for every text from those of its windows."""
+        is_there, of_texts = (windows >= 0).unsqueeze(-1), vectors[windows.clamp(min=0)]
+        kind = self.config.windows["pool"]
+        if kind == "max":
+            return of_texts.masked_fill(~is_there, -torch.inf).amax(1)
+        scores = self.windows[index](of_texts) if kind == "attention" else torch.zeros_like(of_texts[..., :1])
+        shares = scores.masked_fill(~is_there, -torch.inf).softmax(1)
+        return (of_texts * shares).sum(1)
+
     def _outputs(self, index: int, pooled: Tensor) -> Tensor:
         head, features = self.config.heads[index], pooled[:, 0]
         if head["dual"]:
@@ -227,18 +253,20 @@ class FedmtlModel(PreTrainedModel):
         self, tokenizer: Any, texts: Sequence[str], second: Sequence[str] | None = None
     ) -> list[dict[str, dict[str, Any]]]:
         """For every text, or pair of texts, the answer of each task that reads as many, by the task's name."""
-        options = {"padding": True, "truncation": True, "return_tensors": "pt"}
         columns = [list(texts)] if second is None else [list(texts), list(second)]
         fitting = [head for head in self.config.heads if head["texts"] == len(columns)]
         joined, apart = ([head["name"] for head in fitting if head["dual"] is dual] for dual in (False, True))
-        found: dict[str, Tensor] = {}
+        found: dict[str, Any] = {}
         spans: list[Any] = [None] * len(texts)
         if joined:
-            encoded = tokenizer(*columns, **options, return_offsets_mapping=True)
-            spans = encoded.pop("offset_mapping").tolist()
+            encoded, spans, central = self._tokens(tokenizer, columns)
             found |= self(**encoded, tasks=joined).logits
+            if central is not None:
+                for head in fitting:
+                    if head["pool"] == "words":
+                        found[head["name"]] = _of_tokens(found[head["name"]], central)
         if apart:
-            first, other = (tokenizer(column, **options) for column in columns)
+            (first, _, _), (other, _, _) = (self._tokens(tokenizer, [column]) for column in columns)
             found |= self(**first, second=other, tasks=apart).logits
         rows: list[dict[str, dict[str, Any]]] = [{} for _ in texts]
         for head in self.config.heads:
@@ -247,6 +275,94 @@ class FedmtlModel(PreTrainedModel):
                     of_words = head["pool"] == "words"
                     row[head["name"]] = _read_words(head, outputs, text, letters) if of_words else _read(head, outputs)
         return rows
+
+    def _tokens(
+        self, tokenizer: Any, columns: Sequence[list[str]]
+    ) -> tuple[dict[str, Tensor], list[Any], list[list[tuple[int, int] | None]] | None]:
+        """What `forward` takes of these texts, the letters of each token, and of windows where to look each up."""
+        about = self.config.windows
+        if about is None:
+            encoded = tokenizer(
+                *columns, padding=True, truncation=True, return_tensors="pt", return_offsets_mapping=True
+            )
+            return encoded, encoded.pop("offset_mapping").tolist(), None
+        whole = tokenizer(
+            *columns, padding=False, truncation=False, return_token_type_ids=True, return_offsets_mapping=True,
+            verbose=False,
+        )  # fmt: skip
+        about = {**about, "length": tokenizer.model_max_length, "from_left": tokenizer.truncation_side == "left"}
+        ids, types, spans = (whole[name] for name in ("input_ids", "token_type_ids", "offset_mapping"))
+        cuts = [_cut(whole.sequence_ids(number), about) for number in range(len(ids))]
+        rows = [(number, tokens) for number, windows in enumerate(cuts) for tokens in windows]
+        width, most = max(len(tokens) for _, tokens in rows), max(map(len, cuts))
+
+        def padded(values: Sequence[Sequence[int]], blank: int) -> Tensor:
+            lists = [[values[number][at] for at in tokens] + [blank] * (width - len(tokens)) for number, tokens in rows]
+            return torch.tensor(lists)
+
+        found = {
+            "input_ids": padded(ids, tokenizer.pad_token_id),
+            "attention_mask": padded([[1] * len(each) for each in ids], 0),
+            "token_type_ids": padded(types, tokenizer.pad_token_type_id),
+            "windows": torch.full((len(cuts), most), -1),
+        }
+        begin = 0
+        for number, windows in enumerate(cuts):
+            found["windows"][number, : len(windows)] = torch.arange(begin, begin + len(windows))
+            begin += len(windows)
+        central = [_most_central(windows, len(each)) for windows, each in zip(cuts, ids, strict=True)]
+        return (
+            found,
+            spans,
+            [
+                [None if at is None else (int(found["windows"][number, at[0]]), at[1]) for at in each]
+                for number, each in enumerate(central)
+            ],
+        )
+
+
+def _cut(of_texts: Sequence[int | None], windows: Mapping[str, Any]) -> list[list[int]]:
+    """The tokens of each window of a text or a joined pair, by their number; `of_texts` says which text each is of.
+
+    The first window begins with the text, further ones a stride later, and the last ends with it. Special tokens, of no
+    text, are in each, and so is the shorter text of a pair.
+    """
+    length = windows["length"]
+    if len(of_texts) <= length:
+        return [list(range(len(of_texts)))]
+    texts = [[at for at, text in enumerate(of_texts) if text == number] for number in (0, 1)]
+    budget = length - sum(text is None for text in of_texts)
+    longer = int(len(texts[1]) >= len(texts[0]))
+    whole, shorter = texts[longer], texts[1 - longer]
+    first = max(0, len(shorter) - budget // 2) if windows["from_left"] else 0
+    shorter = shorter[first : first + budget // 2]
+    size = budget - len(shorter)
+    step = min(windows["stride"] or size, size)
+    needed = 1 - (size - len(whole)) // step
+    starts = [number * step for number in range(min(needed, windows["most"]))]
+    if needed <= windows["most"]:
+        starts[-1] = len(whole) - size
+    if windows["from_left"]:
+        starts = [len(whole) - size - start for start in reversed(starts)]
+    stays = {at for at, text in enumerate(of_texts) if text is None} | set(shorter)
+    return [sorted(stays | set(whole[start : start + size])) for start in starts]
+
+
+def _most_central(cuts: Sequence[Sequence[int]], count: int) -> list[tuple[int, int] | None]:
+    """For each of so many tokens the window where it stands most central, and where it stands there."""
+    found: list[tuple[int, int] | None] = [None] * count
+    nearest = [float("inf")] * count
+    for number, tokens in enumerate(cuts):
+        for at, token in enumerate(tokens):
+            distance = abs(at - (len(tokens) - 1) / 2)
+            if distance < nearest[token]:
+                found[token], nearest[token] = (number, at), distance
+    return found
+
+
+def _of_tokens(outputs: Tensor, central: Sequence[Sequence[tuple[int, int] | None]]) -> Any:
+    """For every text the outputs of each of its tokens; None where it is in no window."""
+    return [[None if at is None else outputs[at] for at in of_text] for of_text in central]
 
 
 def _pool(kind: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Tensor:
@@ -261,20 +377,19 @@ def _pool(kind: str, hidden: Tensor, pooled: Tensor | None, mask: Tensor) -> Ten
     return (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
 
 
-def _read_words(
-    head: Mapping[str, Any], outputs: Tensor, text: str, letters: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+def _read_words(head: Mapping[str, Any], outputs: Any, text: str, letters: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The spans that are tagged, by the tag of each word's first token; `letters` are those of every token."""
     found: list[dict[str, Any]] = []
     at, open_kind = 0, ""
     for match in WORD.finditer(text):
         while at < len(letters) and (letters[at][1] <= match.start() or letters[at][0] == letters[at][1]):
             at += 1
-        if at == len(letters) or letters[at][0] >= match.end():
+        of_word = outputs[at] if at < len(letters) and letters[at][0] < match.end() else None
+        if of_word is None:
             # Cut off, or nothing to the tokenizer.
             open_kind = ""
             continue
-        shares = outputs[at].double().softmax(-1)
+        shares = of_word.double().softmax(-1)
         share, number = shares.max(-1)
         prefix, _, kind = head["labels"][int(number)].partition("-")
         if kind and (prefix == "B" or kind != open_kind):

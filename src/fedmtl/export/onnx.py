@@ -4,7 +4,8 @@ Its inputs are what the encoder takes of `input_ids`, `attention_mask` and `toke
 columns, padded on the right. Its outputs are called `heads.<task>` and are what our model gives: logits, or scores
 scaled to 0..1. Two texts that are encoded apart (`pair: dual`) are rows of one call: of 2n rows the first n are first
 texts, the others their partners, and the output has n rows. Outputs that do not fit the rows of a call mean nothing;
-whoever calls names those that do.
+whoever calls names those that do. With `model.windows` a text may be several rows: `windows` (texts, most of one) has
+the rows of each, filled up with -1, and outputs have a row for every text; those of tags have one for every token.
 
 Tasks whose encoder has the same values share one pass. Where a plan gives them separate layers, the graph has a
 branch for each, and what comes before the first such layer is there once. LoRA's matrices become part of their layers.
@@ -39,14 +40,26 @@ from fedmtl.export.encoder import new_folder
 from fedmtl.model.lora import merge
 from fedmtl.model.multitask import BoundModel, Inputs, MultiTaskModel, pair_features
 from fedmtl.model.saved import SavedModel
-from fedmtl.predict.onnx import FORMAT, FORMAT_KEY, GRAPH, INPUTS, MODEL_KEY, TOKENIZER_KEY, output_name, require
+from fedmtl.predict.onnx import (
+    FORMAT,
+    FORMAT_KEY,
+    GRAPH,
+    INPUTS,
+    MODEL_KEY,
+    TOKENIZER_KEY,
+    WINDOWS,
+    output_name,
+    require,
+)
 from fedmtl.runs.folder import write_atomic
 from fedmtl.sharing.plan import HEADS
+from fedmtl.tasks.task import windows_of
 
 # The first with Gelu as one operator, which ONNX Runtime fuses with the bias before it.
 OPSET = 20
 # The limit of a protocol buffer.
 MOST_BYTES = 2**31 - 1
+SHAPES = {WINDOWS: ("texts", "most")}
 BESIDE = ("tokenizer.json", "model.json", "predict.py", "README.md")
 USAGE = """TABLE
 
@@ -70,7 +83,7 @@ def export_onnx(saved: SavedModel, bound: BoundModel, file: Path) -> Path:
     size = sum(value.nbytes for value in {id(value): value for value in graph.parameters()}.values())
     if size > MOST_BYTES:
         raise ModelError(f"{saved.encoder.name}: its values take {size / 2**30:.1f} GiB, an ONNX file holds 2 at most")
-    model = _trace(graph, [name for name in INPUTS if name in saved.model.accepts])
+    model = _trace(graph, _inputs(saved))
     # Branches share the memory of what they have in common.
     num_parameters = sum({value.data_ptr(): value.numel() for value in graph.parameters()}.values())
     model.metadata_props.update(_metadata(saved, graph.tasks, num_parameters))
@@ -116,12 +129,20 @@ def write_beside(saved: SavedModel, tasks: Sequence[str], folder: Path, card: Ca
     write_atomic(folder / "README.md", _readme(facts, card).encode())
 
 
+def _inputs(saved: SavedModel) -> list[str]:
+    """What the graph takes."""
+    has_windows = windows_of(saved.tasks) is not None
+    return [name for name in INPUTS if name in saved.model.accepts or (name == WINDOWS and has_windows)]
+
+
 def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
     """What a program without fedmtl has to know of the graph: its inputs, and each task's texts, labels and output."""
     known = {}
+    windows = windows_of(saved.tasks)
     for name in tasks:
         task = saved.tasks[name]
-        rows = "batch / 2" if task.is_dual else "batch"
+        batch = "batch" if windows is None or task.kind_of.by_word else "texts"
+        rows = f"{batch} / 2" if task.is_dual else batch
         facts: dict[str, Any] = {
             "kind": task.kind,
             "texts": list(task.text),
@@ -135,13 +156,15 @@ def _facts(saved: SavedModel, tasks: Sequence[str]) -> dict[str, Any]:
         if scale is not None:
             facts["score_range"] = list(scale)
         known[name] = facts
+    cut = {} if windows is None else {"windows": {"stride": windows.stride, "most": windows.most}}
     return {
         "format": FORMAT,
         "made_by": f"fedmtl {__version__}",
         "encoder": Path(saved.encoder.name).name,
         "graph": GRAPH,
         "max_length": saved.max_length,
-        "inputs": {name: ["batch", "length"] for name in INPUTS if name in saved.model.accepts},
+        **cut,
+        "inputs": {name: list(SHAPES.get(name, ("batch", "length"))) for name in _inputs(saved)},
         "tasks": known,
     }
 
@@ -170,13 +193,23 @@ class EveryHead(nn.Module):
     def tasks(self) -> list[str]:
         return [task for tasks in self.branches for task in tasks]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> list[Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        windows: Tensor | None = None,
+    ) -> list[Tensor]:
         inputs = Inputs(input_ids, attention_mask, input_ids if token_type_ids is None else token_type_ids)
         outputs = []
         for model, tasks in zip(self.models, self.branches, strict=True):
             assert isinstance(model, MultiTaskModel)
             encoded = model.encode(tasks[0], inputs)
-            outputs += [_head(model, task, model.pool(task, *encoded)) for task in tasks]
+            for task in tasks:
+                vectors = model.pool(task, *encoded)
+                if windows is not None and not model.tasks[task].kind_of.by_word:
+                    vectors = model.windows(task, vectors, windows)
+                outputs.append(_head(model, task, vectors))
         return outputs
 
 
@@ -212,7 +245,7 @@ def _branch(bound: BoundModel, tasks: Sequence[str]) -> tuple[MultiTaskModel, Se
     for name, value in values.items():
         module, leaf = parameters[name]
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
-    for part in (model.heads, model.hidden):
+    for part in (model.heads, model.hidden, model.windows):
         for name in [name for name in part._modules if name not in tasks]:
             del part._modules[name]
     # Its masks and products are operators that quantization and ONNX Runtime's fusions know.
@@ -235,7 +268,11 @@ def _trace(graph: EveryHead, names: Sequence[str]) -> Any:
     # Two of anything, or an even number, might be taken for a rule.
     ids = torch.ones(6, 9, dtype=torch.long)
     offered = {"input_ids": ids, "attention_mask": ids, "token_type_ids": torch.zeros_like(ids)}
-    given = {name: offered[name].clone() for name in names}
+    given = {name: offered[name].clone() for name in names if name in offered}
+    shapes = {name: {0: batch, 1: length} for name in given}
+    if WINDOWS in names:
+        given[WINDOWS] = torch.tensor([[0, 1, -1], [2, -1, -1], [3, 4, 5], [0, 5, -1]])
+        shapes[WINDOWS] = {0: torch.export.Dim("texts"), 1: torch.export.Dim("most")}
     with _quiet():
         program = torch.onnx.export(
             graph,
@@ -245,7 +282,7 @@ def _trace(graph: EveryHead, names: Sequence[str]) -> Any:
             opset_version=OPSET,
             input_names=list(names),
             output_names=[output_name(task) for task in graph.tasks],
-            dynamic_shapes={name: {0: batch, 1: length} for name in names},
+            dynamic_shapes=shapes,
         )
     assert program is not None
     return _once(program.model) if len(graph.models) > 1 else program.model
@@ -281,6 +318,7 @@ def _tokenizer(saved: SavedModel) -> Tokenizer:
     if not ours.is_fast:
         raise ModelError(f"{saved.encoder.name}: its tokenizer has no tokenizer.json; save it with a fast tokenizer")
     tokenizer = Tokenizer.from_str(ours.backend_tokenizer.to_str())
+    # Where texts have windows whoever calls cuts them; the length and the side say how.
     tokenizer.enable_truncation(saved.max_length, direction=ours.truncation_side)
     padding = {"pad_id": saved.model.pad_id, "pad_type_id": ours.pad_token_type_id}
     tokenizer.enable_padding(**padding, pad_token=ours.pad_token or "[PAD]")

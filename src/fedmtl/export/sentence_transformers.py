@@ -70,6 +70,10 @@ def _reason(saved: SavedModel, values: TaskValues) -> str | None:
     task, pool = saved.tasks[values.task], saved.model.pools[values.task]
     if task.is_pair and not task.is_dual:
         return "reads two texts in one pass (`pair: cross`), so a text has no vector; write `--to hf` or `--to onnx`"
+    if task.windows is not None:
+        return (
+            "reads long texts in windows (`model.windows`), which have no module there; write `--to hf` or `--to onnx`"
+        )
     if pool not in POOLING:
         return f"pools by `{pool}`, which sentence-transformers has no module for; write `--to hf` or `--to onnx`"
     if values.has_adapters:

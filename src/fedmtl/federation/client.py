@@ -83,6 +83,8 @@ class Site:
     identity: Identity | None = None
     # Numbers of examples leave rounded up to a multiple of it.
     counts_to: int = 1
+    # Whether the mean losses of training leave, in the clear or in a sum.
+    sends_losses: bool = True
 
 
 def run_job(job: Job, site: Site) -> Update:
@@ -205,7 +207,7 @@ def close_job(job: Job, site: Site, opened: Opened, delta: Weights, personal: We
         delta,
         job.rows,
         counts,
-        trained.losses,
+        trained.losses if site.sends_losses else {},
         seen=trained.seen,
         extra=trained.sent,
     )
@@ -228,8 +230,8 @@ def _filter(update: Update, job: Job, opened: Opened, site: Site) -> tuple[Updat
     slots: dict[str, Mapping[Key, Tensor]] = {}
     for each in opened.filters:
         before = stored.get(each.name, NO_EXTRA)
-        folder, release = site.folder / job.client, opened.methods.release
-        client = FilterClient(job, before, site.model.table, folder, site.model.tasks, release)
+        folder, release, required = site.folder / job.client, opened.methods.release, site.required.get(each.name, {})
+        client = FilterClient(job, before, site.model.table, folder, site.model.tasks, release, required)
         with _named(each):
             update, after = each.at_client(update, client)
             if not isinstance(update, Update):

@@ -65,14 +65,17 @@ class TaskCounts(Said):
     """What a site has of one task: counts, never texts or labels.
 
     `labels` are in the order of the server's list, or of the score ranges of a regression; without any, the site's
-    policy does not tell them. `label_list` is `labels_digest` of the list the site compared its examples with. Counts
-    may be rounded up, so that what is counted later is never more.
+    policy does not tell them. `label_list` is `labels_digest` of the list the site compared its examples with.
+    `windowed` texts are read in several windows, `windows` in all. Counts may be rounded up, so that what is counted
+    later is never more.
     """
 
     examples: Count
     validation: Count
     tokens: Count
     truncated: Count
+    windowed: Count = 0
+    windows: Count = 0
     labels: Annotated[list[Count], Field(max_length=MOST_LABELS)]
     label_list: Digest
 

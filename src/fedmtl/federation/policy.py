@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -60,6 +60,11 @@ class SendPolicy(Section):
         description="Whether sums over this site's validation examples may leave, where scoring is done at the sites."
         " They hold how often each label was predicted as which, so they also tell how many there are of each.",
     )
+    losses: bool | None = Field(
+        None,
+        description="Whether the mean loss of each task's training leaves every round. It has no noise, so empty means:"
+        " unless require.example_privacy is there.",
+    )
     label_counts: CountsPolicy = Field(
         default_factory=CountsPolicy,
         description="How many training examples there are of each label, in the order of the server's list. The labels"
@@ -101,6 +106,20 @@ class ExamplePrivacyPolicy(Section):
     max_delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); a config with a larger one is refused.")
 
 
+class ClientPrivacyPolicy(Section):
+    """The most that may be told of the site as a whole, over all runs of its folder."""
+
+    max_epsilon: Positive = Field(
+        8.0, description="The most that all rounds may spend for this site with all its examples, over all runs."
+    )
+    max_delta: Delta = Field(1e-5, description="The delta of (epsilon, delta); a config with a larger one is refused.")
+    noise_at: Literal["clients", "server"] = Field(
+        "clients",
+        description="Whose noise counts: `clients` is noise that the sites add themselves, under masks; with `server`,"
+        " noise that the server says it adds counts too, and each run counts with all of its rounds.",
+    )
+
+
 class RequirePolicy(Section):
     noise: Any = Field(
         None, description="An old name; noise on gradients is required by example_privacy, so anything here is refused."
@@ -109,6 +128,11 @@ class RequirePolicy(Section):
         None,
         description="Every example's gradient is clipped and has noise (privacy.example of the server), or jobs"
         " are refused; `{}` is epsilon 8 at delta 1e-5, empty is not required.",
+    )
+    client_privacy: ClientPrivacyPolicy | None = Field(
+        None,
+        description="Sums of updates are clipped and have noise (privacy.client of the server), or jobs are refused;"
+        " `{}` is epsilon 8 at delta 1e-5 with noise that the sites add, empty is not required.",
     )
     secure_aggregation: SecureAggregationPolicy | None = Field(
         None,
@@ -194,12 +218,18 @@ class Policy(Section):
                 raise ValueError(f"{shown(name)} is no name of a task")
         return self
 
+    @property
+    def sends_losses(self) -> bool:
+        """Whether mean losses leave: they have no noise, which `require.example_privacy` demands of what leaves."""
+        return self.require.example_privacy is None if self.send.losses is None else self.send.losses
+
     def words(self) -> str:
         """What this policy lets leave, as one line for whoever starts the site."""
         send = self.send
         counts = send.label_counts
         labels = "" if not counts.send else f", numbers of labels{_rounded(counts.round_to)}"
-        leaves = f"updates, losses, numbers of examples{_rounded(send.example_counts.round_to)}{labels}"
+        losses = ", losses" if self.sends_losses else ""
+        leaves = f"updates{losses}, numbers of examples{_rounded(send.example_counts.round_to)}{labels}"
         leaves += ", token rows (they show the vocabulary)" if send.token_rows else ""
         leaves += ", scores" if send.scores else ""
         leaves += ", predictions with labels" if send.prediction_pairs else ""

@@ -26,9 +26,9 @@ normal numbers, shifted, with every part's rounding as noise beside them. What i
 a normal number's rounding is not quite independent of it, which for a part of 16 steps or more is less than
 exp(-2 pi^2 16^2), 10^-2194. Less than 16 steps are refused.
 
-Where sites have keys, a client's noise is of its secret, of its job and of the session: a round that is opened twice is
-two releases, and counts so at the server and at the client, which with epsilon answers nothing beyond it. In a
-simulation the same round has the same noise, and counts once.
+Where sites have keys, a client's noise is of its secret, of its job and of all that the clients of the session agree
+on, fresh keys among it: a round that is opened twice is two releases, and counts so at the server and at the client,
+which with epsilon answers nothing beyond it. In a simulation the same round has the same noise, and counts once.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ from fedmtl.federation.messages import ClientId, ClientInfo, Job, State, Update
 from fedmtl.federation.server_method import RoundSettings, Step
 from fedmtl.methods.accounting import MOST_NOISE, Releases, most_spent, noise_for, spent, together
 from fedmtl.methods.client_privacy import (
+    LEDGER,
     MAX_NORM,
     NAME,
     NOISE,
     NOT_COVERED,
     ClientPrivacy,
+    check_required,
     clip_factors,
     expected_returns,
     scope_norms,
@@ -63,7 +65,7 @@ from fedmtl.methods.secure_protocol import NAME as MASKS
 from fedmtl.runs.event_lines import Event
 from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, Weights
 
-CLIENTS, LEDGER = "clients", "client_privacy.json"
+CLIENTS = "clients"
 # A part's deviation in steps, and the share of the bound that rounding may take.
 FEWEST_STEPS, MOST_ROUNDING = 16.0, 0.01
 # As rare as it is that a client is drawn more often than its noise is for.
@@ -77,17 +79,18 @@ _PIECE = 1 << 16
 class NoisePart:
     """A client's part of a round's noise, and its count of what it has released."""
 
-    def __init__(self, given: SharedNoise, client: FilterClient, session: str | None) -> None:
+    def __init__(self, given: SharedNoise, client: FilterClient, context: str | None) -> None:
         assert client.release is not None
         release, multiplier = client.release(), multiplier_of(client.job)
         if not 0 < multiplier <= MOST_NOISE or multiplier < (given.noise_multiplier or 0.0):
             raise refuse("the job's noise is not that of the config")
         self._given, self._multiplier = given, multiplier
-        self._key = derive_key(release.secret, release.digest, NAME, session or "")
+        self._folder, self._required = release.folder, release.required.get(NAME)
+        self._key = derive_key(release.secret, release.digest, NAME, context or "")
         self._entry, self._ledger = derive_key(self._key, "entry").hex()[:32], Ledger(release.folder, LEDGER)
 
     def count(self) -> None:
-        """Count this release before it is made, and refuse one beyond epsilon."""
+        """Count this release before it is made, and refuse one beyond epsilon, or beyond what the policy allows."""
         given, one = self._given, Releases(1.0, self._multiplier, 1)
         done = self._ledger.with_(NAME, self._entry, one)
         if given.epsilon is not None and most_spent(done, given.delta) > given.epsilon:
@@ -97,6 +100,7 @@ class NoisePart:
                     f"with this round this client would have spent epsilon {found:.3g}, and privacy.client.epsilon is"
                     f" {given.epsilon:g}"
                 )
+        check_required(self._folder, done, self._required)
         self._ledger.add(self._entry, {NAME: one})
 
     def clipped(self, update: Update, numbers: FixedPoint) -> Update:

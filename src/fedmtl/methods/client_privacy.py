@@ -38,6 +38,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,12 +47,14 @@ from torch import Tensor
 from fedmtl.capabilities import BUILT_IN, Capability, find
 from fedmtl.config import Config
 from fedmtl.config.privacy import ClientPrivacyConfig
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, PolicyError
 from fedmtl.federation.aggregators.mean import add_delta
 from fedmtl.federation.filters.protocol import FilterClient, UpdateFilter
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
+from fedmtl.federation.policy import Policy
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
 from fedmtl.methods.accounting import MOST_NOISE, Releases, most_spent, noise_for, spent, together
+from fedmtl.methods.example_account import Ledger, in_other_runs
 from fedmtl.methods.noise import KeyedNoise, derive_key
 from fedmtl.runs.event_lines import Event, Observer
 from fedmtl.runs.events import PrivacyEvent, WarningEvent
@@ -60,6 +63,8 @@ from fedmtl.tasks.task import Task
 
 NAME = "client_privacy"
 MAX_NORM, NOISE, RELEASES = "max_norm", "noise_multiplier", "releases"
+# A client's file of what it released, or of what the server's config says that a run releases of it.
+LEDGER, PLANNED = "client_privacy.json", "planned"
 # What is clipped is made this much shorter than its bound, which rounding in 32 bits cannot undo.
 _MARGIN = 1e-6
 # A norm this close to the bound is of an update that its client clipped.
@@ -102,15 +107,47 @@ def clip_factors(norms: Mapping[str, float], max_norm: float, bound: str) -> tup
     return factors, all(norm < largest[scope] * (1 - _CLIPPED) for scope, norm in all_norms.items())
 
 
+def check_required(folder: Path, done: Sequence[Releases], required: Mapping[str, Any] | None) -> None:
+    """Hold what a site's policy requires over all runs; `done` are this run's releases, `folder` is its client's."""
+    if not required:
+        return
+    total = spent([*done, *in_other_runs(folder, LEDGER, NAME)], required["max_delta"])
+    if total.epsilon > required["max_epsilon"]:
+        raise PolicyError(
+            f"with this job, epsilon {total.epsilon:.3g} would be spent at delta {total.delta:g} for this site over all"
+            f" runs; the policy allows {required['max_epsilon']:g} (require.client_privacy.max_epsilon)"
+        ).coded("client_privacy_spent")
+
+
+def planned(settings: ClientPrivacyConfig, num_rounds: int) -> Releases:
+    """What a run releases in all of its rounds, by its config."""
+    chance, noise, rounds = settings.sampling_rate, settings.noise_multiplier, max(1, num_rounds)
+    if noise is None:
+        assert settings.epsilon is not None
+        noise = noise_for(settings.epsilon, settings.delta, chance, rounds)
+    return Releases(chance, noise, rounds)
+
+
 class ClippedUpdate(UpdateFilter):
-    """Clips a client's update before it leaves; the server clips again what it adds up."""
+    """Clips a client's update before it leaves; the server clips again what it adds up.
+
+    Where a policy takes the server's word for the noise, a run counts with all of its rounds from its first update on,
+    as a client does not know whether rounds without it reached anybody.
+    """
 
     name = NAME
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._bound, self._max_norm = str(options["bound"]), float(options[MAX_NORM])
+        self._planned = options.get(PLANNED)
 
     def at_client(self, update: Update, client: FilterClient) -> tuple[Update, Extra]:
+        if client.required and self._planned is not None:
+            ledger = Ledger(client.folder, LEDGER)
+            settings = ClientPrivacyConfig.model_validate(self._planned)
+            all_rounds = planned(settings, int(client.job.settings["num_rounds"]))
+            check_required(client.folder, [all_rounds], client.required)
+            ledger.add(PLANNED, {NAME: all_rounds})
         max_norm = client.job.extra.get(NAME, NO_EXTRA).values.get(MAX_NORM, self._max_norm)
         factors, _ = clip_factors(scope_norms(update.delta), max_norm, self._bound)
         if min(factors.values(), default=1.0) == 1.0:
@@ -234,11 +271,7 @@ class ClientPrivacy(ServerMethod):
         """Round 0: the noise is found, and stays what it is."""
         self._is_taken_up = False
         settings = self._settings
-        noise = settings.noise_multiplier
-        if noise is None:
-            assert settings.epsilon is not None
-            rounds = max(1, self._num_rounds)
-            noise = noise_for(settings.epsilon, settings.delta, settings.sampling_rate, rounds)
+        noise = planned(settings, self._num_rounds).noise_multiplier
         self._count_deviation(noise, 0.0)
         return Step(state.with_extra(NAME, _extra((), noise, settings.max_norm)))
 
@@ -492,7 +525,9 @@ def _client_options(config: Config, plan: SharingPlan, names: Sequence[str]) -> 
     if settings is None:
         return None
     adaptive, is_shared = settings.adaptive_clipping is not None, settings.noise_at == "clients"
-    return {MAX_NORM: settings.max_norm, "bound": settings.bound, "adaptive": adaptive, "shared": is_shared}
+    options = {MAX_NORM: settings.max_norm, "bound": settings.bound, "adaptive": adaptive, "shared": is_shared}
+    # Clients that add noise themselves know what they release.
+    return options if is_shared else {**options, PLANNED: settings.model_dump(mode="json")}
 
 
 def _open(setup: ServerSetup) -> ClientPrivacy | None:
@@ -526,10 +561,38 @@ def _check_received(extra: Extra, tasks: Mapping[str, Task], options: Mapping[st
     return None if is_fine else "the job's bound of updates is none"
 
 
+def _check_policy(policy: Policy, config: Config) -> str | None:
+    required, client = policy.require.client_privacy, config.privacy.client
+    if required is None:
+        return None
+    if client is None:
+        return "the policy requires noise on sums of updates (require.client_privacy); the server's config has none"
+    if client.noise_at == "server" and required.noise_at == "clients":
+        return (
+            "the server's privacy.client has it add the noise, which sees updates without it; the policy requires noise"
+            " that sites add (require.client_privacy.noise_at)"
+        )
+    if client.noise_at == "clients" and (
+        config.privacy.secure_aggregation is None or not config.mode.startswith("fed")
+    ):
+        return "the server's privacy.client has sites add noise and masks none of it (privacy.secure_aggregation)"
+    epsilon = client.epsilon
+    if epsilon is None and client.noise_at == "server":
+        epsilon = spent([planned(client, config.training.num_rounds)], client.delta).epsilon
+    if client.delta > required.max_delta or (epsilon or 0.0) > required.max_epsilon:
+        found = "" if epsilon is None else f"epsilon {epsilon:.3g} and "
+        return (
+            f"the server's privacy.client has {found}delta {client.delta:g}; the policy allows"
+            f" {required.max_epsilon:g} and {required.max_delta:g} (require.client_privacy)"
+        )
+    return None
+
+
 CAPABILITY = Capability(
     NAME,
     client_options=_client_options,
     server=_open,
     check_received=_check_received,
+    check_policy=_check_policy,
     update_filter=ClippedUpdate,
 )

@@ -84,6 +84,12 @@ class Ledger:
         write_atomic(self._path, json.dumps(plain, sort_keys=True).encode())
 
 
+def in_other_runs(folder: Path, file: str, task: str) -> list[Releases]:
+    """What a client has released in other runs of its site: each has a folder beside this one's, with its ledger."""
+    others = [path.parent for path in folder.parents[1].glob(f"*/{folder.name}/{file}") if path.parent != folder]
+    return [one for other in others for one in Ledger(other, file).of(task)]
+
+
 @dataclass(frozen=True)
 class Lot:
     """How the examples of a task's steps are drawn at a client, and the noise beside them.
@@ -261,13 +267,11 @@ class Account:
             ).coded("privacy_beyond", task)
 
     def _check_policy(self, task: str, releases: Releases) -> None:
-        """Hold the site's requirement over all runs: each has a folder beside this one's, with the client's ledger."""
+        """Hold the site's requirement over all runs."""
         limit = self._release.required.get(NAME)
         if limit is None:
             return
-        folder = self._release.folder
-        others = [path.parent for path in folder.parents[1].glob(f"*/{folder.name}/{LEDGER}") if path.parent != folder]
-        done = [one for other in others for one in Ledger(other).of(task)]
+        done = in_other_runs(self._release.folder, LEDGER, task)
         total = spent([*done, *self._ledger.with_(task, self._entry, releases)], limit["max_delta"])
         if total.epsilon > limit["max_epsilon"]:
             raise PolicyError(

@@ -26,7 +26,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.federation.messages import ClientId, ClientInfo, State, Update
 from fedmtl.federation.policy import Policy
 from fedmtl.federation.server_method import RoundSettings, ServerMethod, ServerSetup, Step
-from fedmtl.methods.accounting import Releases, is_reachable, most_spent, spent, together
+from fedmtl.methods.accounting import MOST_NOISE, Releases, is_reachable, most_spent, spent, together
 from fedmtl.methods.example_account import RELEASED, SCOPES, SPENT, most_steps
 from fedmtl.methods.example_gradients import PrivateGradients
 from fedmtl.methods.masked_ledger import CLIENTS, JOBS, NAME, CheckCounts, MaskedExamplePrivacy
@@ -42,12 +42,13 @@ UNCONFIRMED = "unconfirmed"
 # Schedules under which it is known beforehand how many steps each task makes.
 PLANNED = ("even", "joint", "round_robin")
 # Kinds whose losses are of one text each.
-KINDS = ("classification", "regression")
+KINDS = ("classification", "multilabel", "regression")
 # Methods with a client's half that go together with noise: what they do follows from noisy gradients alone.
 FITTING = ("pruning", "fedprox", "scaffold", "pcgrad", "adaptive_sharing", NAME)
 # Beyond this many different ledgers of a task, the rest is bounded by Renyi orders.
 MOST_LEDGERS = 16
-MOST_TIMES = 10**9
+# What a client may say that it released: with more, or stranger numbers, the accountant fails, or takes hours.
+MOST_TIMES, LEAST_CHANCE, LEAST_NOISE = 10**7, 1e-9, 1e-100
 
 
 def check_reach(example: ExamplePrivacyConfig, settings: LocalSettings, most_examples: Mapping[str, int]) -> None:
@@ -213,6 +214,8 @@ def _check_task(told: Sequence[Mapping[str, Any]], released: Mapping[str, Any], 
     is_in = any((one.chance, one.noise_multiplier) == (last.chance, last.noise_multiplier) for one in done)
     if not is_in or sum(one.times for one in done) < last.times or max(one.times for one in done) > MOST_TIMES:
         raise ValueError("what was released in a round is not in the ledger")
+    if any(one.chance < LEAST_CHANCE or not LEAST_NOISE <= one.noise_multiplier <= MOST_NOISE for one in done):
+        raise ValueError("no client has such a chance, or adds such noise")
     if not all(type(scope) is str and len(scope) <= 300 for scope in scopes):
         raise ValueError("scopes are names")
 
@@ -251,6 +254,10 @@ def _refused(config: Config) -> str | None:
             bool(training.logit_adjustment),
             "it adds what follows from a client's labels to every example's loss; write 0",
         ),
+        "model.windows": (
+            config.model.windows is not None,
+            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`",
+        ),
         "training.task_schedule": (
             training.task_schedule not in PLANNED,
             f"it draws how many steps a task makes, which the noise depends on; write one of {', '.join(PLANNED)}",
@@ -278,6 +285,8 @@ def _refused(config: Config) -> str | None:
             for name in config.methods
         },
     }
+    if (example.noise_multiplier or 0.0) > MOST_NOISE:
+        return f"privacy.example.noise_multiplier: found {example.noise_multiplier:g}; write {MOST_NOISE:g} at most"
     return next((f"{key}: found with privacy.example; {why}" for key, (is_set, why) in found.items() if is_set), None)
 
 

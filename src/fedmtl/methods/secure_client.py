@@ -88,10 +88,11 @@ from fedmtl.sharing.plan import NO_EXTRA, Extra, Key, weights_sha256
 
 
 class Opened(Message):
-    """Sums that this client helped to open: of which work, and of whom."""
+    """Sums that this client helped to open: of which work, of whom, and among whom."""
 
     work: Hex32
     sums: dict[SumName, list[Client]]
+    roster: list[Client] = Field(default_factory=list)
 
 
 class Secrets(Message):
@@ -271,8 +272,10 @@ class MaskedUpdate(UpdateFilter):
         numbers = self._options.numbers(len(share.roster), multiplier)
         noise = None
         if given is not None:
-            # Without keys there is no deployment, and the noise is that of the job alone.
-            noise = NoisePart(given, client, secrets.session if secrets.advert.identity else None)
+            # Without keys there is no deployment, and the noise is that of the job alone. With them it is of this
+            # session's fresh keys, roster and weights: under another roster the same noise would be scaled otherwise,
+            # and two sums would give it away.
+            noise = NoisePart(given, client, secrets.context if secrets.advert.identity else None)
             update = noise.clipped(update, numbers)
             noise.count()
         parts = {name: self._part(name, update, job, share, numbers) for name in secrets.advert.sums}
@@ -319,6 +322,8 @@ class MaskedUpdate(UpdateFilter):
         work = _work(job, digests)
         if secrets.work is not None and (secrets.work, secrets.contribute) != (work, contribute):
             raise refuse("the job is another one than this session's")
+        if any(one.work == work and one.roster not in ([], sorted(roster)) for one in secrets.opened):
+            raise refuse("sums of the same work were opened before, among other clients")
         secrets = secrets.model_copy(update={"work": work, "contribute": contribute})
         _store(folder, secrets)
         return secrets, digests
@@ -408,12 +413,12 @@ def _unmask(request: Unmask, secrets: Secrets, client: ExchangeClient, options: 
         there = [each for each in members(name, returned, roster) if each in shares]
         # Whoever counted on the noise of so many opens no sum of fewer.
         least = minimum(name, roster, options.min_clients) if options.noise is None else fewest(name, roster, options)
-        if len(there) >= least and not _is_almost_known(name, there, least, secrets):
+        if len(there) >= least and not _is_known_otherwise(name, there, secrets):
             opened[name] = there
     if not opened:
         raise refuse(
-            "no sum is opened: each would be of fewer clients than the config or a policy demands, or differ by fewer"
-            " from one that was opened before"
+            "no sum is opened: each would be of fewer clients than the config or a policy demands, or of others than"
+            " one of the same work that was opened before"
         )
     answer = Opening(
         keys={each: shares[each][0].hex() for each in sorted(set(sharers) - set(returned)) if each in shares},
@@ -422,7 +427,7 @@ def _unmask(request: Unmask, secrets: Secrets, client: ExchangeClient, options: 
             for name, there in opened.items()
         },
     )
-    known = [*secrets.opened, Opened(work=secrets.work or "0" * 64, sums=opened)][-MOST_OPENED:]
+    known = [*secrets.opened, Opened(work=secrets.work or "0" * 64, sums=opened, roster=sorted(roster))][-MOST_OPENED:]
     # Before it leaves: what was given out once is not given out otherwise, and the secrets are gone.
     _store(
         client.folder,
@@ -439,10 +444,13 @@ def _unmask(request: Unmask, secrets: Secrets, client: ExchangeClient, options: 
     return answer
 
 
-def _is_almost_known(name: str, clients: Sequence[ClientId], least: int, secrets: Secrets) -> bool:
-    """Whether the sum, less one of the same work that was opened before, would be that of too few clients."""
-    before = [set(one.sums[name]) for one in secrets.opened if one.work == secrets.work and name in one.sums]
-    return any(0 < len(known ^ set(clients)) < least for known in before)
+def _is_known_otherwise(name: str, clients: Sequence[ClientId], secrets: Secrets) -> bool:
+    """Whether the sum of the same work was opened before for other clients.
+
+    However many of them differ: a few sums of other clients each, put together, would be single updates.
+    """
+    before = [one.sums[name] for one in secrets.opened if one.work == secrets.work and name in one.sums]
+    return any(known != list(clients) for known in before)
 
 
 def _unsealed(request: Unmask, secrets: Secrets, recipient: ClientId) -> dict[ClientId, list[bytes]]:

@@ -36,8 +36,8 @@ NUM_COUNTS = 4
 # Beyond it, shares between all pairs would take longer than training.
 MOST_CLIENTS = 1024
 MOST_SUMS = 4096
-# How many sums that it helped to open a client remembers, so as not to open almost the same one again.
-MOST_OPENED = 8
+# How many sums that it helped to open a client remembers, so as not to open it for others again.
+MOST_OPENED = 64
 SMALLEST_THRESHOLD = 2
 
 Purpose = Literal["train", "evaluate"]

@@ -298,7 +298,7 @@ class Session:
     def _withhold(self, name: str) -> None:
         """Note that its clients do not open a sum, though it has enough of them."""
         self.withheld.add(name)
-        words = f"{name} was not opened: its clients opened almost the same sum of this round before"
+        words = f"{name} was not opened: of this round it was opened before for other clients"
         self.remarks.append(RemarkEvent(round=self.number, client="", reason=words))
 
     def _find_pairs(

@@ -123,7 +123,12 @@ def _tab_lines(path: Path, records: Sequence[Mapping[str, Any]], *, with_header:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else str(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """A list as JSON, for files whose columns have one type each."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
 def _write_parquet(path: Path, temporary: Path, chunks: Iterable[Sequence[Mapping[str, Any]]]) -> int:
@@ -135,7 +140,8 @@ def _write_parquet(path: Path, temporary: Path, chunks: Iterable[Sequence[Mappin
     count, writer = 0, None
     try:
         for chunk in chunks:
-            table = pyarrow.Table.from_pylist([dict(record) for record in chunk])
+            rows = [{name: _plain(value) for name, value in record.items()} for record in chunk]
+            table = pyarrow.Table.from_pylist(rows)
             writer = writer or parquet.ParquetWriter(temporary, table.schema)
             writer.write_table(table.cast(writer.schema))
             count += len(chunk)

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,9 @@ from fedmtl.tasks.batches import join_rows
 from fedmtl.tasks.examples import Examples
 from fedmtl.tasks.metrics import Scores, score, sum_predictions
 from fedmtl.tasks.sequences import Rows, Sequences
-from fedmtl.tasks.task import Task, owner_of_set, read_tasks
+from fedmtl.tasks.task import Task, Windows, owner_of_set, read_tasks, windows_of
 from fedmtl.tasks.tokens import first_pieces, mend_surrogates
+from fedmtl.tasks.windows import NOWHERE, CutText, central, cut_text, rows_of_texts
 from fedmtl.tasks.words import plain_text
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ FORMAT = 1
 FORMAT_KEY, MODEL_KEY, TOKENIZER_KEY = "fedmtl.format", "fedmtl.model", "fedmtl.tokenizer"
 # Of a bundle, the folder that `export --to onnx` writes.
 GRAPH = "model.onnx"
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# Of a model that reads long texts in windows, the rows of each text.
+WINDOWS = "windows"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", WINDOWS)
 BATCH = 32
 # Any prime spreads ids over a vocabulary.
 STRIDE = 7919
@@ -80,6 +83,13 @@ class OnnxModel:
     tokenizer: Any
     session: Any
     parameters: int | None = None
+    padding: Mapping[str, Any] = field(default_factory=dict)
+    from_left: bool = False
+
+    @property
+    def windows(self) -> Windows | None:
+        """How it reads long texts in windows, where it does."""
+        return windows_of(self.tasks)
 
 
 def output_name(task: str) -> str:
@@ -113,7 +123,9 @@ def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
     tasks = read_tasks(record.tasks, str(path), ModelError)
     inputs = tuple(given.name for given in session.get_inputs())
     outputs = {given.name for given in session.get_outputs()}
-    if not set(inputs) <= set(INPUTS) or not {output_name(task) for task in tasks} <= outputs:
+    cuts = {(task.windows.stride, task.windows.most) if task.windows else None for task in tasks.values()}
+    has_windows = (WINDOWS in inputs) == (cuts != {None}) and len(cuts) == 1
+    if not has_windows or not set(inputs) <= set(INPUTS) or not {output_name(task) for task in tasks} <= outputs:
         raise ModelError(f"{path}: its graph is not that of its tasks; {remedy}")
     try:
         tokenizer = _bounded(Tokenizer.from_str(metadata.get(TOKENIZER_KEY, "")), record.max_length)
@@ -121,7 +133,12 @@ def open_onnx(path: Path, threads: int | None = None) -> OnnxModel:
         raise
     except BaseException as error:  # its kinds are not public, and a panic in Rust is no Exception
         raise ModelError(f"{path}: its tokenizer cannot be used ({excerpt(error)}); {remedy}") from error
-    return OnnxModel(path, tasks, record.max_length, inputs, tokenizer, session, record.parameters)
+    padding, from_left = tokenizer.padding, tokenizer.truncation["direction"] == "left"
+    if windows_of(tasks) is not None:
+        # Texts are cut, and their windows filled up, behind the tokenizer.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return OnnxModel(path, tasks, record.max_length, inputs, tokenizer, session, record.parameters, padding, from_left)
 
 
 def _bounded(tokenizer: Any, max_length: int) -> Any:
@@ -160,7 +177,8 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
 
 def feeds(model: OnnxModel, task: Task, rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """The rows' tokens as this task's call takes them: for a dual pair, all first texts, then all second."""
-    return _feeds(model, _encode(model, task, rows))
+    encoded = _encode(model, task, rows)
+    return _feeds(model, encoded, _cut(model, encoded))
 
 
 def _encode(model: OnnxModel, task: Task, rows: Sequence[Row]) -> list[Any]:
@@ -178,13 +196,42 @@ def _encode(model: OnnxModel, task: Task, rows: Sequence[Row]) -> list[Any]:
     return encoded
 
 
-def _feeds(model: OnnxModel, encoded: Sequence[Any]) -> dict[str, np.ndarray]:
+def _cut(model: OnnxModel, encoded: Sequence[Any]) -> list[CutText] | None:
+    """The windows of every text, where the model reads several."""
+    if model.windows is None:
+        return None
+    found = []
+    for row in encoded:
+        text_of = np.array([NOWHERE if text is None else text for text in row.sequence_ids], dtype=np.int64)
+        found.append(cut_text(text_of, model.max_length, model.windows, from_left=model.from_left))
+    return found
+
+
+def _feeds(model: OnnxModel, encoded: Sequence[Any], cuts: list[CutText] | None) -> dict[str, np.ndarray]:
+    if cuts is not None:
+        return _window_feeds(model, encoded, cuts)
     offered = {
         "input_ids": [row.ids for row in encoded],
         "attention_mask": [row.attention_mask for row in encoded],
         "token_type_ids": [row.type_ids for row in encoded],
     }
     return {name: np.asarray(offered[name], dtype=np.int64) for name in model.inputs}
+
+
+def _window_feeds(model: OnnxModel, encoded: Sequence[Any], cuts: list[CutText]) -> dict[str, np.ndarray]:
+    """A row for every window, and which rows are each text's."""
+    columns = [(row, columns) for row, cut in zip(encoded, cuts, strict=True) for columns in cut.columns]
+    shape = len(columns), max(len(each) for _, each in columns)
+    ids = np.full(shape, model.padding["pad_id"], dtype=np.int64)
+    types = np.full(shape, model.padding["pad_type_id"], dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.int64)
+    for number, (row, each) in enumerate(columns):
+        ids[number, : len(each)] = np.asarray(row.ids)[each]
+        types[number, : len(each)] = np.asarray(row.type_ids)[each]
+        mask[number, : len(each)] = 1
+    rows = rows_of_texts(Sequences.of([[len(each) for each in cut.columns] for cut in cuts], np.int32))
+    offered = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, WINDOWS: rows}
+    return {name: offered[name] for name in model.inputs}
 
 
 def made_up_ids(rows: int, length: int, vocabulary: int) -> np.ndarray:
@@ -197,6 +244,7 @@ def made_up_feeds(model: OnnxModel, rows: int, length: int) -> dict[str, np.ndar
     """Rows of so many tokens without padding, from all over the vocabulary."""
     ids = made_up_ids(rows, length, model.tokenizer.get_vocab_size())
     offered = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    offered[WINDOWS] = np.arange(rows, dtype=np.int64)[:, None]
     return {name: offered[name] for name in model.inputs}
 
 
@@ -207,16 +255,28 @@ def compute(model: OnnxModel, tasks: Sequence[str], rows: Sequence[Row], batch: 
         first = model.tasks[group[0]]
         for indices in _batches(rows, batch):
             encoded = _encode(model, first, [rows[index] for index in indices])
-            for task, outputs in zip(group, run(model, group, _feeds(model, encoded)), strict=True):
-                for index, output, tokens in zip(indices, outputs, encoded, strict=first.kind_of.by_word):
-                    of_words = first.kind_of.by_word
-                    answers[task][index] = _of_words(output, rows[index][0], tokens) if of_words else output
+            cuts, of_words = _cut(model, encoded), first.kind_of.by_word
+            for task, outputs in zip(group, run(model, group, _feeds(model, encoded, cuts)), strict=True):
+                of_texts = _joined_windows(outputs, cuts) if of_words and cuts is not None else outputs
+                for number, (index, output) in enumerate(zip(indices, of_texts, strict=True)):
+                    text, cut = rows[index][0], None if cuts is None else cuts[number]
+                    answers[task][index] = _of_words(output, text, encoded[number], cut) if of_words else output
     return {task: _joined(model.tasks[task], outputs) for task, outputs in answers.items()}
 
 
-def _of_words(outputs: np.ndarray, text: str, tokens: Any) -> np.ndarray:
-    """The row of every word's first piece, zeros for a word without one."""
+def _joined_windows(outputs: np.ndarray, cuts: Sequence[CutText]) -> Iterator[np.ndarray]:
+    """For every text the outputs of the tokens of all its windows, end to end."""
+    begin = 0
+    for cut in cuts:
+        yield np.concatenate([outputs[begin + n, : len(columns)] for n, columns in enumerate(cut.columns)])
+        begin += len(cut.columns)
+
+
+def _of_words(outputs: np.ndarray, text: str, tokens: Any, cut: CutText | None) -> np.ndarray:
+    """The row of every word's first piece, zeros for a word without one; of several windows, of the most central."""
     columns = np.array(first_pieces(text, tokens.offsets), dtype=np.int64)
+    if cut is not None:
+        columns = np.where(columns >= 0, central(cut, len(tokens.ids))[columns], NOWHERE)
     found: np.ndarray = np.where((columns >= 0)[:, None], outputs[columns], np.float32(0))
     return found
 

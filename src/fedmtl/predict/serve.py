@@ -358,7 +358,7 @@ class Guard:
         given = Request(scope).headers.getlist("host")
         if len(given) > 1:
             raise Refused(400, f"found {len(given)} Host headers; send one")
-        if not given or _plain(re.sub(r":\d+$", "", given[0])) not in self.hosts:
+        if not given or not names_host(given[0], self.hosts):
             raise Refused(403, f"this host name is not served here; use {', '.join(sorted(self.hosts))}, or --host")
 
 
@@ -544,7 +544,16 @@ def openapi(served: Served, limits: Limits) -> dict[str, Any]:
         "additionalProperties": False,
     }
     shares = {"type": "object", "additionalProperties": {"type": "number"}}
-    properties = {"task": tasks, "label": {"type": "string"}, "probabilities": shares, "score": {"type": "number"}}
+    label, position = {"type": "string"}, {"type": "integer", "minimum": 0}
+    span = {"start": position, "end": position, "label": label, "probability": {"type": "number"}, "text": label}
+    properties = {
+        "task": tasks,
+        "label": label,
+        "labels": {"type": "array", "items": label},
+        "probabilities": shares,
+        "entities": {"type": "array", "items": {"type": "object", "required": list(span), "properties": span}},
+        "score": {"type": "number"},
+    }
     answer = {"type": "object", "required": ["task"], "properties": properties}
     answers = {"type": "array", "items": {"type": "array", "items": answer}}
     answered = {"type": "object", "properties": {"model": {"type": "string"}, "predictions": answers}}
@@ -578,6 +587,11 @@ def _plain(host: str) -> str:
     return host.lower().removesuffix(".")
 
 
+def names_host(header: str, hosts: frozenset[str]) -> bool:
+    """Whether a Host header, with a port or without, names one of the hosts."""
+    return _plain(re.sub(r":\d+$", "", header)) in hosts
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
     try:
@@ -591,16 +605,16 @@ def hosts_of(host: str) -> frozenset[str] | None:
     return frozenset({"localhost", "127.0.0.1", "[::1]", _plain(host)}) if is_loopback(host) else None
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(
+    host: str, port: int, what: str = "serve", remedy: str = "give another --port, or a --host of this machine"
+) -> socket.socket:
     """A listening socket; port 0 is any that is free."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FedmtlError(
-            f"serve: cannot listen on {host}:{port} ({reason}); give another --port, or a --host of this machine"
-        ) from error
+        raise FedmtlError(f"{what}: cannot listen on {host}:{port} ({reason}); {remedy}") from error
 
 
 class Connection(HttpToolsProtocol):
@@ -652,7 +666,7 @@ class Connection(HttpToolsProtocol):
             self._until = None
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Says when it is ready, and ends with exit code 0 on SIGTERM and SIGINT, which uvicorn would raise once more."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -681,7 +695,7 @@ def serve(served: Served, limits: Limits, listening: socket.socket, host: str, r
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     service = Service(served, limits, hosts_of(host))
     service.batcher.warm_up()
-    _Server(configure(service.app()), ready).run(sockets=[listening])
+    Server(configure(service.app()), ready).run(sockets=[listening])
 
 
 def configure(app: ASGIApp) -> uvicorn.Config:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -31,7 +32,9 @@ from fedmtl.tasks.sources import (
     separating,
     separation_advice,
 )
+from fedmtl.tasks.tag_files import CONLL_ALONE, MOST_WORDS, column_cells, is_comment
 from fedmtl.tasks.task import Task
+from fedmtl.tasks.words import join_words
 
 Row = tuple[str, ...]
 STDIN = "-"
@@ -92,6 +95,8 @@ def open_texts(path: Path | None, columns: Sequence[str], tasks: Mapping[str, Ta
     if not path.is_file():
         reason = "it is no file" if path.exists() else "No such file or directory"
         raise DataError(f"{path}: cannot be read ({reason}); give a text file")
+    if suffix is None and name.endswith(CONLL_ALONE):
+        return Texts(("text",), "line", False, _chunks(_sentences(path, columns)))
     if suffix is None:
         if columns:
             raise DataError(
@@ -136,6 +141,34 @@ def _from_lines(lines: Iterable[str], origin: str) -> Texts:
             yield read
 
     return Texts(names, "line", False, _chunks(again()))
+
+
+def _sentences(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row, str] | None]:
+    """The sentences of a CoNLL file, with or without tags; words are in the first column, or the one by number."""
+    if len(columns) > 1 or not all(column.isdigit() and int(column) for column in columns):
+        raise DataError(f"--text-columns: {path} has words and tags in columns; write the number of the words', from 1")
+    column, width, begin = int(columns[0]) if columns else 1, 0, 0
+    words: list[str] = []
+    for number, line in enumerate(chain(_read_lines(path), [""]), start=1):
+        cells = column_cells(line.rstrip("\r\n"))
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield begin, (join_words(words),), ""
+            words = []
+        # Without tags a line of one column is a word, however it begins.
+        elif (len(cells) == 1 and width < 2) or not is_comment(line, cells, width):
+            width = width or len(cells)
+            begin = begin if words else number
+            if len(cells) < column or not cells[column - 1].strip():
+                raise DataError(
+                    f"{path}, line {number}: has no word in column {column}; leave a line blank to end a text"
+                )
+            words.append(cells[column - 1])
+            if len(words) > MOST_WORDS:
+                raise DataError(
+                    f"{path}, line {number}: {MOST_WORDS:,} words since line {begin} without a blank line; leave one"
+                    " between sentences"
+                )
 
 
 def _split_lines(lines: Iterable[str], origin: str) -> Iterator[Any]:

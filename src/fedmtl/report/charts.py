@@ -203,7 +203,7 @@ def line_chart(
         *(_path(frame, line) for line in lines),
         best,
         _names(frame, lines),
-        _hovers(frame, lines),
+        _hovers(frame, lines, axis or "round"),
     )
 
 
@@ -265,7 +265,7 @@ def _names(frame: Frame, lines: Sequence[Line]) -> Html:
     )
 
 
-def _hovers(frame: Frame, lines: Sequence[Line]) -> Html:
+def _hovers(frame: Frame, lines: Sequence[Line], axis: str) -> Html:
     rounds = sorted({at for line in lines for at in line.scores})
     if len(rounds) > MOST_HOVERS:
         return Html()
@@ -275,7 +275,7 @@ def _hovers(frame: Frame, lines: Sequence[Line]) -> Html:
         values = [f"{line.name} {score(line.scores[at])}" for line in reversed(lines) if at in line.scores]
         area = tag(
             "rect",
-            tag("title", f"round {at}: " + ", ".join(values)),
+            tag("title", f"{axis} {at}: " + ", ".join(values)),
             x=frame.across(at) - half,
             y=frame.top,
             width=2 * half,

@@ -183,6 +183,8 @@ def datasets(run: Run) -> Html:
         "“Passes” is how often the training examples, those of all clients together, were trained on."
         " “Cut short” counts training texts longer than the encoder reads."
     )
+    if any(event.windowed for event in run.data.values()):
+        guide += " Texts in windows are read in several sequences, of which none is longer than that."
     return section(
         "data",
         table("Examples per task", head, rows, words={1, 2, 7}, class_="data"),
@@ -214,7 +216,10 @@ def _passes(run: Run, task: str, event: DataEvent) -> str:
 
 def _truncated(event: DataEvent) -> Html:
     share = percent(event.truncated / event.train) if event.truncated and event.train else ""
-    return join((count(event.truncated), tag("small", share)), " ")
+    parts = [count(event.truncated), tag("small", share)]
+    if event.windowed:
+        parts.append(tag("small", f"{event.windowed:,} in {event.windows or 0:,} windows"))
+    return join(parts, " ")
 
 
 def _labels(facts: TaskFacts, event: DataEvent) -> str:

@@ -1,22 +1,24 @@
-"""This section shows what the final model gets wrong, by task: a confusion matrix, residuals, or scores by label."""
+"""This section shows what the final model gets wrong: confusion matrices, residuals, scores by label and threshold."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedmtl.report.charts import Bar, Frame, bar_chart, bar_range, svg, x_axis
+from fedmtl.report.charts import Bar, Frame, Line, bar_chart, bar_range, line_chart, padded, svg, x_axis
 from fedmtl.report.formats import count, score
 from fedmtl.report.markup import Html, join, table, tag
 from fedmtl.report.outline import section
 from fedmtl.report.record import Run
 from fedmtl.report.results import last_evaluation, task_name
-from fedmtl.runs.events import EvaluationEvent, Residuals
+from fedmtl.runs.events import Curves, EvaluationEvent, Residuals
 
 MOST_CELLS = 12
 WORST_PAIRS = 10
 
 Counts = Sequence[Sequence[int]]
-_COUNTS = ("true", "predicted", "right")
+_COUNTS = ("true", "predicted", "right", "other_words")
+_HEADS = {"other_words": "other words"}
+MOST_LINES = 6
 _ERRORS = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
 
 
@@ -127,7 +129,29 @@ def by_label(rows: Mapping[str, Mapping[str, float | None]]) -> Html:
     cells = [
         [label, *((count if name in _COUNTS else score)(rows[label].get(name)) for name in names)] for label in ordered
     ]
-    return table("scores by label", ["label", *names], cells)
+    return table("scores by label", ["label", *(_HEADS.get(name, name) for name in names)], cells)
+
+
+def threshold_curves(task: str, found: Curves, rows: Mapping[str, Mapping[str, float | None]]) -> Html:
+    """The F1 by threshold of all labels together, strong, and of the commonest ones, with the best of each."""
+    at = [round(100 * threshold) for threshold in found.thresholds]
+    commonest = sorted(found.labels, key=lambda label: -(rows.get(label, {}).get("true") or 0))[:MOST_LINES]
+    lines = [Line(_short(label), dict(zip(at, found.labels[label], strict=False)), light=True) for label in commonest]
+    whole = dict(zip(at, found.together.get("f1", []), strict=False))
+    lines = [line for line in (*lines, Line("all", whole)) if any(value is not None for value in line.scores.values())]
+    known = [value for line in lines for value in line.scores.values() if value is not None]
+    if not known:
+        return Html()
+    best = max((value, -number) for number, value in whole.items() if value is not None) if whole else (0.0, 0)
+    frame = Frame(x=(0, 100), y=padded(known, 0.1), height=200, right=84)
+    words = f"All labels together are best at {-best[1]}%, with an F1 of {score(best[0])}."
+    title = f"{task}: F1 by threshold"
+    ring = (-best[1], best[0])
+    return line_chart(frame, lines, title=title, description=words, ring=ring, axis="threshold (%)")
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 11 else f"{label[:10]}…"
 
 
 def predictions(run: Run) -> Html:
@@ -141,11 +165,13 @@ def predictions(run: Run) -> Html:
 def _panel(run: Run, task: str) -> Html | None:
     event = last_evaluation(run, task)
     if event is not None and event.confusion:
-        inside = confusion(task, run.task(task).labels or (), event.confusion)
+        inside = confusion(task, event.confusion_names or run.task(task).labels or (), event.confusion)
+        inside = join((inside, by_label(event.by_label))) if event.by_label else inside
     elif event is not None and (event.residuals or event.moments):
         inside = residuals(task, event)
     elif event is not None and event.by_label:
         inside = by_label(event.by_label)
+        inside = join((threshold_curves(task, event.curves, event.by_label), inside)) if event.curves else inside
     else:
         return None
     caption = tag("figcaption", tag("b", task_name(run, task)), f"round {event.round}")

@@ -128,6 +128,15 @@ class Residuals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Scores at each of some thresholds: of all labels together by metric, and the F1 of each label; None is a gap."""
+
+    thresholds: Annotated[list[Number], AfterValidator(_rise)]
+    together: dict[str, list[Number | None]]
+    labels: dict[str, list[Number | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerMove:
     """What was decided of one movable layer; it moved where `before` and `after` differ."""
 
@@ -218,7 +227,11 @@ class ConfigEvent(Event):
 @event_kind("data")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataEvent(Event):
-    """The examples of one task."""
+    """The examples of one task.
+
+    `windowed` are the texts for training with more than `max_length` tokens that are read in several windows, and
+    `windows` how many those have; of `truncated` ones some tokens are in none. `tokens` counts those of all windows.
+    """
 
     task: Text
     source: Given[Text] = None
@@ -226,6 +239,11 @@ class DataEvent(Event):
     augmented: Given[Count] = None
     validation: Given[Count] = None
     truncated: Given[Count] = None
+    tokens: Given[Count] = None
+    windowed: Given[Count] = None
+    windows: Given[Count] = None
+    most_windows: Given[Count] = None
+    max_length: Given[Count] = None
     validation_cut: Flag = False
     repeated: Given[Count] = None
     labels: Counts | None = None
@@ -351,7 +369,8 @@ class AggregationEvent(Event):
 class EvaluationEvent(Event):
     """One task was scored; a classification has `confusion`, a regression `moments` and `residuals`.
 
-    `by_label` has scores and counts of each label by name, for kinds whose labels are scored apart.
+    `by_label` has scores and counts of each label by name, for kinds whose labels are scored apart; a tagging has a
+    `confusion` of its types beside it, called by `confusion_names`, and a multilabel has `curves`.
     """
 
     round: Round
@@ -366,6 +385,8 @@ class EvaluationEvent(Event):
     residuals: Residuals | None = None
     clients: Numbers | None = None
     by_label: dict[str, Numbers] | None = None
+    confusion_names: list[Text] | None = None
+    curves: Curves | None = None
 
 
 @event_kind("baseline")

@@ -247,6 +247,10 @@ class Tracker(Protocol):
         ...
 
 
+class Trouble(FedmtlError):
+    """A tracker says, once, that something is wrong which it deals with itself; it stays."""
+
+
 class Trackers:
     """The trackers of a run. One that fails is left out from then on and named once: it never costs the run a round."""
 
@@ -257,6 +261,8 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.event(event)
+            except Trouble as trouble:
+                self._remark(f"the tracker {name}: {trouble}")
             except Exception as error:
                 del self._trackers[name]
                 self._remark(f"the tracker {name} failed and is left out: {type(error).__name__}: {error}")
@@ -265,6 +271,8 @@ class Trackers:
         for name, tracker in self._trackers.items():
             try:
                 tracker.close()
+            except Trouble as trouble:
+                self._remark(f"the tracker {name}: {trouble}")
             except Exception as error:
                 self._remark(f"the tracker {name} did not close: {type(error).__name__}: {error}")
         self._trackers = {}

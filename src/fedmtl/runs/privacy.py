@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fedmtl.runs.event_lines import Event, first_of, last_of
-from fedmtl.runs.events import ExamplePrivacyEvent, ExampleSpending, SiteEvent
+from fedmtl.runs.events import EndEvent, ExamplePrivacyEvent, ExampleSpending, RoundEvent, SiteEvent
 
 UNIT = "one example of one task at one client, data sets being neighbours if one has one example more"
 NOT_COVERED = (
@@ -18,6 +18,17 @@ NOT_COVERED = (
 def rounded_up(epsilon: float) -> str:
     """An epsilon with two digits behind the point, never a smaller one."""
     return f"{math.ceil(epsilon * 100 - 1e-9) / 100:g}"
+
+
+def unfinished(events: Sequence[Event]) -> list[str]:
+    """What a statement does not have of a run that ended within a round, and has not gone on."""
+    last = next((event for event in reversed(events) if isinstance(event, EndEvent | RoundEvent)), None)
+    if not isinstance(last, EndEvent) or last.status == "done":
+        return []
+    return [
+        f"the run ended within round {(last.rounds or 0) + 1}, of which the statement has nothing: where updates had"
+        " been sent, or sums opened, one round more was released"
+    ]
 
 
 def privacy_lines(events: Sequence[Event]) -> list[str]:
@@ -43,6 +54,7 @@ def privacy_lines(events: Sequence[Event]) -> list[str]:
             f"{unconfirmed} jobs had no accepted update and count as done"
             + (f"; of {unknown} clients, which never sent one, it is not known what they released" if unknown else "")
         )
+    lines += unfinished(events)
     if first_of(events, SiteEvent) is None:
         lines.append("clients were simulated: their noise follows from the seed, which a site's never does")
     return lines

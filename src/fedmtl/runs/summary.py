@@ -34,6 +34,7 @@ from fedmtl.runs.events import (
     UpdateEvent,
 )
 from fedmtl.runs.folder import RunFolder, write_atomic
+from fedmtl.runs.privacy import unfinished
 
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 
@@ -410,14 +411,15 @@ def protection(events: Sequence[Event]) -> list[str]:
     masked = [event for event in events if isinstance(event, SecureAggregationEvent)]
     trained = [event for event in masked if event.purpose == "train"]
     noisy = {event.unit: event.words for event in events if isinstance(event, PrivacyEvent)}
+    stated = [*noisy.values(), *(unfinished(events) if noisy else ())]
     if not masked:
-        return list(noisy.values())
+        return stated
     least = min(count for event in masked for count in event.opened.values())
     closed = sum(len(event.closed) for event in masked)
     stayed = f", {closed} sums of fewer stayed closed" if closed else ""
     error = max((event.error or 0.0 for event in trained), default=0.0)
     return [
-        *noisy.values(),
+        *stated,
         f"secure aggregation: in {len(trained)} rounds the server opened sums over {least} clients or more and no"
         f" single update{stayed}; a mean is within {error:.1g} of the plain one in each entry; not covered: what a sum"
         " itself tells, who takes part and how long it takes, the numbers of examples, labels and tokens that a client"

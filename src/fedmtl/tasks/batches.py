@@ -20,7 +20,7 @@ from fedmtl.errors import FedmtlError
 from fedmtl.foreign import excerpt
 from fedmtl.tasks.sequences import OFFSETS, Rows, Sequences, save_rows
 from fedmtl.tasks.tokens import TokenPart, Tokens, map_array, open_tokens
-from fedmtl.tasks.windows import rows_of_texts
+from fedmtl.tasks.windows import count_windows, rows_of_texts
 from fedmtl.timing import timed
 
 WINDOW = 8
@@ -82,6 +82,11 @@ class Shard:
     def num_tokens(self) -> int:
         """The tokens of the shard's examples, all parts together: what a pass over them costs."""
         return int(sum(part.lengths_of(self.indices).sum() for part in open_tokens(self.tokens).parts))
+
+    def num_windows(self) -> tuple[int, int]:
+        """How many texts of the shard's examples are read in several windows, and how many windows those have."""
+        found = [count_windows(part.cuts, self.indices) for part in open_tokens(self.tokens).parts]
+        return sum(texts for texts, _ in found), sum(windows for _, windows in found)
 
     def teacher_outputs(self, batch: np.ndarray) -> np.ndarray:
         """Return the teacher's outputs for these examples, as many rows as a model has for them."""

@@ -130,7 +130,21 @@ def _defaults(config: Config, name: str, given: TaskConfig) -> tuple[TaskKind, B
         return kind, BuiltinTask(given.kind, text=(), metric="", label="")
     if given.kind is None or given.kind == builtin.kind:
         return task_kind(builtin.kind), builtin
-    return task_kind(given.kind, where), replace(builtin, labels=(), score_range=None, metric="")
+    kind = task_kind(given.kind, where)
+    if _has_embedded_examples(config, name, builtin) and kind.by_word != task_kind(builtin.kind).by_word:
+        raise ConfigError(
+            f"{where}: found {kind.name}, and the embedded examples of {name} are of kind {builtin.kind}; leave it out,"
+            f" or write `tasks.{name}.source: {{train: FILE}}`"
+        )
+    return kind, replace(builtin, labels=(), score_range=None, metric="")
+
+
+def _has_embedded_examples(config: Config, name: str, builtin: BuiltinTask) -> bool:
+    """Whether a built-in task's examples are those of the package."""
+    if config.tasks[name].source or brings_all(config, name):
+        return False
+    has_root = config.data.root is not None and config.data.source != "hub"
+    return config.data.source == "embedded" or (builtin.hub is None and not has_root)
 
 
 def _check_source(config: Config, name: str, given: TaskConfig) -> None:

@@ -169,9 +169,8 @@ def _read_columns(path: Path, content: str, text: str, label: str) -> Table:
         if not line.strip() or line.startswith("-DOCSTART-"):
             close()
             continue
-        where, cells = f"{path}, line {number}", _cells(line)
-        # A word may begin so too: then there is a tag behind it.
-        if line.startswith("#") and (len(cells) != (width or len(cells)) or split_tag(cells[-1]) is None):
+        where, cells = f"{path}, line {number}", column_cells(line)
+        if is_comment(line, cells, width):
             continue
         width = width or len(cells)
         if len(cells) < 2:
@@ -191,8 +190,14 @@ def _read_columns(path: Path, content: str, text: str, label: str) -> Table:
     return rows.table(text, label)
 
 
-def _cells(line: str) -> list[str]:
+def column_cells(line: str) -> list[str]:
+    """The columns of a line of a CoNLL file."""
     return line.split("\t") if "\t" in line else line.split()
+
+
+def is_comment(line: str, cells: Sequence[str], width: int) -> bool:
+    """Whether a line that begins with # is no word with a tag; `width` is that of the first line, 0 before it."""
+    return line.startswith("#") and (len(cells) != (width or len(cells)) or split_tag(cells[-1]) is None)
 
 
 def _number(name: str, width: int, side: str, where: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,6 +98,11 @@ class Task:
     def kind_of(self) -> TaskKind:
         """The task's kind, which answers whatever depends on what is predicted."""
         return task_kind(self.kind)
+
+
+def windows_of(tasks: Mapping[str, Task]) -> Windows | None:
+    """How a model's tasks read long texts in windows, which is a setting of all of them."""
+    return next((task.windows for task in tasks.values()), None)
 
 
 def task_facts(task: Task, pool: str) -> TaskFacts:

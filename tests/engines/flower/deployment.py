@@ -16,10 +16,11 @@ from fedmtl.deploy.server import Endpoint, serve_run
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.audit import Audit
+from fedmtl.engines.flower.calls import SiteJob
 from fedmtl.engines.flower.certificates import CA, make_authority, make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll
 from fedmtl.engines.flower.line import Line, SiteKeys
-from fedmtl.engines.flower.site_service import SiteJob, serve_site
+from fedmtl.engines.flower.site_service import serve_site
 from fedmtl.engines.processes import Handler, WorkerPool
 from fedmtl.federation.policy import Policy
 from fedmtl.runs.event_lines import Event

@@ -37,6 +37,7 @@ def over_sites(config, folder):
     return run
 
 
+@pytest.mark.slow
 def test_the_best_round_over_sites_scores_what_results_csv_has_for_it(make_config, tmp_path):
     config = make_config(CLIENTS, *UNSTEADY)
     run = over_sites(config, tmp_path)

@@ -15,6 +15,7 @@ from fedmtl.deploy.server import SECRET, SECRET_BYTES, resume_served
 from fedmtl.errors import FedmtlError
 from fedmtl.experiment.run import start_run
 from fedmtl.federation.checkpoint import load_checkpoint
+from fedmtl.federation.policy import Policy
 from fedmtl.methods.client_privacy import NAME
 from fedmtl.methods.noise import KeyedNoise, derive_key
 
@@ -66,3 +67,13 @@ def test_sites_are_drawn_and_hidden_by_the_servers_secret(make_config, tmp_path,
     path.unlink()
     with pytest.raises(FedmtlError, match=r"secret.bin: is not the run's secret of 32 bytes"):
         resume_served(run)
+
+
+@pytest.mark.slow
+def test_a_site_that_requires_noise_of_sites_does_not_join_where_the_server_adds_it(make_config, tmp_path):
+    server = Server(make_config(*ON, "federation.join_timeout=3"))
+    required = Policy.model_validate({"require": {"client_privacy": {}}})
+    site = Site(server, tmp_path / "sentiment", "sentiment_client", ("sentiment",), policy=required)
+    assert "requires noise that sites add (require.client_privacy.noise_at)" in str(site.finish())
+    # Rounds of nobody go by, as those in which nobody is drawn.
+    assert [event["clients"] for event in of_kind(server.finish(), "round")] == [0, 0, 0]

@@ -10,8 +10,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.envelope import fill_envelope, open_envelope
 from fedmtl.engines.flower.object_files import SMALL, ObjectFiles
+from fedmtl.engines.flower.records import Envelope
 from fedmtl.errors import WireError
 
 CHUNK = 5 << 20

@@ -15,6 +15,7 @@ from fedmtl.engines.flower import roster as roster_module
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.engine import FlowerEngine
 from fedmtl.engines.flower.enrolment import NoKeys
+from fedmtl.engines.flower.fleet_api import FleetPort
 from fedmtl.engines.flower.site_service import ModelNotSaved
 from fedmtl.errors import WireError
 
@@ -27,9 +28,11 @@ class End(Hall):
 
     def __init__(self, folder, names) -> None:
         (folder / "spool").mkdir()
+        enrolments = NoKeys(dict.fromkeys(names, ("t",)))
         self.engine = FlowerEngine(
-            scorer=self, spool=folder / "spool", max_bytes=1 << 20, address=Address("127.0.0.1", 0),
-            enrolments=NoKeys(dict.fromkeys(names, ("t",))), welcome="{}", judge=lambda hello, key: None,
+            scorer=self, spool=folder / "spool", max_bytes=1 << 20,
+            port=FleetPort(folder / "spool", Address("127.0.0.1", 0), enrolments),
+            enrolments=enrolments, welcome="{}", judge=lambda hello, key: None,
             note=lambda note: None,
         )  # fmt: skip
         self.link, self.roster, self.notes = self.engine.link, self.engine._roster, []

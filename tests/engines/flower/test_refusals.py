@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from engines.flower.deployment import Server, Site, make_certs, of_kind
 from fedmtl.config.file import load_config
+from fedmtl.engines.flower.calls import SiteJob, WelcomeCall
 from fedmtl.engines.flower.certificates import CA, CURVE, make_authority
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
-from fedmtl.engines.flower.site_service import CannotJoin, SiteJob, SiteRefused, WelcomeCall
+from fedmtl.engines.flower.site_service import CannotJoin, SiteRefused
 from fedmtl.federation.wire.frame import CHECKSUM, FRAME, MAGIC, VERSION
 from fedmtl.runs.events import SiteEvent
 from small_config import SMALL

@@ -9,10 +9,11 @@ import time
 import pytest
 
 from engines.flower.deployment import Server, Site, make_certs, of_kind
+from fedmtl.engines.flower.calls import SiteJob, WelcomeCall
 from fedmtl.engines.flower.certificates import make_node_key, read_private_key
 from fedmtl.engines.flower.enrolment import enroll, unenroll
 from fedmtl.engines.flower.line import LineRefused, SiteKeys
-from fedmtl.engines.flower.site_service import SiteJob, SiteRefused, WelcomeCall
+from fedmtl.engines.flower.site_service import SiteRefused
 from fedmtl.runs.event_lines import first_of
 from fedmtl.runs.events import RoundEvent, SiteEvent
 

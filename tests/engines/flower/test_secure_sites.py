@@ -47,6 +47,7 @@ def sites(server: Server, folder, certs=None, policy: Policy | None = None, **ch
     return [make(name) for name in NAMES]
 
 
+@pytest.mark.slow
 def test_sites_without_keys_give_the_weights_and_scores_of_one_machine(config, tmp_path):
     wanted = config(*MASKED, "evaluation.where=clients")
     alone = start_run(wanted, "alone")

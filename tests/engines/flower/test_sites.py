@@ -18,8 +18,9 @@ from engines.flower.deployment import Server, Site, of_kind
 from engines.flower.tap import Tap
 from fedmtl.deploy.server import Endpoint, serve_run
 from fedmtl.engines.flower.addresses import Address
+from fedmtl.engines.flower.calls import WelcomeCall
 from fedmtl.engines.flower.line import Line, LineLost
-from fedmtl.engines.flower.site_service import WelcomeCall, printable
+from fedmtl.engines.flower.site_service import printable
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.server import RoundFailed
 from fedmtl.tasks.embedded import embedded_columns

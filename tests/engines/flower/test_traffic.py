@@ -23,8 +23,9 @@ from engines.flower.tap import Tap, leaks
 from fedmtl.config.file import load_config
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.audit import NAME, entries, verify
+from fedmtl.engines.flower.calls import SiteJob
 from fedmtl.engines.flower.link import Link
-from fedmtl.engines.flower.site_service import CannotJoin, SiteJob
+from fedmtl.engines.flower.site_service import CannotJoin
 from fedmtl.engines.processes import Answer, WorkerPool
 from fedmtl.federation import client as client_module
 from fedmtl.federation.dispatch import Dispatch

@@ -24,7 +24,7 @@ from fedmtl.deploy import server as serve
 from fedmtl.deploy.server import resume_served
 from fedmtl.deploy.site_worker import SiteSettings, start_site
 from fedmtl.engines.flower.addresses import Address
-from fedmtl.engines.flower.site_service import SiteJob
+from fedmtl.engines.flower.calls import SiteJob
 from fedmtl.engines.processes import Handler, WorkerPool
 from fedmtl.errors import RunNotFound
 from fedmtl.experiment.run import start_run

@@ -119,9 +119,46 @@ def test_what_finds_nothing_is_said():
     assert nothing.undefined["macro_f1"] == "no label is true or predicted"
 
 
+# By 19 thresholds and 3 labels, how many are predicted and right.
+DRAWN = [[[1, 1], [0, 0], [0, 0]]] * 6 + [[[0, 0]] * 3] * 13
+
+
+def test_predictions_are_counted_by_threshold():
+    shares = np.array([[0.12, 0.5, 0.001], [0.9, 0.31, 0.001]])
+    sums = sum_predictions(MOODS, np.log(shares / (1 - shares)), rows({"anger"}, {"anger", "fear"}), 0.0)
+    # anger: .12 and .9, both true; fear: .5, which is wrong, and .31.
+    assert sums.drawn[1].tolist() == [[2, 2], [2, 1], [0, 0]]  # .10
+    assert sums.drawn[5].tolist() == [[1, 1], [2, 1], [0, 0]]  # .30
+    assert sums.drawn[10].tolist() == [[1, 1], [0, 0], [0, 0]]  # .55
+    # Where a model trains predictions are those above .3.
+    assert sums.drawn[5].tolist() == sums.counts[:, 1:].tolist()
+    curves = evaluation_event(1, MOODS, sums).curves
+    assert curves["thresholds"][5] == pytest.approx(0.3)
+    assert curves["labels"]["anger"][5] == pytest.approx(2 / 3)
+    assert curves["labels"]["joy"] == [None] * 19
+    at = {name: values[5] for name, values in curves["together"].items()}
+    assert at == pytest.approx({"f1": 2 * 2 / (3 + 3), "precision": 2 / 3, "recall": 2 / 3})
+
+
+def test_more_labels_than_a_page_draws_have_no_curves():
+    task = Task("codes", "multilabel", ("text",), "labels", "f1", labels=tuple(f"label {n}" for n in range(101)))
+    sums = sum_predictions(task, np.zeros((2, 101)), np.ones((2, 101), np.uint8), 0.0)
+    assert sums.drawn.size == 0
+    assert evaluation_event(1, task, sums).curves is None
+    assert sums_from_dict(task, json.loads(json.dumps(sums.to_dict()))).to_dict() == sums.to_dict()
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        {"drawn": [[[1, 1], [0, 0], [0, 0]]] * 18},  # a threshold is missing
+        {"drawn": []},
+        {"drawn": [*DRAWN[:9], *DRAWN[:1], *DRAWN[10:]]},  # more above a higher threshold
+        {"drawn": [[[3, 3], [0, 0], [0, 0]], *DRAWN[1:]]},  # more right than true
+        {"drawn": [[[1, 2], [0, 0], [0, 0]], *DRAWN[1:]]},
+        {"drawn": [[[3, 1], [0, 0], [0, 0]], *DRAWN[1:]]},  # more wrong than texts without the label
+        {"drawn": "many"},
+        {"drawn": [[[1.5, 1], [0, 0], [0, 0]], *DRAWN[1:]]},
         {"counts": [[2, 1, 2], [0, 0, 0], [0, 0, 0]]},  # more right than predicted
         {"counts": [[3, 2, 1], [0, 0, 0], [0, 0, 0]]},  # more texts than there are
         {"counts": [[1, 1], [0, 0], [0, 0]]},
@@ -135,6 +172,7 @@ def test_what_finds_nothing_is_said():
 )
 def test_sums_that_no_predictions_have_are_refused(change):
     fine = {"counts": [[2, 1, 1], [0, 0, 0], [0, 0, 0]], "whole": 2, "texts": 3, "loss": 1.5, "broken": 0}
+    fine["drawn"] = DRAWN
     assert sums_from_dict(MOODS, fine).to_dict() == fine
     with pytest.raises(WireError, match="evaluation sums"):
         sums_from_dict(MOODS, fine | change)
@@ -179,7 +217,7 @@ def test_answers_are_what_is_above_the_thresholds():
     assert answer.to_json()["labels"] == ["joy", "anger"]
     assert answer.probabilities == pytest.approx({"anger": 0.2, "fear": 0.8, "joy": 0.6})
     assert answer.lines("", coloured=False) == ["joy (0.600), anger (0.200)"]
-    assert json.loads(answer.cells()[""]) == ["joy", "anger"]
+    assert answer.cells()[""] == ["joy", "anger"]
     assert answer.scored()["probability"] == pytest.approx(0.2)
     assert KIND.answer(MOODS, np.full(3, -9.0)).lines("", coloured=False) == ["no label"]
     assert thresholds(MOODS).tolist() == [THRESHOLD] * 3
@@ -310,6 +348,18 @@ TWO_LINES = "text\tlabels\nso glad\tjoy\n"
 MISTAKES = {
     "another label": ("a.tsv", TWO_LINES + "well\tjoy,angr\n", "line 3: label 'angr' in column labels is not one of"),
     "another label alone": ("a.tsv", TWO_LINES + "well\tangr\n", "line 3: label 'angr' in column labels is not one of"),
+    "another separator": (
+        "a.tsv",
+        TWO_LINES + "well\tjoy/fear\n",
+        "line 3: label 'joy/fear' in column labels is not one of anger, fear, joy; write one of , ; | between labels",
+    ),
+    "spaces between labels": (
+        "a.tsv",
+        TWO_LINES + "well\tjoy fear\n",
+        "line 3: label 'joy fear' in column labels is not one of anger, fear, joy; write one of , ; | between",
+    ),
+    "another case": ("a.tsv", TWO_LINES + "well\tJoy\n", "line 3: label 'Joy' in .*; write 'joy'$"),
+    "a list of Python": ("a.tsv", TWO_LINES + "well\t['joy', 'fear']\n", "line 3: "),
     "a label twice": (
         "a.tsv",
         TWO_LINES + "well\tjoy,fear,joy\n",
@@ -409,6 +459,23 @@ def test_a_column_of_flags_that_validation_lacks_is_said(tmp_path):
     config = Config.model_validate({"tasks": {"moods": {"kind": "multilabel", "source": files}}})
     with pytest.raises(DataError, match=r"dev.csv: has no column of 0 and 1 for 'joy', one of the labels of moods"):
         load_tasks(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, r"dev.tsv, line 3: label 'envy' in column labels is not one of anger, joy; mend it, or list every label"),
+        ({"labels": ["joy", "envy"]}, r"train.tsv, line 3: label 'anger' in column labels is not one of joy, envy"),
+    ],
+)
+def test_a_label_that_validation_has_alone_or_the_list_lacks_is_said(tmp_path, keys, words):
+    (tmp_path / "train.tsv").write_text("text\tlabels\na\tjoy\nb\tanger,joy\n")
+    (tmp_path / "dev.tsv").write_text("text\tlabels\nc\tjoy\nd\tjoy,envy\n")
+    files = {"train": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "dev.tsv")}
+    config = Config.model_validate({"tasks": {"moods": {"kind": "multilabel", "source": files, **keys}}})
+    with pytest.raises(DataError, match=words) as caught:
+        load_tasks(config)
+    assert "\n" not in str(caught.value)
 
 
 def test_columns_of_flags_are_the_labels_in_their_order_and_are_said(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedmtl.config import Config
 from fedmtl.errors import ConfigError, DataError, WireError
 from fedmtl.tasks.kinds.tagging import TaggingSums, count_spans, tag_names
-from fedmtl.tasks.metrics import score, sum_predictions, sums_from_dict
+from fedmtl.tasks.metrics import evaluation_event, score, sum_predictions, sums_from_dict
 from fedmtl.tasks.resolve import resolve_task
 from fedmtl.tasks.sequences import Sequences
 from fedmtl.tasks.sources import Table
@@ -59,8 +59,10 @@ def test_spans_are_right_where_words_and_type_are():
             ("O O O O", "O B-LOC O O"),
         ]
     )
-    # LOC: true 2, predicted 2, right 1; PER: true 2, predicted 3, right 1.
-    assert sums.counts.tolist() == [[2, 2, 1, 2, 1], [2, 3, 1, 3, 1]]
+    # LOC: true 2, predicted 2, right 1; PER: true 2, predicted 3, right 1, and one with a word too few.
+    assert sums.counts.tolist() == [[2, 2, 1, 2, 1, 0], [2, 3, 1, 3, 1, 1]]
+    # True LOC, PER and none by row: a LOC was taken for a PER, a PER was not found, and each type once where none is.
+    assert sums.confusion.tolist() == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
     found = score(NAMES, sums)
     assert found.examples == 3
     assert found.metrics == pytest.approx(
@@ -68,10 +70,23 @@ def test_spans_are_right_where_words_and_type_are():
     )
     by_label = KIND.evaluation_fields(NAMES, sums)["by_label"]
     assert by_label["PER"] == pytest.approx(
-        {"f1": 2 / 5, "precision": 1 / 3, "recall": 1 / 2, "true": 2, "predicted": 3, "right": 1}
+        {"f1": 2 / 5, "precision": 1 / 3, "recall": 1 / 2, "true": 2, "predicted": 3, "right": 1, "other_words": 1}
     )
+    event = evaluation_event(1, NAMES, sums)
+    assert (event.confusion, event.confusion_names) == (sums.confusion.tolist(), ["LOC", "PER", "no span"])
 
 
+def test_what_types_are_taken_for_is_not_counted_of_very_many():
+    labels = tuple(f"type {n}" for n in range(61))
+    task = Task("codes", "tagging", ("tokens",), "tags", "f1", labels=labels)
+    outputs = Sequences(np.eye(KIND.num_outputs(task))[[1, 3]], np.array([0, 2]))
+    sums = sum_predictions(task, outputs, Sequences.of([[1, 1]], np.int64), 0.0)
+    assert (sums.confusion.size, sums.counts.sum(0).tolist()) == (0, [2, 2, 1, 2, 1, 0])
+    assert evaluation_event(1, task, sums).confusion is None
+    assert sums_from_dict(task, json.loads(json.dumps(sums.to_dict()))).to_dict() == sums.to_dict()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "prefixes"), [("IOB1", "BI"), ("IOB2", "BI"), ("IOBES", "BIES")])
 def test_scores_of_random_tags_are_those_of_seqeval(scheme, prefixes):
     metrics, schemes = pytest.importorskip("seqeval.metrics"), pytest.importorskip("seqeval.scheme")
@@ -124,27 +139,43 @@ def test_sums_of_any_partition_are_those_of_the_whole(seed, owners):
     whole = sums_of(pairs)
     parts = [sums_of([pair for pair, owner in zip(pairs, owners, strict=True) if owner == n]) for n in range(4)]
     merged = reduce(add, parts)
-    assert merged.counts.tolist() == whole.counts.tolist()
+    assert merged.to_dict() == whole.to_dict()
     assert merged.examples == whole.examples == 20
+    assert merged.counts[:, :3].tolist() == counted_one_by_one(pairs)
+    assert sums_from_dict(NAMES, json.loads(json.dumps(merged.to_dict()))).to_dict() == whole.to_dict()
+
+
+def counted_one_by_one(pairs):
+    split = [tuple([split_tag(tag) for tag in each.split()] for each in pair) for pair in pairs]
+    return count_spans(NAMES.labels, split, lenient_spans).tolist()
 
 
 def test_sums_travel_as_counts_alone():
     sums = sums_of([("B-PER O", "B-PER O")], loss=0.25)
     sent = json.loads(json.dumps(sums.to_dict()))
-    assert sent == {"counts": [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], "texts": 1, "loss": 0.25, "broken": 0}
+    counts = [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
+    confusion = [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert sent == {"counts": counts, "texts": 1, "loss": 0.25, "broken": 0, "confusion": confusion}
     assert sums_from_dict(NAMES, sent).to_dict() == sums.to_dict()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"counts": [[0, 0, 0, 0, 0]]},
-        {"counts": [[1, 1, 2, 1, 1], [0] * 5]},
-        {"counts": [[1, 1, 1, 2, 1], [0] * 5]},
-        {"counts": [[1, 1, 0, 1, 1], [0] * 5]},
-        {"counts": [[1, 1, 1, 1], [0] * 4]},
-        {"counts": [[1 << 40, 0, 0, 0, 0], [0] * 5]},
-        {"counts": [[-1, 0, 0, 0, 0], [0] * 5]},
+        {"counts": [[0, 0, 0, 0, 0, 0]]},
+        {"counts": [[1, 1, 2, 1, 1, 0], [0] * 6]},
+        {"counts": [[1, 1, 1, 2, 1, 0], [0] * 6]},
+        {"counts": [[1, 1, 0, 1, 1, 0], [0] * 6]},
+        {"counts": [[1, 1, 1, 1, 1, 1], [0] * 6]},  # shares words with a span that is right
+        {"counts": [[2, 1, 1, 1, 1, 1], [0] * 6]},  # nothing is left that it could share them with
+        {"counts": [[1, 1, 1, 1, 1], [0] * 5]},
+        {"counts": [[1 << 40, 0, 0, 0, 0, 0], [0] * 6]},
+        {"counts": [[-1, 0, 0, 0, 0, 0], [0] * 6]},
+        {"confusion": [[0, 0, 0], [1, 0, 0], [0, 0, 0]]},  # another one was predicted
+        {"confusion": [[0, 0, 0], [0, 0, 1], [0, 0, 1]]},
+        {"confusion": [[0, 0], [0, 1]]},
+        {"confusion": []},
+        {"confusion": "many"},
         {"counts": "many"},
         {"texts": 1.5},
         {"loss": -1},
@@ -169,7 +200,7 @@ def test_without_spans_a_score_has_a_reason():
     assert found.undefined["recall"] == "the texts have no span"
     assert score(NAMES, sums_of([("B-PER", "O")])).metrics["f1"] == 0.0
     assert score(NAMES, sums_of([("B-PER", "O")])).marked == "finds nothing"
-    assert score(NAMES, TaggingSums(np.zeros((2, 5), np.int64), 0, 0.0)).undefined["f1"] == "no examples"
+    assert score(NAMES, TaggingSums(np.zeros((2, 6), np.int64), 0, 0.0)).undefined["f1"] == "no examples"
 
 
 def outputs_of(tags, sure=4.0):
@@ -194,7 +225,10 @@ def test_an_answer_has_the_letters_and_the_least_probability_of_each_span():
     assert answer.lines(text, coloured=False)[1] == "LOC 17-23 (0.932) London"
     coloured = answer.lines(text, coloured=True)[0]
     assert coloured.endswith(", in \x1b[30;43mLondon LOC\x1b[0m")
-    assert answer.cells() == {"": '[[0, 12, "PER"], [17, 23, "LOC"]]'}
+    assert answer.cells() == {"": [[0, 12, "PER"], [17, 23, "LOC"]]}
+    scored = answer.scored()
+    assert (scored["answer"], scored["probability"]) == ("B-PER I-PER O O B-LOC", answer.entities[0].probability)
+    assert [span[:3] for span in json.loads(scored["probabilities"])] == answer.cells()[""]
     assert answer.tags == ("B-PER", "I-PER", "O", "O", "B-LOC")
 
 

@@ -11,7 +11,7 @@ import torch
 from fedmtl.model.multitask import BoundModel
 from fedmtl.sharing.plan import Extra, Key, take_rows, used_rows
 from fedmtl.sharing.weights import initial_weights
-from fedmtl.tasks.task import HiddenLayer
+from fedmtl.tasks.task import HiddenLayer, Windows
 from fedmtl.training.local import Trained, train
 from fedmtl.training.stacked.loop import Stacks, train_stack
 from fedmtl.training.stacked.plan import Member, named_state
@@ -41,6 +41,14 @@ SCORES = make_task("scores", kind="regression", pool="pooler")
 TAGGED_TOO = make_task("other", kind="tagging", labels=("Z",), metric="f1")
 DEEP = make_task("single", pool="cls", head=HiddenLayer(6, "relu", 0.0))
 DEEP_DUAL = make_task("dual", text=("a", "b"), pair="dual", pool="mean", head=HiddenLayer(None, "gelu", 0.0))
+OVERLAPPING = Windows(stride=2)
+MEANS = make_task("single", pool="mean", windows=OVERLAPPING)
+MOST = make_task("cross", text=("a", "b"), pool="cls", outputs=1, windows=Windows(most=2, pool="max"))
+LEARNT = make_task(
+    "single", pool="pooler", head=HiddenLayer(6, "relu", 0.0), windows=Windows(stride=2, pool="attention")
+)
+LEARNT_DUAL = replace(DUAL, windows=Windows(stride=3, pool="attention"))
+TAGGED_LONG = make_task("tagged", kind="tagging", labels=("X", "Y"), metric="f1", windows=OVERLAPPING)
 COUNTED = {"logit_adjustment": Extra({"label_counts": {"single": [40, 3], "cross": [3, 40]}})}
 ALONE = (range(12), [0, 1, 4, 7, 9], [2, 3, 5])
 CASES = {
@@ -74,6 +82,15 @@ CASES = {
     "a hidden layer": ((DEEP,), {"head_rate": 20, "weight_decay": 0.3}),
     "a hidden layer, plain sgd": ((DEEP,), {"optimizer": "sgd", "learning_rate": 0.05}),
     "a hidden layer on two texts": ((DEEP_DUAL,), {"local_epochs": 2}),
+    "windows, mean": ((MEANS,), {"local_epochs": 2}),
+    "windows of the longer text, max": ((MOST,), {}),
+    "windows, attention": ((LEARNT,), {"head_rate": 20, "weight_decay": 0.3}),
+    "windows of two texts, attention": ((LEARNT_DUAL,), {"local_epochs": 2, "batch_sizes": {"dual": 3}}),
+    "windows of words": ((TAGGED_LONG,), {"local_epochs": 2}),
+    "two tasks with windows": (
+        (MEANS, replace(LEARNT, name="other", pool="mean", head=None)),
+        {"batch_sizes": {"single": 7, "other": 2}, "local_epochs": 2},
+    ),
 }
 
 

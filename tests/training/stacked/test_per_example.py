@@ -186,7 +186,7 @@ def gradients_of(model: MultiTaskModel, member: Member, names: Sequence[str], ex
 
 @pytest.mark.parametrize("kind", list(TASKS))
 @pytest.mark.parametrize("plan", list(PLANS))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_norms_and_sums_are_those_of_one_example_at_a_time(
     kind: str, plan: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

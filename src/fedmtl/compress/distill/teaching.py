@@ -46,7 +46,8 @@ def open_teaching(folder: Path, device: torch.device) -> Teaching:
     missing = saved.missing(list(saved.tasks))
     if missing is not None:
         raise ModelError(
-            f"{folder}: `{missing}` stayed at the clients, so there is no whole teacher; distil a run that shares it"
+            f"{folder}: `{missing}` stayed at the clients, so there is no whole teacher; train with it at level task"
+            " (sharing.rules) and distil that run"
         )
     saved.model.to(device)
     bound = BoundModel(saved.model, saved.plan, list(saved.tasks), "", saved.weights, device=device, read=True)

@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
-from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.enrolment import Enrolments
-from fedmtl.engines.flower.fleet_api import FleetApi
-from fedmtl.engines.flower.link import Link
-from fedmtl.engines.flower.roster import Judge, Note, Present, Roster
+from fedmtl.engines.flower.roster import Judge, Nodes, Note, Present, Roster
 from fedmtl.engines.local import OpenJob, map_message, write_message
 from fedmtl.engines.processes import too_late
 from fedmtl.errors import WireError
@@ -59,15 +57,30 @@ class _SentModel:
     since: float
 
 
+class Port(Protocol):
+    """What sites come to; its nodes `stay` when a run is over, or end when they hear that it is."""
+
+    @property
+    def nodes(self) -> Nodes: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def stay(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class FlowerEngine:
-    """Runs jobs at sites on other machines; `scorer` scores on the server's examples."""
+    """Runs jobs at sites on other machines, which come to `port`; `scorer` scores on the server's examples."""
 
     def __init__(
         self,
         scorer: Scorer,
         spool: Path,
         max_bytes: int,
-        address: Address,
+        port: Port,
         enrolments: Enrolments,
         welcome: str,
         judge: Judge,
@@ -75,20 +88,15 @@ class FlowerEngine:
     ) -> None:
         self._scorer, self._spool, self._max_bytes, self._note = scorer, spool, max_bytes, note
         self._enrolments = enrolments
-        # Before anything starts: a list or a certificate that cannot be read is one line for the user.
-        enrolments.tasks()
-        certificate = enrolments.certificate()
-        self.link = Link(spool)
-        has_keys = certificate is not None
-        self._api = FleetApi(self.link, address, certificate, self._is_enrolled if has_keys else None)
+        self._port, self.link = port, port.nodes
         self._roster = Roster(self.link, welcome, judge, enrolments)
         self._infos: dict[ClientId, tuple[Hello, dict[str, int], ClientInfo]] = {}
         self._is_enough: Enough = bool
         self._patience = 0.0
 
     @property
-    def address(self) -> Address:
-        return self._api.address
+    def address(self) -> str:
+        return self._port.address
 
     def clients(self) -> Mapping[ClientId, ClientInfo]:
         """The sites that are there now; waits for enough of them, as `before_a_round` says."""
@@ -141,6 +149,8 @@ class FlowerEngine:
 
         `unsent` has the sites that wanted the finished model and do not get it, with the reason, which they hear too.
         """
+        if self._port.stay:
+            return
         sent: dict[ClientId, tuple[Present, str]] = {}
         end = time.monotonic() + FAREWELL
         while time.monotonic() < end:
@@ -221,7 +231,7 @@ class FlowerEngine:
             self._pass_on_notes()
         finally:
             self._roster.close()
-            self._api.close()
+            self._port.close()
             self._scorer.close()
 
     def _pass_on_notes(self) -> None:
@@ -240,9 +250,6 @@ class FlowerEngine:
             known = (site.hello, most, client_info(site.hello, most))
             self._infos[client] = known
         return known[2]
-
-    def _is_enrolled(self, key: bytes) -> bool:
-        return bool(self._enrolments.name_of(key))
 
     def _written(self, job: Job) -> _SentJob:
         encoded = encode_job(job, self._max_bytes)

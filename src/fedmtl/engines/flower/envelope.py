@@ -8,44 +8,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
-from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_children_ids_from_object_content
 
+from fedmtl.engines.flower.private import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK,
+)
+from fedmtl.engines.flower.private import (
+    ArrayChunk,
+    get_object_body,
+    get_object_children_ids_from_object_content,
+)
+from fedmtl.engines.flower.records import FRAME, MAX_WORDS, MOST_LETTERS, NOTE, Envelope
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.federation.faults import UNREADABLE, read_fault
 from fedmtl.foreign import printable
 
-NOTE, FRAME = "note", "frame"
 # The kinds of messages that have a frame.
 FRAMED = ("job", "update", "model")
-# Welcomes hold a config, hellos the token rows of a site.
-MAX_WORDS = 1 << 24
-MOST_LETTERS = 300
 NUMBER = 8
 PART = CHUNK - NUMBER
 
 Pull = Callable[[str], bytes]
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """What came; `frame` is the file its bytes are in.
-
-    An `error` says why there is none, in words of this project; `client` is then the site's name as it gives it.
-    """
-
-    kind: str = ""
-    words: str = ""
-    frame: Path | None = None
-    error: str | None = None
-    client: str | None = None
 
 
 def fill_envelope(kind: str, words: str = "", frame: bytes | Path | None = None) -> RecordDict:

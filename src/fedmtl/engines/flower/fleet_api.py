@@ -17,33 +17,34 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
 from google.protobuf.message import DecodeError, Message
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import ServerCertificate
 from fedmtl.engines.flower.connections import Connection, Listener, Visitors, server_context
+from fedmtl.engines.flower.enrolment import Enrolments
 from fedmtl.engines.flower.link import Link
+from fedmtl.engines.flower.private import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+)
 from fedmtl.engines.flower.quiet import silence_flower
 from fedmtl.engines.flower.signing import Caller, Guard, Refused
 from fedmtl.errors import FedmtlError
@@ -334,3 +335,24 @@ def _listen(address: Address) -> socket.socket:
         return socket.create_server((address.host, address.port), family=family, backlog=1024)
     except OSError as error:
         raise FedmtlError(f"{address}: cannot be listened on ({error.strerror}); choose another --listen") from error
+
+
+class FleetPort:
+    """This project's port, to which `fedmtl client` comes: the link with its messages, and the API that serves it."""
+
+    stay = False
+
+    def __init__(self, spool: Path, address: Address, enrolments: Enrolments) -> None:
+        # Before anything starts: a list or a certificate that cannot be read is one line for the user.
+        enrolments.tasks()
+        certificate = enrolments.certificate()
+        self.nodes = Link(spool)
+        is_enrolled = None if certificate is None else (lambda key: bool(enrolments.name_of(key)))
+        self._api = FleetApi(self.nodes, address, certificate, is_enrolled)
+
+    @property
+    def address(self) -> str:
+        return str(self._api.address)
+
+    def close(self) -> None:
+        self._api.close()

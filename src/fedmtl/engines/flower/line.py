@@ -18,36 +18,39 @@ from typing import TypeVar
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from fedmtl.engines.flower.addresses import Address
 from fedmtl.engines.flower.certificates import expiry_warning, loopback_key
-from fedmtl.engines.flower.envelope import MOST_LETTERS, Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.envelope import fill_envelope, open_envelope
+from fedmtl.engines.flower.private import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    Node,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+    get_all_nested_objects,
+    get_object_tree,
+    message_from_proto,
+    message_to_proto,
+    no_object_id_recompute,
+    remove_content_from_message,
+)
 from fedmtl.engines.flower.quiet import silence_flower
+from fedmtl.engines.flower.records import MOST_LETTERS, Envelope
 from fedmtl.engines.flower.signing import Signer
 from fedmtl.errors import FedmtlError, WireError
 from fedmtl.foreign import printable

@@ -9,19 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Message, MessageType
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
 
-from fedmtl.engines.flower.envelope import Envelope, fill_envelope, open_envelope
+from fedmtl.engines.flower.envelope import fill_envelope, open_envelope
 from fedmtl.engines.flower.object_files import ObjectFiles, Upload
+from fedmtl.engines.flower.private import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    InMemoryLinkState,
+    NodeStatus,
+    NoOpFederationManager,
+    ObjectTree,
+    TaskIdentity,
+    TaskType,
+    get_all_nested_objects,
+    get_object_tree,
+    message_to_proto,
+    no_object_id_recompute,
+    remove_content_from_message,
+)
+from fedmtl.engines.flower.private import (
+    Message as ProtoMessage,
+)
+from fedmtl.engines.flower.records import Envelope
 from fedmtl.engines.flower.signing import Refused
 from fedmtl.errors import WireError
 

@@ -8,11 +8,12 @@ import shutil
 import threading
 from pathlib import Path
 
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_object_id
-from flwr.supercore.object_store import NoObjectInStoreError
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-
+from fedmtl.engines.flower.private import (
+    InMemoryObjectStore,
+    NoObjectInStoreError,
+    ObjectTree,
+    get_object_id,
+)
 from fedmtl.errors import WireError
 from fedmtl.runs.folder import make_private_folder
 

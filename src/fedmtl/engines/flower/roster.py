@@ -8,11 +8,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
 from fedmtl.engines.flower.enrolment import Enrolments
-from fedmtl.engines.flower.envelope import MOST_LETTERS
-from fedmtl.engines.flower.link import Link
+from fedmtl.engines.flower.records import MOST_LETTERS, Envelope
 from fedmtl.errors import FedmtlError
 from fedmtl.federation.handshake import Hello, read_hello
 from fedmtl.federation.messages import ClientId
@@ -25,6 +25,65 @@ MOST_NOTES = 1000
 # A node that is not known by a client's name.
 UNKNOWN = "unknown"
 NOTES_A_MINUTE = 20
+
+
+class Nodes(Protocol):
+    """The nodes that a server can send messages to, and what they answered; a node that is gone is a KeyError.
+
+    `activations` counts how often each node has come, `seen` and `fetched` say when it last lived and took an object;
+    `news` is set when one comes or answers.
+    """
+
+    @property
+    def activations(self) -> Mapping[int, int]: ...
+
+    @property
+    def seen(self) -> Mapping[int, float]: ...
+
+    @property
+    def fetched(self) -> Mapping[int, float]: ...
+
+    @property
+    def news(self) -> threading.Event: ...
+
+    def send(
+        self,
+        node_id: int,
+        kind: str,
+        words: str = "",
+        frame: bytes | Path | None = None,
+        most_bytes: int = ...,
+        about: str = "",
+    ) -> str:
+        """Leave a message for a node and return its id; its answer may have `most_bytes`."""
+        ...
+
+    def take_answer(self, message_id: str, name: str) -> Envelope | None:
+        """The answer once it has come, its frame in a file of that name; one that cannot be read is a WireError."""
+        ...
+
+    def close_message(self, message_id: str) -> None:
+        """Forget a message, whatever is answered later."""
+        ...
+
+    def is_fetched(self, message_id: str) -> bool:
+        """Whether the node has the message whole."""
+        ...
+
+    def has_left(self, node_id: int) -> bool: ...
+
+    def remove_node(self, node_id: int) -> None:
+        """Forget what was said to a node that may not take part any more."""
+        ...
+
+    def public_key(self, node_id: int) -> bytes:
+        """What a node proves itself by when it comes again; empty where it has shown nothing."""
+        ...
+
+    def take_remarks(self) -> list[tuple[int, str]]:
+        """What nodes did that was refused, since this was last called."""
+        ...
+
 
 # (hello, the key it came with) -> why not
 Judge = Callable[[Hello, bytes], str | None]
@@ -72,7 +131,7 @@ class Allowance:
 class Roster:
     """Welcomes nodes in a separate thread, which nothing that one of them does can end."""
 
-    def __init__(self, link: Link, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
+    def __init__(self, link: Nodes, welcome: str, judge: Judge, enrolments: Enrolments) -> None:
         self._link, self._welcome, self._judge, self._enrolments = link, welcome, judge, enrolments
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._allowance = Allowance()
@@ -244,5 +303,9 @@ class Roster:
         if self._enrolments.name_of(self._link.public_key(node_id)) is not None:
             return None
         if known is None or known.node_id == node_id or not self._is_alive(known):
+            return None
+        key = self._link.public_key(node_id)
+        if key and key == self._link.public_key(known.node_id):
+            # The same site, before it was noticed that its earlier process is gone.
             return None
         return f"another process is here as {client}; end that one, or wait {SILENCE:.0f} s after it ended"

@@ -10,21 +10,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from secrets import token_bytes
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.server.superlink.fleet.vce.metrics import VceMetrics
-from flwr.server.superlink.fleet.vce.vce_api import start_vce
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from fedmtl.engines.flower.envelope import FRAME
 from fedmtl.engines.flower.link import TTL
+from fedmtl.engines.flower.private import (
+    FLWR_IN_MEMORY_DB_NAME,
+    HEARTBEAT_INTERVAL_INF,
+    NOOP_ACCOUNT_NAME,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    InMemoryGrid,
+    LinkStateFactory,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    TaskIdentity,
+    TaskType,
+    VceMetrics,
+    start_vce,
+)
 from fedmtl.engines.flower.quiet import silence_flower
+from fedmtl.engines.flower.records import FRAME, frame_of, frame_record
 from fedmtl.engines.local import OpenJob
 from fedmtl.engines.processes import too_late
 from fedmtl.engines.site import SiteSetup, open_site
@@ -82,7 +89,7 @@ class SimulationEngine:
         open_jobs: dict[str, OpenJob] = {}
         for job in jobs:
             encoded = encode_job(job, self._setup.max_bytes)
-            content = _content(encoded.tobytes())
+            content = RecordDict({FRAME: frame_record(encoded.tobytes())})
             message = Message(content, self._nodes[job.client], MessageType.QUERY, ttl=TTL)
             (message_id,) = self._grid.push_messages([message])
             open_jobs[message_id] = OpenJob.of(job, len(encoded))
@@ -106,7 +113,7 @@ class SimulationEngine:
     def _decode(self, reply: Message, open_job: OpenJob) -> Update | Failure:
         if reply.has_error():
             return open_job.failed(str(reply.error.reason))
-        return open_job.take(np.frombuffer(bytearray(_frame(reply)), dtype=np.uint8), self._setup.max_bytes)
+        return open_job.take(np.frombuffer(bytearray(frame_of(reply.content)), dtype=np.uint8), self._setup.max_bytes)
 
 
 def make_client_app(setup: SiteSetup) -> ClientApp:
@@ -129,9 +136,9 @@ _OPEN: dict[str, Site] = {}
 def answer(setup: SiteSetup, message: Message) -> Message:
     """Do the job of a message."""
     site = _site(setup)
-    job = decode_job(np.frombuffer(bytearray(_frame(message)), dtype=np.uint8), setup.max_bytes)
+    job = decode_job(np.frombuffer(bytearray(frame_of(message.content)), dtype=np.uint8), setup.max_bytes)
     update = encode_update(run_job(job, site))
-    return Message(_content(update.tobytes()), reply_to=message)
+    return Message(RecordDict({FRAME: frame_record(update.tobytes())}), reply_to=message)
 
 
 def _site(setup: SiteSetup) -> Site:
@@ -143,15 +150,6 @@ def _site(setup: SiteSetup) -> Site:
         _OPEN.clear()
         _OPEN[key] = open_site(setup)
     return _OPEN[key]
-
-
-def _content(frame: bytes) -> RecordDict:
-    return RecordDict({FRAME: ArrayRecord({FRAME: Array("uint8", (len(frame),), "fedmtl", frame)})})
-
-
-def _frame(message: Message) -> bytes:
-    data: bytes = message.content.array_records[FRAME][FRAME].data
-    return data
 
 
 def _open_grid(factory: LinkStateFactory) -> tuple[InMemoryGrid, object]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmtl.engines.flower.audit import Audit, describe_frame
+from fedmtl.engines.flower.audit import Audit
+from fedmtl.engines.flower.calls import Done, ModelCall, Recorder, Refused, SiteJob, WelcomeCall
 from fedmtl.engines.flower.line import FIRST_WAIT, LONGEST_WAIT, Line, LineLost, Received
 from fedmtl.engines.processes import Answer, WorkerPool
 from fedmtl.errors import CannotContinue, FedmtlError, WireError
@@ -37,46 +38,6 @@ class CannotJoin(FedmtlError):
 
 class ModelNotSaved(FedmtlError):
     """The run is over, and the model that the site's owner wanted was not sent or is not the server's."""
-
-
-@dataclass(frozen=True)
-class WelcomeCall:
-    """The server's welcome, for the worker to answer with a hello."""
-
-    words: str
-
-
-@dataclass(frozen=True)
-class SiteJob:
-    """A job's file; the welcome comes along, for a worker that was started in between."""
-
-    words: str
-    frame: Path
-
-
-@dataclass(frozen=True)
-class ModelCall:
-    """The finished model in a file, with the server's words about it, for the worker to check and save."""
-
-    words: str
-    frame: Path
-    about: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A worker's answer where there is none: `words` are for this site's terminal, `fault` is all that may leave."""
-
-    fault: Fault
-    words: str
-
-
-@dataclass(frozen=True)
-class Done:
-    """A worker's answer to a job: the update's file, and a line for this site's terminal, which stays here."""
-
-    update: Path
-    words: str
 
 
 def serve_site(
@@ -148,10 +109,9 @@ class _Keeper:
     """Reconnects a lost line: the server then welcomes the site anew, and sends its open jobs again."""
 
     def __init__(self, line: Line, say: Say, audit: Audit | None) -> None:
-        self._line, self._say, self._audit = line, say, audit
+        self._line, self._say, self._record = line, say, Recorder(audit)
         self._is_joined = False
         self._is_reported = False
-        self._number = 0
 
     def next_message(self) -> Received:
         wait = FIRST_WAIT
@@ -163,10 +123,10 @@ class _Keeper:
                     self._is_joined, self._is_reported, wait = True, False, FIRST_WAIT
                 received = self._line.receive()
                 if received is not None:
-                    self._note_arrival(received)
+                    self._record.arrived(received.envelope)
                     return received
             except WireError as error:
-                self._record("in", "unreadable", b"")
+                self._record.unreadable()
                 self._say(f"a message could not be read: {printable(str(error), MOST_LETTERS)}")
             except LineLost as error:
                 self._lost(f"the server is not there ({printable(str(error), MOST_LETTERS)}); trying again until it is")
@@ -177,15 +137,12 @@ class _Keeper:
         """Record what is to leave, then send it: a hello, an update's file, or the fault of a refusal."""
         frame = received.envelope.frame
         try:
+            self._record.leaves(answer)
             if isinstance(answer, Refused):
-                fault = answer.fault.model_dump_json(exclude_none=True)
-                self._record("out", "failure", fault.encode(), decision=f"refused: {answer.fault.code}")
-                self._line.fail(received.message, fault)
+                self._line.fail(received.message, answer.fault.model_dump_json(exclude_none=True))
             elif isinstance(answer, Path):
-                self._record("out", "update", answer, decision="accepted", **self._described(answer))
                 self._line.answer(received.message, "update", frame=answer)
             else:
-                self._record("out", "hello", answer.encode(), decision="accepted")
                 self._line.answer(received.message, "hello", words=answer)
         except LineLost as error:
             why = printable(str(error), MOST_LETTERS)
@@ -194,25 +151,6 @@ class _Keeper:
             for path in (frame, answer):
                 if isinstance(path, Path):
                     path.unlink(missing_ok=True)
-
-    def _note_arrival(self, received: Received) -> None:
-        envelope = received.envelope
-        known = ("welcome", "refused", "end", "job", "model")
-        kind = envelope.kind if envelope.kind in known else "unknown"
-        content = envelope.words.encode() if envelope.frame is None else envelope.frame
-        self._number = self._record("in", kind, content, **self._described(envelope.frame))
-
-    def _described(self, frame: Path | None) -> dict[str, Any]:
-        if frame is None or self._audit is None:
-            return {}
-        return {key: value for key, value in describe_frame(frame).items() if value is not None}
-
-    def _record(self, way: str, kind: str, content: bytes | Path, **facts: Any) -> int:
-        if self._audit is None:
-            return 0
-        if way == "out":
-            facts["answers"] = self._number
-        return self._audit.record(way, kind, content, **facts)
 
     def _lost(self, words: str) -> None:
         if not self._is_reported:

@@ -20,7 +20,8 @@ class FilterClient:
 
     `stored` is of the last round whose update the server accepted. Where the job has rows, the values called `table`
     are these rows of it. `folder` is the client's, where a capability may leave files; `tasks` are the model's. Of a
-    training job `release` says what the answer is known by, for noise that nobody else may know.
+    training job `release` says what the answer is known by, for noise that nobody else may know. `required` is what the
+    client's owner demands of the capability.
     """
 
     job: Job
@@ -29,6 +30,7 @@ class FilterClient:
     folder: Path = Path()
     tasks: Mapping[str, Task] = field(default_factory=dict)
     release: Callable[[], Release] | None = None
+    required: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Identity(Protocol):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +37,9 @@ THRESHOLD = 0.3
 # A label with fewer examples in validation has the threshold that is best for all labels together.
 RARE = 20
 FITTED = np.arange(1, 100) / 100
+# Thresholds at which predictions are counted for the curves of the report, and the most labels that have some.
+DRAWN = np.arange(1, 20) / 20
+MOST_DRAWN = 100
 MOST_LABELS = 10_000
 MOST_LABELS_SHOWN = 12
 SEPARATORS = (",", ";", "|")
@@ -64,7 +68,7 @@ class Labelled(Answer):
         return {"labels": list(self.labels), "probabilities": dict(self.probabilities)}
 
     def cells(self) -> dict[str, Any]:
-        return {"": _written(self.labels), **self.probabilities}
+        return {"": list(self.labels), **self.probabilities}
 
     def scored(self) -> dict[str, Any]:
         least = min((self.probabilities[label] for label in self.labels), default=None)
@@ -79,7 +83,8 @@ class Labelled(Answer):
 class MultilabelSums:
     """For each label, of how many texts it is true, predicted and both; how many texts have all labels right.
 
-    `broken` counts texts whose outputs were not finite; nothing else of them is counted.
+    `drawn` counts predicted and right ones of each label at the thresholds DRAWN, of which it has none for more than
+    MOST_DRAWN labels. `broken` counts texts whose outputs were not finite; nothing else of them is counted.
     """
 
     counts: Counts
@@ -87,6 +92,7 @@ class MultilabelSums:
     texts: int
     loss: float
     broken: int = 0
+    drawn: Counts = field(default_factory=lambda: np.zeros((0, 0, 2), np.int64))
 
     @property
     def examples(self) -> int:
@@ -94,13 +100,12 @@ class MultilabelSums:
 
     def __add__(self, other: MultilabelSums) -> MultilabelSums:
         assert self.counts.shape == other.counts.shape, "sums of one task have one shape"
-        whole, texts = self.whole + other.whole, self.texts + other.texts
-        return MultilabelSums(
-            self.counts + other.counts, whole, texts, self.loss + other.loss, self.broken + other.broken
-        )
+        whole, texts, loss = self.whole + other.whole, self.texts + other.texts, self.loss + other.loss
+        broken, drawn = self.broken + other.broken, self.drawn + other.drawn
+        return MultilabelSums(self.counts + other.counts, whole, texts, loss, broken, drawn)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "counts": self.counts.tolist()}
+        return {**vars(self), "counts": self.counts.tolist(), "drawn": self.drawn.tolist()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MultilabelSums:
@@ -109,7 +114,7 @@ class MultilabelSums:
             rows = [[read_count(value) for value in read_list(row)] for row in read_list(data["counts"])]
             whole, texts, broken = (read_count(data[name]) for name in ("whole", "texts", "broken"))
             counts = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
-            sums = cls(counts, whole, texts, read_loss(data["loss"]), broken)
+            sums = cls(counts, whole, texts, read_loss(data["loss"]), broken, _read_drawn(data["drawn"]))
         if counts.shape != (len(rows), 3) or texts + broken >= MOST_EXAMPLES:
             raise WireError("evaluation sums: the counts are not three for each label")
         true, predicted, right = counts.T
@@ -119,6 +124,8 @@ class MultilabelSums:
         # A text that is not right as a whole has a wrong label, and not more of them than there are.
         if not is_possible or whole > texts or not texts - whole <= wrong <= (texts - whole) * len(rows):
             raise WireError("evaluation sums: no predictions have these counts of labels")
+        if sums.drawn.size and not _can_be_drawn(sums.drawn, true, texts):
+            raise WireError("evaluation sums: no predictions have these counts by threshold")
         return sums
 
 
@@ -208,9 +215,10 @@ class Multilabel(TaskKind):
         for row, cell in enumerate(table.columns[task.label]):
             for label in json.loads(cell):
                 if label not in known:
+                    advice = _advice(label, known) or f"mend it, or list every label under tasks.{task.name}.labels"
                     raise DataError(
                         f"{table.location(row)}: label {excerpt(label)!r} in column {task.label} is not one of"
-                        f" {_shown(task.labels)}; mend it, or list every label under tasks.{task.name}.labels"
+                        f" {_shown(task.labels)}; {advice}"
                     ).coded("label_unknown", task.name, table.number(row))
                 rows[row, known[label]] = 1
         return rows
@@ -303,7 +311,7 @@ class Multilabel(TaskKind):
         guess, true = self.predicted(task, outputs) > 0, _rows(labels, len(task.labels)) > 0
         counts = np.stack([true.sum(0), guess.sum(0), (true & guess).sum(0)], axis=1).astype(np.int64)
         whole = int((true == guess).all(axis=1).sum())
-        return MultilabelSums(counts, whole, len(outputs), float(loss), broken)
+        return MultilabelSums(counts, whole, len(outputs), float(loss), broken, _drawn(_shares(outputs), true))
 
     def read_sums(self, task: Task, data: Mapping[str, Any], *, with_pairs: bool) -> MultilabelSums:
         sums = MultilabelSums.from_dict(data)
@@ -312,15 +320,20 @@ class Multilabel(TaskKind):
                 f"evaluation sums: {len(sums.counts)} labels, task {task.name} has {len(task.labels)};"
                 " give client and server the same labels"
             )
+        if sums.drawn.shape != _drawn_shape(task.labels):
+            raise WireError("evaluation sums: what is predicted by threshold is not counted for each label")
         return sums
 
     def sums_to_numbers(self, task: Task, sums: MultilabelSums) -> npt.NDArray[np.float64]:
-        return np.array([*sums.counts.reshape(-1), sums.whole, sums.texts, sums.broken, sums.loss], np.float64)
+        counts = (*sums.counts.reshape(-1), *sums.drawn.reshape(-1))
+        return np.array([*counts, sums.whole, sums.texts, sums.broken, sums.loss], np.float64)
 
     def sums_from_numbers(self, task: Task, numbers: npt.NDArray[np.float64]) -> MultilabelSums:
-        counts = np.rint(numbers[:-4]).astype(np.int64).reshape(-1, 3)
+        many = np.rint(numbers[:-4]).astype(np.int64)
+        counts, drawn = np.split(many, [3 * len(task.labels)])
         whole, texts, broken = (round(number) for number in numbers[-4:-1])
-        return MultilabelSums(counts, whole, texts, float(numbers[-1]), broken)
+        shaped = drawn.reshape(_drawn_shape(task.labels))
+        return MultilabelSums(counts.reshape(-1, 3), whole, texts, float(numbers[-1]), broken, shaped)
 
     def score(self, task: Task, sums: MultilabelSums) -> tuple[dict[str, Value], str | None]:
         if not sums.texts:
@@ -355,7 +368,7 @@ class Multilabel(TaskKind):
         for label, (true, predicted, right), threshold in rows:
             f1 = _f1(true, predicted, right)
             by_label[label] = {
-                "f1": None if isinstance(f1, str) else f1,
+                "f1": _known(f1),
                 "precision": right / predicted if predicted else None,
                 "recall": right / true if true else None,
                 "true": true,
@@ -363,7 +376,7 @@ class Multilabel(TaskKind):
                 "right": right,
                 "threshold": threshold,
             }
-        return {"by_label": by_label}
+        return {"by_label": by_label, **_curves(task.labels, sums)}
 
     # -- export -------------------------------------------------------------------------------------------------------
 
@@ -403,6 +416,54 @@ def _f1(true: int, predicted: int, right: int) -> Value:
     return 2 * right / (true + predicted) if true + predicted else NO_LABEL
 
 
+def _drawn_shape(labels: Sequence[str]) -> tuple[int, int, int]:
+    return (len(DRAWN), len(labels), 2) if len(labels) <= MOST_DRAWN else (0, 0, 2)
+
+
+def _drawn(shares: npt.NDArray[np.float64], true: npt.NDArray[np.bool_]) -> Counts:
+    """How many of each label are predicted, and how many of them right, at each threshold of DRAWN."""
+    if shares.shape[1] > MOST_DRAWN:
+        return np.zeros((0, 0, 2), np.int64)
+    above = [shares > at for at in DRAWN]
+    return np.array([np.stack([each.sum(0), (each & true).sum(0)], axis=1) for each in above], np.int64)
+
+
+def _read_drawn(value: Any) -> Counts:
+    rows = [
+        [[read_count(count) for count in read_list(pair)] for pair in read_list(labels)] for labels in read_list(value)
+    ]
+    return np.array(rows, np.int64).reshape(len(rows), -1, 2) if rows else np.zeros((0, 0, 2), np.int64)
+
+
+def _can_be_drawn(drawn: Counts, true: Counts, texts: int) -> bool:
+    """Whether what is predicted and right of each label can be so: both fall as the threshold rises."""
+    if drawn.shape[:2] != (len(DRAWN), len(true)):
+        return False
+    wrong, right = drawn[..., 0] - drawn[..., 1], drawn[..., 1]
+    fall = (np.diff(wrong, axis=0) <= 0).all() and (np.diff(right, axis=0) <= 0).all()
+    return bool(fall and (wrong >= 0).all() and (right <= true).all() and (wrong <= texts - true).all())
+
+
+def _curves(labels: Sequence[str], sums: MultilabelSums) -> dict[str, Any]:
+    """F1 by threshold of each label, and F1, precision and recall of all together; a gap where one is not defined."""
+    if not sums.drawn.size or not sums.texts:
+        return {}
+    true = [int(row[0]) for row in sums.counts]
+    by_label = [[_known(_f1(count, *pair)) for pair in sums.drawn[:, at].tolist()] for at, count in enumerate(true)]
+    everything = [(sum(true), *pair) for pair in sums.drawn.sum(1).tolist()]
+    together = {
+        "f1": [_known(_f1(*counts)) for counts in everything],
+        "precision": [right / predicted if predicted else None for _, predicted, right in everything],
+        "recall": [right / count if count else None for count, _, right in everything],
+    }
+    lines = {"thresholds": DRAWN.tolist(), "together": together}
+    return {"curves": {**lines, "labels": dict(zip(labels, by_label, strict=True))}}
+
+
+def _known(value: Value) -> float | None:
+    return None if isinstance(value, str) else value
+
+
 def _best_thresholds(true: Counts, predicted: Counts, right: Counts) -> npt.NDArray[np.float64]:
     """For each label the threshold with the highest F1, the one nearest to THRESHOLD of several."""
     f1 = 2 * right / np.maximum(true + predicted, 1)
@@ -416,6 +477,15 @@ def _written(labels: Sequence[str]) -> str:
 
 def _shown(labels: Sequence[str]) -> str:
     return ", ".join(labels[:MOST_LABELS_SHOWN]) + (", ..." if len(labels) > MOST_LABELS_SHOWN else "")
+
+
+def _advice(label: str, known: Mapping[str, int]) -> str | None:
+    """What to do with several labels in one, or with one that is written otherwise; None where neither is so."""
+    parts = [part.strip(" \"'[]") for part in re.split(r"[/+&:,;|]|\s+", label)]
+    if len(parts) > 1 and all(part in known for part in parts):
+        return f"write one of {' '.join(SEPARATORS)} between labels, the same in the whole file"
+    alike = next((name for name in known if name.casefold() == label.casefold()), None)
+    return f"write {excerpt(alike)!r}" if alike is not None else None
 
 
 def _indices(task: Task) -> dict[str, int]:

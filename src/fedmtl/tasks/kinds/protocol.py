@@ -56,7 +56,10 @@ class Answer:
         return {"label": self.label, "probabilities": dict(self.probabilities)}
 
     def cells(self) -> dict[str, Any]:
-        """The answer as columns of a table, of which the one without a name is called as the task."""
+        """The answer as columns of a table, of which the one without a name is called as the task.
+
+        A list is one in JSON lines, and JSON in a cell of other files.
+        """
         return {"": self.score if self.label is None else self.label, **self.probabilities}
 
     def lines(self, text: str, *, coloured: bool) -> list[str]:

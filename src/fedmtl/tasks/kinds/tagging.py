@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,13 @@ NOTHING_FOUND = "finds nothing"
 # A head has two outputs for each.
 MOST_TYPES = 10_000
 MOST_TYPES_SHOWN = 12
-# What is counted of each type: spans of the texts, predicted ones and right ones, and the last two strictly by IOB2.
-COUNTED = ("true", "predicted", "right", "strictly_predicted", "strictly_right")
+# What is counted of each type: spans of the texts, predicted ones and right ones, the last two strictly by IOB2, and
+# spans of the texts that a predicted one of their type shares words with, without being the same.
+COUNTED = ("true", "predicted", "right", "strictly_predicted", "strictly_right", "other_words")
+# Types are counted by what they are taken for, unless there are more.
+MOST_CONFUSED = 60
+# The row of predicted spans whose words are no span of the text, and the column of spans that were not found.
+NO_SPAN = "no span"
 # Longer texts are no texts; a client's counts are compared with it.
 MOST_WORDS = 1 << 20
 COLOURS = ("\x1b[30;46m", "\x1b[30;43m", "\x1b[30;45m", "\x1b[30;42m", "\x1b[30;44m", "\x1b[30;41m")
@@ -78,11 +83,13 @@ class Tagged(Answer):
         return {"entities": found}
 
     def cells(self) -> dict[str, Any]:
-        return {"": json.dumps([[each.start, each.end, each.label] for each in self.entities])}
+        return {"": [[each.start, each.end, each.label] for each in self.entities]}
 
     def scored(self) -> dict[str, Any]:
+        """Tags, as the example's label has them, and under `probabilities` the spans with theirs."""
         least = min((each.probability for each in self.entities), default=None)
-        return {"answer": self.cells()[""], "probability": least, "probabilities": ""}
+        spans = [[each.start, each.end, each.label, each.probability] for each in self.entities]
+        return {"answer": " ".join(self.tags), "probability": least, "probabilities": json.dumps(spans)}
 
     def lines(self, text: str, *, coloured: bool) -> list[str]:
         if not self.entities:
@@ -111,13 +118,16 @@ class Tagged(Answer):
 class TaggingSums:
     """What is COUNTED of each type, a row for each; the loss and the number of texts.
 
-    `broken` counts texts whose outputs were not finite; nothing else of them is counted.
+    `confusion` counts true types (rows) by the type that is predicted for exactly their words, with NO_SPAN behind the
+    types; it has no rows where there are more than MOST_CONFUSED. `broken` counts texts whose outputs were not finite;
+    nothing else of them is counted.
     """
 
     counts: Counts
     texts: int
     loss: float
     broken: int = 0
+    confusion: Counts = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     @property
     def examples(self) -> int:
@@ -126,27 +136,32 @@ class TaggingSums:
     def __add__(self, other: TaggingSums) -> TaggingSums:
         assert self.counts.shape == other.counts.shape, "sums of one task have one shape"
         loss, broken = self.loss + other.loss, self.broken + other.broken
-        return TaggingSums(self.counts + other.counts, self.texts + other.texts, loss, broken)
+        confusion = self.confusion + other.confusion
+        return TaggingSums(self.counts + other.counts, self.texts + other.texts, loss, broken, confusion)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"counts": self.counts.tolist(), "texts": self.texts, "loss": self.loss, "broken": self.broken}
+        return {**vars(self), "counts": self.counts.tolist(), "confusion": self.confusion.tolist()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TaggingSums:
         """The sums again, bit for bit; a WireError where no predictions can have them."""
         with not_those_of("a tagging"):
-            rows = [[read_count(value) for value in read_list(row)] for row in read_list(data["counts"])]
-            counts = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
-            sums = cls(counts, read_count(data["texts"]), read_loss(data["loss"]), read_count(data["broken"]))
-        if counts.shape != (len(rows), len(COUNTED)) or sum(map(sum, rows)) >= MOST_EXAMPLES:
+            counts, confusion = (_read_counts(data[name]) for name in ("counts", "confusion"))
+            texts, broken = read_count(data["texts"]), read_count(data["broken"])
+            sums = cls(counts, texts, read_loss(data["loss"]), broken, confusion)
+        if counts.shape != (len(counts), len(COUNTED)):
             raise WireError(f"evaluation sums: the counts are not {len(COUNTED)} for each type")
-        true, predicted, right, strictly_predicted, strictly_right = counts.T
+        true, predicted, right, strictly_predicted, strictly_right, other_words = counts.T
         whole = right <= np.minimum(true, predicted)
         # A span that is whole by IOB2 is one by the lenient rule too.
         strict = (strictly_right <= np.minimum(right, strictly_predicted)) & (strictly_predicted <= predicted)
-        most = sums.texts * MOST_WORDS
-        if not (whole & strict).all() or int(true.sum()) > most or int(predicted.sum()) > most:
+        # A predicted span that is right shares no word with another.
+        near = (other_words <= true - right) & ((other_words == 0) | (predicted > right))
+        most = texts * MOST_WORDS
+        if not (whole & strict & near).all() or int(true.sum()) > most or int(predicted.sum()) > most:
             raise WireError("evaluation sums: no predictions have these counts of spans")
+        if confusion.size and not _agrees(confusion, true, predicted, right):
+            raise WireError("evaluation sums: what types are taken for does not agree with the counts of spans")
         return sums
 
 
@@ -286,8 +301,9 @@ class Tagging(TaskKind):
             if true.any() or guess.any()
         ]
         strict = count_spans(task.labels, pairs, lambda tags: strict_spans(tags, "IOB2"))
-        counts = np.concatenate([count_spans(task.labels, pairs, lenient_spans), strict[:, 1:]], axis=1)
-        return TaggingSums(counts, len(labels), float(loss), broken)
+        lenient, other_words, confusion = _compare(task.labels, pairs)
+        counts = np.concatenate([lenient, strict[:, 1:], other_words[:, None]], axis=1)
+        return TaggingSums(counts, len(labels), float(loss), broken, confusion)
 
     def read_sums(self, task: Task, data: Mapping[str, Any], *, with_pairs: bool) -> TaggingSums:
         sums = TaggingSums.from_dict(data)
@@ -296,12 +312,14 @@ class Tagging(TaskKind):
                 f"evaluation sums: {len(sums.counts)} types, task {task.name} has {len(task.labels)};"
                 " give client and server the same labels"
             )
+        if len(sums.confusion) != _confused(task.labels):
+            raise WireError("evaluation sums: what types are taken for is not counted for each type")
         return sums
 
     def score(self, task: Task, sums: TaggingSums) -> tuple[dict[str, Value], str | None]:
         if not sums.texts:
             return dict.fromkeys(self.metrics, "no examples"), None
-        true, predicted, right, strictly_predicted, strictly_right = (int(count) for count in sums.counts.sum(0))
+        true, predicted, right, strictly_predicted, strictly_right, _ = (int(count) for count in sums.counts.sum(0))
         each = [_f1(*row[:3]) for row in sums.counts.tolist() if row[0] + row[1]]
         values: dict[str, Value] = {
             "f1": _f1(true, predicted, right),
@@ -314,7 +332,7 @@ class Tagging(TaskKind):
 
     def evaluation_fields(self, task: Task, sums: TaggingSums) -> dict[str, Any]:
         by_label: dict[str, dict[str, float | None]] = {}
-        for label, (true, predicted, right, *_) in zip(task.labels, sums.counts.tolist(), strict=True):
+        for label, (true, predicted, right, *_, other_words) in zip(task.labels, sums.counts.tolist(), strict=True):
             f1 = _f1(true, predicted, right)
             by_label[label] = {
                 "f1": None if isinstance(f1, str) else f1,
@@ -323,8 +341,12 @@ class Tagging(TaskKind):
                 "true": true,
                 "predicted": predicted,
                 "right": right,
+                "other_words": other_words,
             }
-        return {"by_label": by_label}
+        if not sums.confusion.size:
+            return {"by_label": by_label}
+        names = [*task.labels, NO_SPAN]
+        return {"by_label": by_label, "confusion": sums.confusion.tolist(), "confusion_names": names}
 
     # -- export -------------------------------------------------------------------------------------------------------
 
@@ -353,6 +375,51 @@ def count_spans(
             rows[span[0]][1] += 1
             rows[span[0]][2] += span in known
     return np.array(list(rows.values()), dtype=np.int64).reshape(-1, 3)
+
+
+def _confused(labels: Sequence[str]) -> int:
+    """How many rows the counts of what types are taken for have."""
+    return len(labels) + 1 if len(labels) <= MOST_CONFUSED else 0
+
+
+def _compare(labels: Sequence[str], pairs: Sequence[tuple[Tags, Tags]]) -> tuple[Counts, Counts, Counts]:
+    """By the lenient rule: what `count_spans` counts, of each type the spans with other words, and the confusion."""
+    index = {label: number for number, label in enumerate(labels)}
+    counts = np.zeros((len(labels), 3), np.int64)
+    other_words = np.zeros(len(labels), np.int64)
+    size, none = _confused(labels), len(labels)
+    confusion = np.zeros((size, size), np.int64)
+    for true_tags, guess_tags in pairs:
+        true = {(start, end): index[kind] for kind, start, end in lenient_spans(true_tags)}
+        guess = {(start, end): index[kind] for kind, start, end in lenient_spans(guess_tags)}
+        types = {at: kind for (start, end), kind in guess.items() for at in range(start, end)}
+        for words, kind in true.items():
+            found = guess.get(words, none)
+            counts[kind] += (1, 0, found == kind)
+            other_words[kind] += found != kind and any(types.get(at) == kind for at in range(*words))
+            if size:
+                confusion[kind, found] += 1
+        for words, kind in guess.items():
+            counts[kind, 1] += 1
+            if size and words not in true:
+                confusion[none, kind] += 1
+    return counts, other_words, confusion
+
+
+def _read_counts(value: Any) -> Counts:
+    rows = [[read_count(count) for count in read_list(row)] for row in read_list(value)]
+    if sum(map(sum, rows)) >= MOST_EXAMPLES:
+        raise ValueError("too many")
+    return np.array(rows, dtype=np.int64).reshape(len(rows), len(rows[0]) if rows else 0)
+
+
+def _agrees(confusion: Counts, true: Counts, predicted: Counts, right: Counts) -> bool:
+    """Whether rows add up to the true spans, columns to the predicted ones, and the diagonal has the right ones."""
+    if confusion.shape != (len(true) + 1,) * 2 or confusion[-1, -1]:
+        return False
+    rows, columns = confusion[:-1].sum(1), confusion[:, :-1].sum(0)
+    same = (rows == true) & (columns == predicted) & (confusion.diagonal()[:-1] == right)
+    return bool(same.all())
 
 
 def _f1(true: int, predicted: int, right: int) -> Value:

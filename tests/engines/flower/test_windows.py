@@ -1,0 +1,71 @@
+"""Sites that read long texts in windows: the weights of one machine, and how many texts are cut."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines.flower.deployment import make_certs, of_kind
+from engines.flower.processes import Programs, free_port
+from fedmtl.config.file import dump_config, load_config
+from fedmtl.experiment.run import start_run
+from fedmtl.runs.folder import RunFolder
+
+pytestmark = [
+    # A server and two sites are processes that import torch.
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc"),
+]
+
+
+def write_texts(folder: Path, name: str) -> Path:
+    """Texts of 6 to 45 words, whose last word says which label they have."""
+    path = folder / f"{name}.jsonl"
+    rows = [
+        {
+            "text": " ".join(["the film was long and"] * (1 + n % 9)) + (" dull" if n % 2 else " fine"),
+            "mood": "ab"[n % 2],
+        }
+        for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_sites_give_the_weights_and_the_scores_of_one_machine(tmp_path):
+    sites = {f"site{n}": write_texts(tmp_path, f"at{n}") for n in range(2)}
+    clients = {name: {"tasks": ["moods"], "source": {"moods": str(path)}} for name, path in sites.items()}
+    overrides = [
+        "defaults=plain", "model.server_model=random-1x32", "training.num_rounds=2", "training.learning_rate=3e-3",
+        "tasks.moods={kind: classification, text: [text], label: mood, labels: [a, b]}", "evaluation.where=clients",
+        "model.windows={length: 16, stride: 10, most: 3, pool: attention}", "compute.device=cpu", "compute.workers=1",
+        f"output={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    config = load_config(None, [*overrides, f"clients={json.dumps(clients)}"])
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    programs = Programs(tmp_path)
+    try:
+        make_certs(tmp_path / "certs", {name: ["moods"] for name in sites})
+        port = free_port()
+        server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}",
+                                "--certs", "certs", "--name", "sites")  # fmt: skip
+        started = [
+            programs.start(name, "client", "--client-id", name, "--tasks", "moods", "--server", f"127.0.0.1:{port}",
+                           "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key",
+                           "--data", str(path))
+            for name, path in sites.items()
+        ]  # fmt: skip
+        alone = start_run(config, "alone")
+        assert [site.wait() for site in started] == [0, 0], started[0].text()
+        assert server.wait() == 0, server.text()
+    finally:
+        programs.end()
+    deployed = RunFolder(Path(config.output) / "sites")
+    assert of_kind(deployed, "end")[0]["weights_sha256"] == of_kind(alone, "end")[0]["weights_sha256"]
+    assert of_kind(deployed, "evaluation") == of_kind(alone, "evaluation")
+    ours, theirs = of_kind(deployed, "data")[0], of_kind(alone, "data")[0]
+    for name in ("train", "tokens", "truncated", "windowed", "windows", "most_windows", "max_length"):
+        assert ours[name] == theirs[name], name
+    assert ours["windows"] > ours["windowed"] > 0
+    assert ours["truncated"] > 0
