@@ -281,7 +281,7 @@ NOT_RUN = {
         "changes the machine; tests/scripts/test_compose_stand_in.py runs what containers and units run"
     ),
     r"^fedmtl track |track=\[": "libraries of others; tests/trackers/test_stores.py runs them with their stores",
-    r"^python (benchmarks|scripts)/(?!collapse.py show)": (
+    r"^python (benchmarks|scripts)/(?!collapse.py show|inference.py|serve_load.py)": (
         "takes minutes or hours, or Chromium; tests/benchmarks has small ones"
     ),
     r"\b(DATA|ENCODER|MODELS|FOLDER|MINILM|GLOVE)\b|/models/|mlm:|first\.yaml|federated-first": "files of the reader's",
@@ -297,6 +297,8 @@ SHORTER = {
     "prune": ["--epochs=1"],
     "serve": ["--port=0"],
     "study": ["--set=training.num_rounds=1", *SMALL],
+    "benchmarks/inference.py": ["--repeats=1"],
+    "benchmarks/serve_load.py": ["--seconds=1", "--rate=10"],
     "server": ["--set=training.num_rounds=1", "--set=training.local_epochs=1", "--quiet"],
 }
 
@@ -392,7 +394,8 @@ def test_the_lines_of_a_page_run_in_their_order(page, answering, monkeypatch, ca
             # Of benchmarks and their results nothing is in the folder that a test runs in.
             command = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:]]
             Path("docs/results").mkdir(parents=True, exist_ok=True)
-            subprocess.run([sys.executable, *command], check=True, env=environment, timeout=120)
+            command += SHORTER.get(words[1], ())
+            subprocess.run([sys.executable, *command], check=True, env=environment, timeout=600)
         elif words[1] == "serve":
             serve_once(line)
         else:

@@ -70,6 +70,9 @@ STUMBLES = {
     "a tenth of a client's file neither trained nor scored, and nobody said so": (
         "tasks/test_check.py::test_a_run_counts_examples_of_clients_files_that_neither_train_nor_score"
     ),
+    "the line that times predict named a file that export no longer writes": (
+        "test_doc_commands.py::test_the_lines_of_a_page_run_in_their_order"
+    ),
     "after two rounds the learning rate was blamed": (
         "runs/test_verdicts.py::test_what_to_try_follows_from_what_the_losses_did"
     ),

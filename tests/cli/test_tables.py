@@ -6,10 +6,11 @@ from pathlib import Path
 from rich.console import Console
 
 from fedmtl.cli.measure import costs_table
-from fedmtl.cli.tables import comparison_rows, comparison_tables, results_table, round_notes
+from fedmtl.cli.tables import comparison_rows, comparison_tables, results_table, round_notes, scores_table
 from fedmtl.compress.measure.measured import Measured, Variant
 from fedmtl.runs.event_lines import from_json
 from fedmtl.runs.summary import summarize
+from fedmtl.tasks.metrics import Scores
 
 TASKS = {"a": {"kind": "classification", "metric": "accuracy"}, "b": {"kind": "classification", "metric": "accuracy"}}
 
@@ -120,3 +121,11 @@ def test_sizes_have_their_share_of_the_first():
         ["bert", "400.0 MB", "100.0%"],
         ["tiny", "50.0 MB", "12.5%"],
     ]
+
+
+def test_scores_have_a_column_of_notes_only_where_there_is_one():
+    plain = {"a": Scores({"accuracy": 0.5, "matthews": 0.1}, {}, None, 0.7, 9)}
+    noted = {"b": Scores({"accuracy": 0.5, "matthews": None}, {"matthews": "one label only"}, None, 0.7, 9)}
+    main = {"a": "accuracy", "b": "accuracy"}
+    assert len(scores_table(plain, main).columns) == 3
+    assert list(scores_table(plain | noted, main).columns[3].cells) == ["", "", "", "one label only"]

@@ -132,6 +132,7 @@ def test_an_app_gives_the_weights_of_one_machine_and_sites_keep_their_records(al
         saved_endpoint(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back_as", [7, 9])
 def test_a_node_that_dies_with_a_job_and_comes_back_gets_it_again(comes_back_as, alone, node, tmp_path):
     """As the same node (Flower's keys), or as another one that shows that its folder is the same."""
@@ -229,6 +230,7 @@ def test_a_policy_is_in_force_and_a_crash_costs_its_contribution(node, tmp_path,
     assert (2, "b", grid_module.CRASHED) in failures
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_is_resumed_by_a_new_flwr_run(alone, node, tmp_path):
     def all_go(link: SmallLink, message: Message) -> bool:
         if message.metadata.group_id == "2":

@@ -123,7 +123,8 @@ def round_notes(summary: RunSummary, *, ends_with_best: bool = False) -> list[st
 
 def scores_table(scores: Mapping[str, Scores], main_metrics: Mapping[str, str]) -> Table:
     """Every task's metrics, with why one is undefined or says little."""
-    table = Table("task", "metric", "value", "")
+    has_notes = any(result.undefined or result.marked for result in scores.values())
+    table = Table("task", "metric", "value", *([""] if has_notes else []))
     for name, result in scores.items():
         for position, (metric, value) in enumerate(result.metrics.items()):
             is_main = metric == main_metrics[name]
@@ -132,7 +133,7 @@ def scores_table(scores: Mapping[str, Scores], main_metrics: Mapping[str, str]) 
                 name if position == 0 else "",
                 metric,
                 number(value),
-                note or "",
+                *([note or ""] if has_notes else []),
                 style="bold" if is_main else "",
                 end_section=position == len(result.metrics) - 1,
             )

@@ -254,6 +254,10 @@ def _refused(config: Config) -> str | None:
             bool(training.logit_adjustment),
             "it adds what follows from a client's labels to every example's loss; write 0",
         ),
+        "model.windows": (
+            config.model.windows is not None,
+            "the gradients of a text's windows, which are one example, are not added up; write `windows: null`",
+        ),
         "training.task_schedule": (
             training.task_schedule not in PLANNED,
             f"it draws how many steps a task makes, which the noise depends on; write one of {', '.join(PLANNED)}",

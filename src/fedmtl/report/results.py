@@ -66,7 +66,7 @@ def _compared(run: Run) -> list[Html]:
             scores = ", ".join(f"{name} {score(last.metrics.get(name))}" for name in names)
             rows.append((task, tag("b", "this run"), scores, MISSING, count(last.examples)))
     head = ("Task", "Compared with", "Score", "Fitted to", "Scored on")
-    return [table("What simpler models score", head, rows, words={1, 2})] if rows else []
+    return [table("What simpler models score", head, rows, words={1, 2}, class_="compared")] if rows else []
 
 
 def last_evaluation(run: Run, task: str) -> EvaluationEvent | None:

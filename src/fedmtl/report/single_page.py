@@ -196,7 +196,8 @@ _MEDIA = """
   th, td { padding-right: .8rem }
   .scroll tbody th { position: sticky; left: 0; background: var(--paper); max-width: 9rem }
   .slab { min-width: 0; padding: .22rem .5rem } .scroll .stack tbody th { max-width: 11rem }
-  .data td:last-child { min-width: 17rem } .data td:nth-child(6) { min-width: 7rem }
+  .data td:last-child { min-width: 17rem }
+  .compared td:nth-child(2) { min-width: 9rem } .data td:nth-child(6) { min-width: 7rem }
   .facts { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .8rem 1.2rem }
   section { margin-top: 2rem }
 }
