@@ -37,6 +37,9 @@ def test_nothing_is_tracked_by_default(make_config, tmp_path):
         ("{wandb: {mode: sometimes}}", "track.wandb.mode: found 'sometimes'"),
         ("{tensorboard: {artifacts: [model]}}", "track.tensorboard.artifacts: unknown key"),
         ("{mlflow: {address: 'https://me:secret@example.org'}}", "set MLFLOW_TRACKING_USERNAME"),
+        ("{mlflow: {address: 'https://token@example.org'}}", "set MLFLOW_TRACKING_USERNAME"),
+        ("{mlflow: {address: 'postgresql://example.org/runs?password=x'}}", "set MLFLOW_TRACKING_USERNAME"),
+        ("{wandb: {address: 'https://me:secret@example.org'}}", "set WANDB_API_KEY"),
     ],
 )
 def test_a_mistake_is_one_line_before_round_1(make_config, written, words):

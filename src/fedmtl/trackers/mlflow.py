@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import RunFolder
-from fedmtl.trackers.points import StoredOptions, leaves
+from fedmtl.trackers.points import StoredOptions, leaves, without_secret
 
 # What a server takes in one request, and how long a parameter may be.
 MOST_METRICS, MOST_PARAMETERS, LONGEST = 1000, 100, 6000
@@ -36,12 +35,7 @@ class Options(StoredOptions):
     @field_validator("address")
     @classmethod
     def _has_no_password(cls, address: str | None) -> str | None:
-        if address is not None and urlsplit(address).password is not None:
-            raise ValueError(
-                "an address with a password would stand in the run folder; set MLFLOW_TRACKING_USERNAME and"
-                " MLFLOW_TRACKING_PASSWORD in the environment"
-            )
-        return address
+        return without_secret(address, "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
 
 
 class Mlflow:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,6 +48,15 @@ class SentOptions(BaseModel):
     clients: bool = Field(
         True, description="Also what each client scored, took, sent and failed, and the config's clients, by name."
     )
+
+
+def without_secret(address: str | None, instead: str) -> str | None:
+    """The address of a server as it may stand in a config; one with a password or a token in it is a ValueError."""
+    parts = urlsplit(address or "")
+    begins_with_user = "@" in parts.netloc and parts.scheme in ("http", "https")
+    if parts.password is not None or begins_with_user or re.search(r"(password|token|key)=", parts.query, re.I):
+        raise ValueError(f"an address with a password would stand in the run folder; set {instead} in the environment")
+    return address
 
 
 class StoredOptions(SentOptions):

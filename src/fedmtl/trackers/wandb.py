@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedmtl.runs.folder import RunFolder
-from fedmtl.trackers.points import StoredOptions
+from fedmtl.trackers.points import StoredOptions, without_secret
 
 # LevelDB's log format: blocks of this size, in which a record has this header and is whole, first, middle or last.
 BLOCK, HEADER = 32768, struct.Struct("<IHB")
@@ -34,6 +34,11 @@ class Options(StoredOptions):
     folder: str | None = Field(
         None, description="Where the library gets its folder `wandb`; empty is `trackers` in the run's folder."
     )
+
+    @field_validator("address")
+    @classmethod
+    def _has_no_password(cls, address: str | None) -> str | None:
+        return without_secret(address, "WANDB_API_KEY")
 
 
 class WeightsAndBiases:
