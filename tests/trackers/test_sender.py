@@ -153,6 +153,15 @@ def test_a_failure_is_said_once_and_names_the_command(run):
     follower.close()
 
 
+@pytest.mark.parametrize("kind", [OSError, FedmtlError])
+def test_a_password_in_an_address_of_the_environment_is_not_noted(run, kind):
+    following = Sender(run, "memory", StoredOptions(), Store())
+    following.fail(kind(f"request to http://me:{'secret' * 60}@example.org/api failed"))
+    noted = (run.path / "trackers" / "memory.json").read_text()
+    assert "secret" not in noted
+    assert "http://...@example.org/api failed" in noted
+
+
 def test_a_note_that_is_not_ours_is_named_with_what_to_do(run):
     (run.path / "trackers").mkdir()
     (run.path / "trackers" / "memory.json").write_text("[]")

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -190,8 +192,14 @@ def _digest(path: Path) -> str:
 
 
 def _words(error: Exception) -> str:
-    first = next(iter(str(error).strip().splitlines()), "")[:300]
+    # Before it is cut, which could leave a password without the sign that ends it.
+    first = next(iter(_without_secrets(str(error)).strip().splitlines()), "")[:300]
     return first if isinstance(error, FedmtlError) else f"{type(error).__name__}: {first}"
+
+
+def _without_secrets(text: str) -> str:
+    """A message without what stands before the host in an address: of MLFLOW_TRACKING_URI that may be a password."""
+    return re.sub(r"://[^\s\"'<>]*@", "://...@", text)
 
 
 def send_once(run: RunFolder, name: str, options: SentOptions, opener: OpenDestination) -> int:
@@ -348,4 +356,9 @@ def _main(folder: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:3])
+    try:
+        _main(*sys.argv[1:3])
+    except Exception:
+        # It goes to NAME.log in the run folder.
+        print(_without_secrets(traceback.format_exc()), file=sys.stderr)
+        raise SystemExit(1) from None
