@@ -44,6 +44,11 @@ def test_of_a_path_the_last_part_is_sent(path):
     assert sent_config({"model": {"start_from": path}}) == {"model": {"start_from": "data"}}
 
 
+def test_names_of_labels_are_not_sent():
+    config = {"tasks": {"ward": {"labels": ["hiv", "flu"], "label": "column"}, "sst2": None}}
+    assert sent_config(config) == {"tasks": {"ward": {"label": "column"}, "sst2": None}}
+
+
 def test_a_name_of_a_hub_is_sent_whole():
     assert sent_config({"model": {"server_model": "a/b"}}) == {"model": {"server_model": "a/b"}}
 

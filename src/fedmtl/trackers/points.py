@@ -173,9 +173,18 @@ def _started(event: StartEvent) -> dict[str, Any]:
 
 
 def sent_config(config: Mapping[str, Any], *, with_clients: bool = True) -> dict[str, Any]:
-    """A run's config without what is about the machine; of a path only its last part stays."""
+    """A run's config without what is about the machine and names of labels; of a path only its last part stays."""
     left_out = {*NOT_SENT} if with_clients else {*NOT_SENT, "clients"}
-    return {key: _sent(value) for key, value in config.items() if key not in left_out}
+    sent = {key: _sent(value) for key, value in config.items() if key not in left_out}
+    tasks = sent.get("tasks")
+    if isinstance(tasks, dict):
+        # What texts are about may be as private as they are.
+        sent["tasks"] = {name: _without_labels(task) for name, task in tasks.items()}
+    return sent
+
+
+def _without_labels(task: Any) -> Any:
+    return {key: value for key, value in task.items() if key != "labels"} if isinstance(task, dict) else task
 
 
 def _sent(value: Any) -> Any:
