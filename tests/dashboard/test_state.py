@@ -176,6 +176,15 @@ def test_what_a_stranger_wrote_is_bounded_and_printable(tmp_path, monkeypatch):
     assert sections["sites"][0]["name"].startswith("<img src=x onerror=alert(1)>\\u202e")
 
 
+def test_a_round_that_is_not_scored_leaves_the_scores_of_the_one_before(tmp_path):
+    write_run(tmp_path / "one", 1, done=False)
+    (before,) = Cards([tmp_path]).rows()
+    append(tmp_path / "one", line("round", round=2, clients=2, bytes_up=1))
+    (after,) = Cards([tmp_path]).rows()
+    assert after["tasks"] == before["tasks"]
+    assert after["tasks"][0]["score"] is not None
+
+
 def test_a_thinned_curve_has_its_ends_and_its_peaks():
     x = list(range(10_000))
     y = [0.5] * 10_000

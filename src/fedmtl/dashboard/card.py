@@ -127,7 +127,8 @@ class Card:
                     self._note(line)
                 else:
                     rest.append(line)
-                    if line.startswith(b'{"event": "round"'):
+                    # A round that was not scored leaves the scores of the one before.
+                    if line.startswith(b'{"event": "round"') and self._evaluations:
                         self._before, self._evaluations = self._evaluations, []
             for event in self.tail.events(rest, _SKIPPED):
                 self._take(event)
