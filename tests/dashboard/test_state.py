@@ -176,6 +176,21 @@ def test_what_a_stranger_wrote_is_bounded_and_printable(tmp_path, monkeypatch):
     assert sections["sites"][0]["name"].startswith("<img src=x onerror=alert(1)>\\u202e")
 
 
+def test_names_that_a_stranger_adds_round_by_round_are_bounded(tmp_path):
+    lines = opening()
+    for at in range(300):
+        lines += [
+            line("evaluation", round=1, task="mood", metrics={f"m{at}": 0.5}),
+            line("evaluation", round=1, task=f"t{at}", metrics={"accuracy": 0.5}),
+            line("early_stop", task=f"t{at}", round=1, best_round=1, score=0.5),
+            line("baseline", name=f"b{at}", task="mood", metrics={"accuracy": 0.5}, train=1, available=1, examples=1),
+        ]
+    state = opened(begun(tmp_path / "one", *lines))
+    assert state.tail.num_broken == 0
+    assert (len(state.series["mood"]), len(state.final)) == (24, 200)
+    assert (len(state.stops), len(state.baselines["mood"])) == (200, 200)
+
+
 def test_a_round_that_is_not_scored_leaves_the_scores_of_the_one_before(tmp_path):
     write_run(tmp_path / "one", 1, done=False)
     (before,) = Cards([tmp_path]).rows()

@@ -46,7 +46,7 @@ SECTIONS = ("head", "curves", "sites", "plan", "timeline", "failures", "config")
 MOST_SITES, MOST_FAILURES, MOST_ROUNDS, MOST_LAYERS, MOST_KEYS = 5_000, 200, 60, 300, 1_000
 # Of all curves of a run together, and of one.
 POINTS, FEWEST_POINTS, MOST_POINTS = 4_000, 40, 300
-STRIP = 30
+STRIP, MOST_SERIES = 30, 24
 _LOWER_IS_BETTER = frozenset({"mse", "rmse", "mae"})
 _LATE = ("no answer within", "in time", "round_timeout", "deadline")
 
@@ -200,10 +200,11 @@ class RunState:
                 self._take_scores(event)
                 return {"curves"}
             case BaselineEvent():
-                self.baselines.setdefault(event.task, {})[event.name] = dict(event.metrics)
+                self._bound(self.baselines, event.task, self.baselines.get(event.task, {}))
+                self._bound(self.baselines.get(event.task, {}), event.name, dict(event.metrics))
                 return {"curves"}
             case EarlyStopEvent():
-                self.stops[event.task] = event
+                self._bound(self.stops, event.task, event)
                 return {"curves"}
             case EndEvent():
                 self.end = event
@@ -230,7 +231,7 @@ class RunState:
         return {"head", "curves", "sites", "timeline"}
 
     def _take_scores(self, event: EvaluationEvent) -> None:
-        self.final[event.task] = event
+        self._bound(self.final, event.task, event)
         for name, value in list(event.metrics.items())[:20]:
             self._of(event.task, name).add(event.round, value)
         if event.loss is not None:
@@ -239,7 +240,8 @@ class RunState:
     def _of(self, task: str, name: str) -> Series:
         if task not in self.series and len(self.series) >= MOST_TASKS:
             return Series()
-        return self.series.setdefault(task, {}).setdefault(name, Series())
+        curves = self.series.setdefault(task, {})
+        return Series() if name not in curves and len(curves) >= MOST_SERIES else curves.setdefault(name, Series())
 
     @staticmethod
     def _bound(records: dict[str, Any], name: str, record: Any) -> None:
@@ -248,11 +250,12 @@ class RunState:
 
     def _take_privacy(self, event: PrivacyEvent | ExamplePrivacyEvent | SecureAggregationEvent) -> None:
         if isinstance(event, PrivacyEvent):
-            self.privacy[f"{event.unit}s"] = f"epsilon {event.epsilon:.3g} at delta {event.delta:.1g} ({event.unit}s)"
+            spent = f"epsilon {event.epsilon:.3g} at delta {event.delta:.1g} ({words(event.unit, 60)}s)"
+            self._bound(self.privacy, f"{event.unit}s", spent)
         elif isinstance(event, ExamplePrivacyEvent):
             for name, task in list(event.tasks.items())[:MOST_TASKS]:
                 spent = f"epsilon {task.epsilon:.3g} at delta {event.delta:.1g}"
-                self.privacy[f"examples {name}"] = f"{spent} (examples of {words(name, 60)})"
+                self._bound(self.privacy, f"examples {name}", f"{spent} (examples of {words(name, 60)})")
         elif event.opened:
             least = min(event.opened.values())
             self.privacy["masks"] = (
@@ -421,7 +424,7 @@ class RunState:
             "baselines": {
                 words(key, 40): metrics.get(metric) for key, metrics in list(self.baselines.get(name, {}).items())[:10]
             },
-            "series": {words(key, 40): line.to_json(most) for key, line in list(series.items())[:24]},
+            "series": {words(key, 40): line.to_json(most) for key, line in series.items()},
         }
 
     def _sites_section(self) -> list[dict[str, Any]]:
