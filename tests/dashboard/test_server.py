@@ -287,6 +287,18 @@ def test_a_stream_ends_with_the_server_and_when_its_page_is_closed(dashboard, mo
     assert asyncio.run(follow()) == []
 
 
+def test_pages_that_are_opened_at_once_are_no_more_than_the_limit(dashboard, monkeypatch):
+    monkeypatch.setattr(server, "MOST_STREAMS", 1)
+    scope = {"type": "http", "query_string": b"id=0/one", "headers": []}
+
+    async def follow():
+        three = (dashboard.stream(server.Request(scope)) for _ in range(3))
+        return await asyncio.gather(*three, return_exceptions=True)
+
+    answers = asyncio.run(follow())
+    assert sorted(getattr(answer, "status", 200) for answer in answers) == [200, 503, 503]
+
+
 def test_two_hundred_runs_of_fifty_rounds_are_read_without_the_lines_of_single_clients(tmp_path, monkeypatch):
     from fedmtl.dashboard import files
 

@@ -229,17 +229,15 @@ class Dashboard:
             raise Refused(503, f"{MOST_STREAMS} pages are open already; close some")
         id = request.query_params.get("id")
         state = None if id is None else await self._state(id)
+        if self._num_streams >= MOST_STREAMS:
+            # Others came while the run was looked up.
+            raise Refused(503, f"{MOST_STREAMS} pages are open already; close some")
         events = self._list_events() if state is None else self._run_events(state)
-        return StreamingResponse(self._counted(events), media_type="text/event-stream")
-
-    async def _counted(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         self._num_streams += 1
-        try:
-            yield b"retry: 1000\n\n"
-            async for event in events:
-                yield event
-        finally:
-            self._num_streams -= 1
+        return Stream(events, self._leave)
+
+    def _leave(self) -> None:
+        self._num_streams -= 1
 
     async def _list_events(self) -> AsyncIterator[bytes]:
         known: dict[str, dict[str, Any]] = {}
@@ -299,6 +297,26 @@ class Dashboard:
         while len(self._states) > MOST_STATES:
             self._states.popitem(last=False)
         return state
+
+
+class Stream(StreamingResponse):
+    """Server-sent events; `leave` is called when they end, also where a reader that is too slow is cut off."""
+
+    def __init__(self, events: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        super().__init__(_begun(events), media_type="text/event-stream")
+        self.leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.leave()
+
+
+async def _begun(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    async for event in events:
+        yield event
 
 
 class Guard:
