@@ -158,6 +158,11 @@ def test_the_token_opens_the_page_for_a_browser(protected, monkeypatch):
     assert get(protected, "/api/runs", headers={"Cookie": f"{server.COOKIE}=x"}).status_code == 401
 
 
+def test_a_path_that_only_begins_like_the_form_needs_the_token(protected):
+    assert get(protected, "/login%3F/api/runs").status_code == 401
+    assert get(protected, "/login%3F", method="POST").status_code == 405
+
+
 def test_a_form_of_any_size_is_not_read(protected):
     assert get(protected, "/login", method="POST", content=b"token=" + b"x" * 5000).status_code == 413
 

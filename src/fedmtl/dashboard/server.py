@@ -351,7 +351,8 @@ class Guard:
         hosts = self.dashboard.hosts
         if len(given) != 1 or (hosts is not None and not names_host(given[0], hosts)):
             return JSONResponse({"error": "this host name is not served here; use 127.0.0.1 or localhost"}, 403)
-        path = request.url.path
+        # As it is routed: an address has parts of the Host header in it, which a stranger wrote.
+        path = request.scope["path"]
         if request.method not in ("GET", "HEAD") and path != "/login":
             return JSONResponse({"error": "this page only reads; send GET"}, 405, {"Allow": "GET"})
         if path in PUBLIC or self.dashboard.knows(request):
