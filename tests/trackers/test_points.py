@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from fedmtl.errors import FedmtlError
 from fedmtl.runs.log import cut_back
 from fedmtl.trackers.points import Book, StoredOptions, Tail, artifacts_of, leaves, sent_config
 from trackers.made_runs import CONFIG, add, checkpoint, ending, made_run, metrics_of, opening, round_events
@@ -106,6 +107,26 @@ def test_a_round_without_its_checkpoint_waits_while_a_run_goes_on(tmp_path):
     add(run, ending())
     tail.read()
     assert [point.step for point in tail.final_points()] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["report.html", "model/config.json", "model"])
+def test_a_link_out_of_the_folder_is_not_sent(tmp_path, name):
+    run = made_run(tmp_path / "run", opening())
+    path, secret = run.path / name, tmp_path / "secret"
+    if path.is_dir():
+        path.rename(secret)
+    else:
+        secret.write_text("a key")
+        path.unlink(missing_ok=True)
+    path.symlink_to(secret)
+    with pytest.raises(FedmtlError, match="is a link out of the run folder"):
+        artifacts_of(run, StoredOptions())
+
+
+def test_a_link_within_the_folder_is_sent(tmp_path):
+    run = made_run(tmp_path / "run", opening())
+    (run.model / "again").symlink_to(run.report)
+    assert "model" in artifacts_of(run, StoredOptions())
 
 
 def test_the_report_names_clients_and_is_not_sent_without_them(tmp_path):

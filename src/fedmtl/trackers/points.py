@@ -256,4 +256,18 @@ def artifacts_of(run: RunFolder, options: SentOptions) -> dict[str, Path]:
     if not options.clients:
         # It has a row for each client.
         del found["report"]
-    return {name: path for name, path in found.items() if name in chosen and path.exists()}
+    found = {name: path for name, path in found.items() if name in chosen and path.exists()}
+    for path in found.values():
+        _check_links(run, path)
+    return found
+
+
+def _check_links(run: RunFolder, artifact: Path) -> None:
+    """Raise where a file that is to be sent lies elsewhere: a run folder may come from others, who choose its links."""
+    inside = run.path.resolve()
+    for path in (artifact, *artifact.rglob("*")):
+        if not path.resolve().is_relative_to(inside):
+            raise FedmtlError(
+                f"{path}: is a link out of the run folder, and such files are not sent; put a copy there, or leave it"
+                " out with artifacts"
+            )
