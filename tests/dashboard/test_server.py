@@ -167,6 +167,19 @@ def test_a_form_of_any_size_is_not_read(protected):
     assert get(protected, "/login", method="POST", content=b"token=" + b"x" * 5000).status_code == 413
 
 
+def test_a_form_that_never_ends_is_not_waited_for(protected, monkeypatch):
+    monkeypatch.setattr(server, "FORM_SECONDS", 0.05)
+
+    async def body():
+        yield b"token="
+        await asyncio.sleep(5)
+        yield TOKEN.encode()
+
+    started = time.monotonic()
+    assert get(protected, "/login", method="POST", content=body()).status_code == 408
+    assert time.monotonic() - started < 4
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
 def test_an_address_that_others_reach_needs_tls_and_a_token(host):
     with pytest.raises(FedmtlError, match="is not this machine's loopback"):

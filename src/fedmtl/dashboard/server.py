@@ -72,7 +72,7 @@ MOST_STREAMS = 64
 MOST_STATES = 16
 MOST_COMPARED = 8
 LEAST_TOKEN, MOST_BODY = 16, 4096
-WRONG_TOKEN_SECONDS = 0.5
+WRONG_TOKEN_SECONDS, FORM_SECONDS = 0.5, 10.0
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,15 @@ class Dashboard:
         if request.method != "POST":
             return self._file("login.html")
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BODY:
-                raise Refused(413, "the form is too large")
+        try:
+            # Whoever has no token could otherwise have all connections, of which there are few.
+            async with asyncio.timeout(FORM_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MOST_BODY:
+                        raise Refused(413, "the form is too large")
+        except TimeoutError:
+            raise Refused(408, "the form did not come in time") from None
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
         if not _is_same(given, self.protection.token):
             await asyncio.sleep(WRONG_TOKEN_SECONDS)
