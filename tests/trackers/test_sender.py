@@ -1,4 +1,5 @@
 import json
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ import pytest
 
 from fedmtl.errors import FedmtlError
 from fedmtl.runs.folder import locked
-from fedmtl.runs.log import cut_back
+from fedmtl.runs.log import Trackers, cut_back
 from fedmtl.trackers import sender
 from fedmtl.trackers.points import StoredOptions
 from fedmtl.trackers.sender import Follower, Sender, follow, send_once
@@ -151,6 +152,28 @@ def test_a_failure_is_said_once_and_names_the_command(run):
         follower.event(opening()[0])
     follower.event(opening()[0])
     follower.close()
+
+
+def test_trackers_that_hang_are_waited_for_together(run, monkeypatch):
+    real, begun = subprocess.Popen, []
+
+    def hanging(command, **given):
+        begun.append(real(["sleep", "20"], **given))
+        return begun[-1]
+
+    monkeypatch.setattr(sender.subprocess, "Popen", hanging)
+    monkeypatch.setattr(sender, "LAST_SECONDS", 0.3)
+    remarks = []
+    trackers = Trackers({name: Follower(run.path, name, None) for name in "abcd"}, remarks.append)
+    started = time.monotonic()
+    trackers.close()
+    for process in begun:
+        process.kill()
+        process.wait()
+    assert len(remarks) == 4
+    assert all("is still sending, and goes on by itself" in words for words in remarks)
+    # One after the other they would take 1.2 seconds.
+    assert time.monotonic() - started < 0.9
 
 
 @pytest.mark.parametrize("kind", [OSError, FedmtlError])

@@ -250,6 +250,7 @@ class Follower:
     def __init__(self, folder: Path, name: str, missing: str | None) -> None:
         self._run, self._name, self._missing = RunFolder(folder), name, missing
         self._said = False
+        self._until = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         if missing is None:
             self._start()
@@ -268,7 +269,7 @@ class Follower:
                 env={**os.environ, **QUIET},
                 start_new_session=True,
             )
-        _STARTED.append(self._process)
+        _STARTED.append(self)
 
     def event(self, event: Event) -> None:
         """Raise Trouble, once, where the process ended or noted a failure; it is looked for after every round."""
@@ -285,19 +286,27 @@ class Follower:
         """Say to the process that the run is over, and wait a while for what is on its way, unless it failed before."""
         if self._process is None:
             return
-        # This end of the pipe is how the process learns that nobody works on the run, however that came about.
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        # All trackers of the run learn of its end now, so the run waits for them together.
+        for follower in _STARTED:
+            if follower._run.path == self._run.path:
+                follower._let_go()
         if self._said:
             return
         try:
-            code = self._process.wait(LAST_SECONDS)
+            code = self._process.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise Trouble(f"is still sending, and goes on by itself; {self._remedy()}") from None
         error, ended = _noted_error(self._file("json")), f"its process ended; {self._file('log')} says why"
         if code or error:
             raise Trouble(f"{error or ended}; {self._remedy()}")
+
+    def _let_go(self) -> None:
+        # This end of the pipe is how the process learns that nobody works on the run, however that came about.
+        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            return
+        self._until = time.monotonic() + LAST_SECONDS
+        with suppress(OSError):
+            self._process.stdin.close()
 
     def _remedy(self) -> str:
         where = self._run.name if self._run.path.parent == Path("runs") else self._run.path
@@ -308,7 +317,7 @@ class Follower:
 
 
 # They may go on when their run is over, so nobody waits for them.
-_STARTED: list[subprocess.Popen[bytes]] = []
+_STARTED: list[Follower] = []
 
 
 def write_error(run: RunFolder, name: str, error: str | None) -> None:
