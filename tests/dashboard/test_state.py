@@ -200,6 +200,16 @@ def test_a_round_that_is_not_scored_leaves_the_scores_of_the_one_before(tmp_path
     assert after["tasks"][0]["score"] is not None
 
 
+def test_an_overall_score_that_became_undefined_is_undefined_on_the_list_and_the_page(tmp_path):
+    write_run(tmp_path / "one", 1, done=False)
+    append(tmp_path / "one", line("round", round=2, overall=None, classification=None))
+    (row,) = Cards([tmp_path]).rows()
+    head = everything(opened(tmp_path / "one"))["head"]
+    assert summarize(read_events(RunFolder(tmp_path / "one")), "one").overall is None
+    assert (row["overall"], head["overall"]) == (None, None)
+    assert head["best"]["round"] == 1
+
+
 def test_a_thinned_curve_has_its_ends_and_its_peaks():
     x = list(range(10_000))
     y = [0.5] * 10_000

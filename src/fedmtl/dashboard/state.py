@@ -373,7 +373,7 @@ class RunState:
             "facts": {name: words(value) for name, value in facts.items() if value is not None},
             "round": self.round,
             "num_rounds": start.num_rounds or 0,
-            "overall": next((value for value in reversed(self.overall.y) if value is not None), None),
+            "overall": self.overall.y[-1] if self.overall.y else None,
             "best": None if best is None else {"value": best[0], "round": -best[1]},
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
