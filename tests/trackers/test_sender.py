@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import threading
 import time
@@ -152,6 +153,20 @@ def test_a_failure_is_said_once_and_names_the_command(run):
         follower.event(opening()[0])
     follower.event(opening()[0])
     follower.close()
+
+
+def test_libraries_are_as_quiet_for_the_command_as_beside_a_run(run, monkeypatch):
+    for name in sender.QUIET:
+        monkeypatch.delenv(name, raising=False)
+    seen = {}
+    store = Store()
+
+    def opener(*given):
+        seen.update({name: os.environ.get(name) for name in sender.QUIET})
+        return store(*given)
+
+    send_once(run, "memory", StoredOptions(), opener)
+    assert seen == sender.QUIET
 
 
 def test_trackers_that_hang_are_waited_for_together(run, monkeypatch):

@@ -45,7 +45,6 @@ QUIET = {
     "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "OMP_NUM_THREADS": "1",
 }
 
 
@@ -205,6 +204,8 @@ def _without_secrets(text: str) -> str:
 def send_once(run: RunFolder, name: str, options: SentOptions, opener: OpenDestination) -> int:
     """Send all that a run has written so far, and return how many rounds were new there."""
     make_private_folder(run.path / FOLDER)
+    # Before the library is imported, which reads them then.
+    os.environ.update(QUIET)
     with locked(run.path / FOLDER, f".{name}.lock"):
         sender = Sender(run, name, options, opener)
         try:
@@ -266,7 +267,7 @@ class Follower:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **QUIET},
+                env={**os.environ, **QUIET, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         _STARTED.append(self)
