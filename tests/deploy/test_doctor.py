@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
 import time
 import tomllib
 from collections import namedtuple
@@ -124,6 +125,34 @@ def test_a_server_that_does_not_know_the_key_is_a_fault_and_so_is_none(server, t
     assert "keys are missing" in machine.server_clock_finding("10.0.0.1:9", None, None).found
     server.close()
     assert "does not answer" in machine.server_clock_finding(address, ca, tmp_path / "clinic.key").found
+
+
+def test_a_clock_on_loopback_needs_no_keys_and_nobody_joins(tmp_path):
+    link = Link(tmp_path / "spool")
+    api = FleetApi(link, Address("127.0.0.1", 0), None, None)
+    try:
+        api._app.guard._clock = lambda: time.time() - 500
+        found = machine.server_clock_finding(str(api.address), None, None)
+    finally:
+        api.close()
+    assert "500 s ahead of" in only_fault([found]).found
+    assert not link.activations
+
+
+def test_what_answers_and_is_no_server_is_a_fault():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=lambda: answer(other), daemon=True)
+        thread.start()
+        found = machine.server_clock_finding(f"127.0.0.1:{other.getsockname()[1]}", None, None)
+        thread.join(5)
+    assert "no server of fedmtl" in only_fault([found]).found
+
+
+def answer(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n[]")
 
 
 def test_a_date_before_fedmtl_was_written(monkeypatch):
