@@ -288,6 +288,7 @@ NOT_RUN = {
     r"--student general": "goes on with what the line above it makes of the reader's files",
     r"^fedmtl study .*(--quick|--preset|--teacher|--config)": "many runs; tests/studies runs small ones of each",
     r"^fedmtl measure sst2 ": "runs of a study that takes hours",
+    r"^fedmtl doctor": "looks at the reader's machine; tests/deploy/test_doctor.py plants what it finds",
     r"^fedmtl (dashboard|run --dashboard|server --dashboard)": "a page until Ctrl-C; tests/dashboard opens it",
 }
 # Settings and options that make a line short, by its command; what it does is the same.

@@ -23,7 +23,9 @@ def test_importing_the_package_loads_no_numeric_library():
     assert python(f"import sys, fedmtl; print({HEAVY})") == "[]"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["config", "--schema"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["doctor", "--help"], ["--version"], ["config", "--schema"]]
+)
 def test_what_needs_no_model_loads_no_numeric_library(arguments):
     code = f"""
 import sys

@@ -21,6 +21,7 @@ from fedmtl.cli.compress import distill, prune, quantize
 from fedmtl.cli.dashboard import dashboard, with_address
 from fedmtl.cli.data import data
 from fedmtl.cli.deploy import client, server
+from fedmtl.cli.doctor import doctor
 from fedmtl.cli.export import export
 from fedmtl.cli.flower import flower
 from fedmtl.cli.inspect import compare, config, report, status, tasks
@@ -101,6 +102,7 @@ for command in (
     tasks,
     check,
     config,
+    doctor,
     pretrain,
     server,
     client,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -103,6 +103,22 @@ def renew(
 
 def end_of(certificate: Path) -> datetime.datetime:
     return _read_certificate(certificate).not_valid_after_utc
+
+
+def mismatch(folder: Path) -> str | None:
+    """Why a server's certificate, its key and the authority's certificate do not belong together; None if they do."""
+    try:
+        certificate, root = _read_certificate(folder / CERTIFICATE), _read_certificate(folder / CA)
+        key = _read_key(folder / KEY, None)
+    except FedmtlError as error:
+        return str(error)
+    if certificate.public_key() != key.public_key():
+        return f"{folder / KEY} is not its key"
+    try:
+        certificate.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        return f"it is not signed by {folder / CA}, which sites trust"
+    return None
 
 
 def expiry_warning(end: datetime.datetime, remedy: str) -> str | None:

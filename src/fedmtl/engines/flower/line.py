@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import httpx
@@ -65,6 +66,8 @@ TIMEOUT = 30.0
 OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 # A chunk has 5 MB, a list of messages less.
 MAX_ANSWER = 8 << 20
+# Of the request that only wants the server's time.
+GLANCE_TIMEOUT, MAX_REFUSAL = 5.0, 10_000
 
 R = TypeVar("R", bound=Proto)
 T = TypeVar("T")
@@ -319,6 +322,41 @@ def _trusting(ca: Path) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise FedmtlError(f"{ca}: is no certificate ({error}); copy the server's ca.crt here") from error
     return context
+
+
+def server_time_difference(address: Address, keys: SiteKeys | None) -> float:
+    """Return by how many seconds this machine's clock is ahead of the server's; a FedmtlError where nobody can say.
+
+    The one request is signed for 1970: a server that knows the key refuses it and says its time, and nobody joins.
+    """
+    path = "/v1/fleet/activate-node"
+    content = bytearray()
+    with TemporaryDirectory() as folder:
+        signer = Signer(loopback_key(Path(folder)) if keys is None else keys.key)
+    url = f"{'http' if keys is None else 'https'}://{address}{path}"
+    headers = {"accept-encoding": "identity", **signer.headers("POST", path, b"", at=0.0)}
+    verify = False if keys is None else _trusting(keys.ca)
+    before = time.time()
+    try:
+        with (
+            httpx.Client(verify=verify, timeout=GLANCE_TIMEOUT, follow_redirects=False) as client,
+            client.stream("POST", url, content=b"", headers=headers) as response,
+        ):
+            middle = (before + time.time()) / 2
+            for piece in response.iter_raw():
+                content += piece
+                if len(content) > MAX_REFUSAL:
+                    break
+        found = json.loads(bytes(content[:MAX_REFUSAL]))
+        if found.get("code") == "unknown-key":
+            raise FedmtlError(f"{address}: this key is not enrolled there, so the server's time is not known")
+        return middle - float(found["server_time"])
+    except httpx.TransportError as error:
+        raise FedmtlError(
+            f"{address}: does not answer ({printable(str(error), 200) or type(error).__name__})"
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FedmtlError(f"{address}: what answers there is no server of fedmtl") from error
 
 
 def _clock_words(found: dict[str, object]) -> str:

@@ -63,9 +63,10 @@ class Signer:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
-    def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
-        """Sign anew for every attempt: a nonce serves once."""
-        now, nonce, digest = f"{time.time():.3f}", secrets.token_hex(16), hashlib.sha256(body).hexdigest()
+    def headers(self, method: str, path: str, body: bytes, at: float | None = None) -> dict[str, str]:
+        """Sign anew for every attempt: a nonce serves once. Without `at` the time is now."""
+        now = f"{time.time() if at is None else at:.3f}"
+        nonce, digest = secrets.token_hex(16), hashlib.sha256(body).hexdigest()
         signature = self._key.sign(_signed(method, path, now, nonce, digest), SCHEME)
         return {
             KEY: b64encode(self.public_key).decode(),
