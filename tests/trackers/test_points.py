@@ -120,19 +120,21 @@ def test_a_link_out_of_the_folder_is_not_sent(tmp_path, name):
         path.unlink(missing_ok=True)
     path.symlink_to(secret)
     with pytest.raises(FedmtlError, match="is a link out of the run folder"):
-        artifacts_of(run, StoredOptions())
+        artifacts_of(run, StoredOptions(artifacts=["report", "model"]))
 
 
 def test_a_link_within_the_folder_is_sent(tmp_path):
     run = made_run(tmp_path / "run", opening())
     (run.model / "again").symlink_to(run.report)
-    assert "model" in artifacts_of(run, StoredOptions())
+    assert "model" in artifacts_of(run, StoredOptions(artifacts=["report", "model"]))
 
 
 def test_the_report_names_clients_and_is_not_sent_without_them(tmp_path):
     run = made_run(tmp_path / "run", opening())
-    assert artifacts_of(run, StoredOptions()) == {"report": run.report, "model": run.model}
-    assert artifacts_of(run, StoredOptions(clients=False)) == {"model": run.model}
+    assert artifacts_of(run, StoredOptions()) == {"model": run.model}
+    chosen = StoredOptions(artifacts=["report", "model"])
+    assert artifacts_of(run, chosen) == {"report": run.report, "model": run.model}
+    assert artifacts_of(run, chosen.model_copy(update={"clients": False})) == {"model": run.model}
     assert artifacts_of(run, StoredOptions(artifacts=["report"])) == {"report": run.report}
     (run.path / "export" / "onnx").mkdir(parents=True)
     assert artifacts_of(run, StoredOptions(artifacts=["onnx"])) == {"onnx": run.path / "export" / "onnx"}

@@ -134,6 +134,7 @@ def trained(run_once, tmp_path):
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_every_metric_of_a_two_round_run_is_read_back_and_a_second_sending_adds_nothing(tracker, trained):
     options = ["--option", "mode=offline"] if tracker == "wandb" else []
+    options += ["--option", "artifacts=[report, model]"] if tracker != "tensorboard" else []
     for words in ("3 rounds sent to", "has all of its rounds"):
         done = fedmtl(trained, "track", str(trained.path), "--to", tracker, *options)
         assert done.returncode == 0, done.stderr

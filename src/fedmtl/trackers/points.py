@@ -63,9 +63,10 @@ class StoredOptions(SentOptions):
     """As `SentOptions`, for a tracker that stores files."""
 
     artifacts: list[Literal["report", "model", "onnx"]] = Field(
-        default=["report", "model", "onnx"],
-        description="Files sent when a run is over: report.html (not without clients: it names them), the folder of"
-        " the model, and the ONNX bundle where `fedmtl export --to onnx` has written one.",
+        default=["model", "onnx"],
+        description="Files sent when a run is over: the folder of the model, and the ONNX bundle where `fedmtl export"
+        " --to onnx` has written one; also `report`, which has the config with its paths and what failing sites said"
+        " (not without clients: it names them).",
     )
 
 
