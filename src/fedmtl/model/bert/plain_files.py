@@ -32,6 +32,7 @@ _KNOWN = frozenset({
     "unk_token", "pad_token", "cls_token", "sep_token", "mask_token", "pad_token_type_id",
     "max_length", "pad_to_multiple_of", "padding_side", "stride", "truncation_side", "truncation_strategy",
 })  # fmt: skip
+_OLDER = ("special_tokens_map.json", "added_tokens.json")
 _SPECIAL = ("unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -61,6 +62,12 @@ def plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     settings, found = _record(folder / "tokenizer_config.json"), _record(folder / "tokenizer.json")
     if settings is None or found is None or not settings.keys() <= _KNOWN:
         return None
+    # Files of older versions, from which transformers takes special tokens in place of these.
+    if any((folder / name).exists() for name in _OLDER):
+        return None
+    side, cut = settings.get("truncation_side", "right"), found.get("truncation")
+    if side not in ("left", "right") or not (cut is None or _is_cut_at(side, cut)):
+        return None
     special: dict[str, str] = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
     added = found.get("added_tokens")
     if not isinstance(added, list) or not all(map(_is_special, added)):
@@ -75,8 +82,13 @@ def plain_tokenizer(folder: Path) -> PlainTokenizer | None:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # its kinds are not public; transformers' message names the file
         return None
-    pad_id, side = backend.token_to_id(special["pad_token"]), settings.get("truncation_side", "right")
-    return None if pad_id is None or side not in ("left", "right") else PlainTokenizer(backend, pad_id, side)
+    pad_id = backend.token_to_id(special["pad_token"])
+    return None if pad_id is None else PlainTokenizer(backend, pad_id, side)
+
+
+def _is_cut_at(side: str, cut: Any) -> bool:
+    """Whether the tokenizer's file cuts long texts at that side; transformers takes the file's, whatever else says."""
+    return isinstance(cut, dict) and cut.get("direction") == side.title()
 
 
 def _is_special(token: Any) -> bool:
@@ -109,6 +121,10 @@ def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[s
         and isinstance(post, dict)
         and (post.get("type"), post.get("single")) == ("TemplateProcessing", [start, first, end])
         and post.get("pair") == [start, first, end, second, last]
+        and post.get("special_tokens") == {
+            token: {"id": token, "ids": [(model.get("vocab") or {}).get(token)], "tokens": [token]}
+            for token in (special["cls_token"], special["sep_token"])
+        }
     )  # fmt: skip
 
 
