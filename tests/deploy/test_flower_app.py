@@ -259,7 +259,7 @@ def test_keys_that_flower_passes_on_are_checked(tmp_path):
     found = answer(lambda folder, most: pytest.fail("opened"), {"client": "../a", "tasks": "x"})
     assert json.loads(found.fault or "") == {"code": "failed"}
     assert node_numbers("a=7, b=8") == {"a": 7, "b": 8}
-    for wrong in ("a", "a=x", "a=1,a=2", "a=1,b=1"):
+    for wrong in ("a", "a=x", "a=\u00b2", "a=" + "1" * 5000, "a=1,a=2", "a=1,b=1"):
         with pytest.raises(FedmtlError, match="write NAME=NUMBER"):
             node_numbers(wrong)
 

@@ -165,7 +165,11 @@ def node_numbers(text: str) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = entry.partition("=")
-        if not number.isdigit() or name in numbers or int(number) in numbers.values():
+        if (
+            not (number.isascii() and number.isdigit() and len(number) <= 20)
+            or name in numbers
+            or int(number) in numbers.values()
+        ):
             raise FedmtlError(f"nodes: found {entry}, write NAME=NUMBER for each, with the numbers of `flwr supernode`")
         numbers[name] = int(number)
     return numbers
