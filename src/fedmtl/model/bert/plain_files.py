@@ -93,7 +93,9 @@ def _is_cut_at(side: str, cut: Any) -> bool:
 
 def _is_special(token: Any) -> bool:
     """Whether an added token is one that a text's words never become."""
-    return isinstance(token, dict) and token.get("special") is True and token.get("normalized") is False
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        return False
+    return token.get("special") is True and token.get("normalized") is False
 
 
 def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[str, Any]) -> bool:
@@ -110,6 +112,7 @@ def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[s
     last = {"SpecialToken": {"id": special["sep_token"], "type_id": 1}}
     return (
         isinstance(model, dict)
+        and isinstance(model.get("vocab"), dict)
         and {name: value for name, value in model.items() if name != "vocab"}
         == {"type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100}
@@ -122,7 +125,7 @@ def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[s
         and (post.get("type"), post.get("single")) == ("TemplateProcessing", [start, first, end])
         and post.get("pair") == [start, first, end, second, last]
         and post.get("special_tokens") == {
-            token: {"id": token, "ids": [(model.get("vocab") or {}).get(token)], "tokens": [token]}
+            token: {"id": token, "ids": [model["vocab"].get(token)], "tokens": [token]}
             for token in (special["cls_token"], special["sep_token"])
         }
     )  # fmt: skip
