@@ -259,9 +259,23 @@ def test_keys_that_flower_passes_on_are_checked(tmp_path):
     found = answer(lambda folder, most: pytest.fail("opened"), {"client": "../a", "tasks": "x"})
     assert json.loads(found.fault or "") == {"code": "failed"}
     assert node_numbers("a=7, b=8") == {"a": 7, "b": 8}
-    for wrong in ("a", "a=x", "a=1,a=2", "a=1,b=1"):
+    for wrong in ("a", "a=x", "a=\u00b2", "a=" + "1" * 5000, "a=1,a=2", "a=1,b=1"):
         with pytest.raises(FedmtlError, match="write NAME=NUMBER"):
             node_numbers(wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError("no space for /home/a/private"), "internal"), (MemoryError(), "out_of_memory")]
+)
+def test_no_word_of_an_unexpected_error_leaves_a_site(error, code, node, capsys):
+    """Flower would send the words of an exception that comes out of the app."""
+
+    def opened(folder: Path, most: int) -> Any:
+        raise error
+
+    found = answer(opened, node("a"))
+    assert json.loads(found.fault or "") == {"code": code, "client": "a"}
+    assert type(error).__name__ in capsys.readouterr().out
 
 
 def test_a_project_is_a_few_lines_and_its_config_is_the_given_one(config, tmp_path):

@@ -65,6 +65,19 @@ def test_a_file_that_cannot_be_read_is_left_to_the_run_unless_the_policy_limits_
         look([*ROWS, "privateword"], max_personal_data=0)
 
 
+def test_files_over_which_the_look_itself_fails_are_such_files_too(look, tmp_path, monkeypatch):
+    def fails(parts):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("fedmtl.tasks.check.check_parts", fails)
+    (said,) = look()
+    assert said.startswith("the files could not be checked: RecursionError: too deep")
+    (entry,) = entries(tmp_path)
+    assert entry["decision"] == "unreadable"
+    with pytest.raises(PolicyError, match="the policy limits personal data"):
+        look(max_personal_data=0)
+
+
 def test_the_key_is_in_the_policy_file_and_in_its_words(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(policy_text(Policy.model_validate({"max_personal_data": 0})))

@@ -246,6 +246,25 @@ def test_a_site_that_takes_the_servers_word_counts_whole_runs(tmp_path):
     answer("three", required={})
 
 
+def test_a_run_that_goes_on_with_other_noise_counts_with_both(tmp_path):
+    """A plan of one round with half the noise that another one of one round has: what was told stays told."""
+    exact = spent([Releases(1.0, 2.0, 1), Releases(1.0, 4.0, 1)], 1e-5).epsilon
+    job = Job("train", 1, "a", ("x",), {}, PLAN, None, 0, 0, {"num_rounds": 1})
+
+    def answer(noise, most):
+        settings = ClientPrivacyConfig(noise_multiplier=noise).model_dump(mode="json")
+        required = {"max_epsilon": most, "max_delta": 1e-5, "noise_at": "server"}
+        client = FilterClient(job, NO_EXTRA, "", tmp_path / "run" / "a", required=required)
+        filtered = ClippedUpdate({"bound": "together", "max_norm": 1.0, "planned": settings})
+        return filtered.at_client(update(encoder=[1.0]), client)
+
+    answer(2.0, exact * 0.99)
+    answer(2.0, exact * 0.99)
+    with pytest.raises(PolicyError, match="would be spent"):
+        answer(4.0, exact * 0.99)
+    answer(4.0, exact * 1.01)
+
+
 def test_an_adaptive_bound_comes_with_the_job():
     filtered = ClippedUpdate({"bound": "together", MAX_NORM: 1.0})
     client = FilterClient(replace_job({MAX_NORM: 0.1}), Extra(), "t")

@@ -165,7 +165,11 @@ def node_numbers(text: str) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = entry.partition("=")
-        if not number.isdigit() or name in numbers or int(number) in numbers.values():
+        if (
+            not (number.isascii() and number.isdigit() and len(number) <= 20)
+            or name in numbers
+            or int(number) in numbers.values()
+        ):
             raise FedmtlError(f"nodes: found {entry}, write NAME=NUMBER for each, with the numbers of `flwr supernode`")
         numbers[name] = int(number)
     return numbers
@@ -206,8 +210,9 @@ def answer(opened: Callable[[Path, int], Incoming], given: Mapping[str, Any]) ->
         _wait_for(settings.folder)
         with locked(settings.folder):
             return _answer(opened, settings)
-    except FedmtlError as error:
-        print(f"fedmtl: {printable(str(error), MOST_LETTERS)}", flush=True)
+    except Exception as error:  # Flower would send an exception's words to the server
+        words = str(error) if isinstance(error, FedmtlError) else f"{type(error).__name__}: {error}"
+        print(f"fedmtl: {printable(words, MOST_LETTERS)}", flush=True)
         is_name = isinstance(client, str) and is_safe_name(client)
         fault = fault_of(error).model_copy(update={"client": client if is_name else None})
         return Answer(fault=fault.model_dump_json(exclude_none=True))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedmtl.deploy.site_worker import SiteSettings
 from fedmtl.engines.flower.audit import Audit
+from fedmtl.engines.flower.calls import Refused
 from fedmtl.engines.processes import WorkerPool
 from fedmtl.errors import FedmtlError, PolicyError
 from fedmtl.federation.policy import TaskPolicy
@@ -82,6 +83,9 @@ def check_files(pool: WorkerPool, settings: SiteSettings, say: Callable[[str], N
         return
     (answer,) = pool.map([CheckCall()], LONGEST_CHECK)
     found = SiteCheck(problem=answer.error) if answer.error is not None else answer.result
+    if isinstance(found, Refused):
+        # The look itself failed, with an error that nobody expected.
+        found = SiteCheck(problem=found.words)
     most = settings.policy.max_personal_data
     if found.problem is not None:
         say(f"the files could not be checked: {found.problem}")

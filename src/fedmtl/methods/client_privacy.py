@@ -146,8 +146,10 @@ class ClippedUpdate(UpdateFilter):
             ledger = Ledger(client.folder, LEDGER)
             settings = ClientPrivacyConfig.model_validate(self._planned)
             all_rounds = planned(settings, int(client.job.settings["num_rounds"]))
-            check_required(client.folder, [all_rounds], client.required)
-            ledger.add(PLANNED, {NAME: all_rounds})
+            # A run that goes on with another plan counts with both: what was told by the first stays told.
+            entry = f"{PLANNED} {all_rounds.times} of {all_rounds.chance!r} with {all_rounds.noise_multiplier!r}"
+            check_required(client.folder, ledger.with_(NAME, entry, all_rounds), client.required)
+            ledger.add(entry, {NAME: all_rounds})
         max_norm = client.job.extra.get(NAME, NO_EXTRA).values.get(MAX_NORM, self._max_norm)
         factors, _ = clip_factors(scope_norms(update.delta), max_norm, self._bound)
         if min(factors.values(), default=1.0) == 1.0:

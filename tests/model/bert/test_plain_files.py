@@ -68,13 +68,38 @@ def mend(path, **keys):
         ("tokenizer.json", {"normalizer": None}),
         ("tokenizer.json", {"added_tokens": []}),
         ("tokenizer.json", {"model": {"type": "WordPiece"}}),
+        ("tokenizer.json", {"model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                                      "max_input_chars_per_word": 100, "vocab": ["[CLS]"]}}),
+        ("tokenizer.json", {"added_tokens": [{"content": [], "special": True, "normalized": False}]}),
         ("tokenizer.json", {"version": "9"}),
+        ("tokenizer.json", {"truncation": {"direction": "Left", "max_length": 4, "strategy": "LongestFirst",
+                                           "stride": 0}}),
     ],
-)
+)  # fmt: skip
 def test_a_tokenizer_of_which_transformers_may_make_another_is_left_to_it(tmp_path, file, keys):
     BertTokenizer(PIECES).save_pretrained(tmp_path)
     assert plain_tokenizer(tmp_path) is not None
     mend(tmp_path / file, **keys)
+    assert plain_tokenizer(tmp_path) is None
+
+
+@pytest.mark.parametrize("wrong", [{"ids": [7]}, {"ids": [2, 7], "tokens": ["[CLS]", "a"]}])
+def test_a_tokenizer_that_begins_texts_with_other_tokens_than_it_says_is_left_to_transformers(tmp_path, wrong):
+    BertTokenizer(PIECES).save_pretrained(tmp_path)
+    post = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
+    post["special_tokens"]["[CLS]"] |= wrong
+    mend(tmp_path / "tokenizer.json", post_processor=post)
+    # It makes its own.
+    assert AutoTokenizer.from_pretrained(tmp_path)(["a"])["input_ids"] == [
+        [PIECES[piece] for piece in ("[CLS]", "a", "[SEP]")]
+    ]
+    assert plain_tokenizer(tmp_path) is None
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "added_tokens.json"])
+def test_a_tokenizer_with_files_of_older_versions_is_left_to_transformers(tmp_path, file):
+    BertTokenizer(PIECES).save_pretrained(tmp_path)
+    (tmp_path / file).write_text('{"cls_token": "[MASK]"}' if "map" in file else '{"cafe": 12}')
     assert plain_tokenizer(tmp_path) is None
 
 

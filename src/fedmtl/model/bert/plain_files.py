@@ -32,6 +32,7 @@ _KNOWN = frozenset({
     "unk_token", "pad_token", "cls_token", "sep_token", "mask_token", "pad_token_type_id",
     "max_length", "pad_to_multiple_of", "padding_side", "stride", "truncation_side", "truncation_strategy",
 })  # fmt: skip
+_OLDER = ("special_tokens_map.json", "added_tokens.json")
 _SPECIAL = ("unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -61,6 +62,12 @@ def plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     settings, found = _record(folder / "tokenizer_config.json"), _record(folder / "tokenizer.json")
     if settings is None or found is None or not settings.keys() <= _KNOWN:
         return None
+    # Files of older versions, from which transformers takes special tokens in place of these.
+    if any((folder / name).exists() for name in _OLDER):
+        return None
+    side, cut = settings.get("truncation_side", "right"), found.get("truncation")
+    if side not in ("left", "right") or not (cut is None or _is_cut_at(side, cut)):
+        return None
     special: dict[str, str] = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
     added = found.get("added_tokens")
     if not isinstance(added, list) or not all(map(_is_special, added)):
@@ -75,13 +82,20 @@ def plain_tokenizer(folder: Path) -> PlainTokenizer | None:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # its kinds are not public; transformers' message names the file
         return None
-    pad_id, side = backend.token_to_id(special["pad_token"]), settings.get("truncation_side", "right")
-    return None if pad_id is None or side not in ("left", "right") else PlainTokenizer(backend, pad_id, side)
+    pad_id = backend.token_to_id(special["pad_token"])
+    return None if pad_id is None else PlainTokenizer(backend, pad_id, side)
+
+
+def _is_cut_at(side: str, cut: Any) -> bool:
+    """Whether the tokenizer's file cuts long texts at that side; transformers takes the file's, whatever else says."""
+    return isinstance(cut, dict) and cut.get("direction") == side.title()
 
 
 def _is_special(token: Any) -> bool:
     """Whether an added token is one that a text's words never become."""
-    return isinstance(token, dict) and token.get("special") is True and token.get("normalized") is False
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        return False
+    return token.get("special") is True and token.get("normalized") is False
 
 
 def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[str, Any]) -> bool:
@@ -98,6 +112,7 @@ def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[s
     last = {"SpecialToken": {"id": special["sep_token"], "type_id": 1}}
     return (
         isinstance(model, dict)
+        and isinstance(model.get("vocab"), dict)
         and {name: value for name, value in model.items() if name != "vocab"}
         == {"type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100}
@@ -109,6 +124,10 @@ def _is_of_bert(settings: dict[str, Any], found: dict[str, Any], special: dict[s
         and isinstance(post, dict)
         and (post.get("type"), post.get("single")) == ("TemplateProcessing", [start, first, end])
         and post.get("pair") == [start, first, end, second, last]
+        and post.get("special_tokens") == {
+            token: {"id": token, "ids": [model["vocab"].get(token)], "tokens": [token]}
+            for token in (special["cls_token"], special["sep_token"])
+        }
     )  # fmt: skip
 
 
