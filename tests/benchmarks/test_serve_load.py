@@ -12,8 +12,10 @@ async def _answer(reader, writer, delay, count):
             assert head.startswith(b"POST /predict HTTP/1.1\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
             count[0] += 1
+            # Other connections count on while this one sleeps.
+            number = count[0]
             await asyncio.sleep(delay)
-            status = b"503 Full" if count[0] % 4 == 0 else b"200 OK"
+            status = b"503 Full" if number % 4 == 0 else b"200 OK"
             writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\n{}")
     except asyncio.IncompleteReadError:
         writer.close()
