@@ -20,10 +20,9 @@ from fedmtl.cli.check import check
 from fedmtl.cli.compress import distill, prune, quantize
 from fedmtl.cli.dashboard import dashboard, with_address
 from fedmtl.cli.data import data
-from fedmtl.cli.deploy import client, server
+from fedmtl.cli.deploy import client, flower, server
 from fedmtl.cli.doctor import doctor
 from fedmtl.cli.export import export
-from fedmtl.cli.flower import flower
 from fedmtl.cli.inspect import compare, config, report, status, tasks
 from fedmtl.cli.measure import measure
 from fedmtl.cli.policy import audit, policy

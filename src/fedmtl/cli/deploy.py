@@ -1,4 +1,4 @@
-"""fedmtl server, fedmtl client: a run goes over sites on other machines."""
+"""fedmtl server, fedmtl client: a run goes over sites on other machines; fedmtl flower: as an app of Flower's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedmtl.cli.arguments import Settings, complete_run
 from fedmtl.cli.dashboard import Beside, check_beside, page_beside
 from fedmtl.cli.progress import Quiet, Verbose, detail_of, make_display
 from fedmtl.cli.run import load_explained, loading, repaired, say_chosen
-from fedmtl.cli.terminal import make_terminal, stamped
+from fedmtl.cli.terminal import make_terminal, stamped, write
 from fedmtl.errors import ConfigError, FedmtlError, needs_extra
 from fedmtl.runs.folder import find_run
 
@@ -152,3 +152,24 @@ def client(
     keys = None if ca is None or key is None else SiteKeys(read_private_key(key), ca)
     terminal = make_terminal()
     join_run(settings, address, keys, lambda line: terminal.print(stamped(f"{client_id}: {line}"), markup=False))
+
+
+flower = typer.Typer(name="flower", help="A run as an app on Flower's SuperLink.", no_args_is_help=True)
+
+
+@flower.callback()
+def only_commands() -> None:
+    """A run as an app on Flower's SuperLink."""
+
+
+@flower.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to write.", metavar="DIR")],
+    config: Annotated[Path | None, typer.Option(help="YAML file; without one, the demonstration's.")] = None,
+) -> None:
+    """Write a Flower app whose server and sites are fedmtl's, for `flwr run`."""
+    needs_flower("fedmtl flower")
+    from fedmtl.deploy.flower_project import write_project
+
+    clients = write_project(folder, config)
+    write(f"{folder}: a Flower app of {len(clients)} clients; its README.md has the commands")

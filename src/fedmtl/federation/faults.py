@@ -46,7 +46,7 @@ SENTENCES = {
     "policy_scores": "the site's policy lets no scores leave",
     "policy_privacy": "the site's policy requires protection of updates that the server's config does not give",
     "privacy_spent": "what may be told of an example there has been told; the site answers no more jobs of the task",
-    "client_privacy_spent": "what may be told of the site as a whole has been told; it trains no more",
+    "client_privacy_spent": "what a server may learn of the site as a whole is spent; it trains no more",
     "privacy_unreachable": "no noise reaches privacy.example.epsilon with the examples and rounds there are; a larger"
     " epsilon, fewer rounds or more examples there help",
     "privacy_beyond": "the site would spend more than the run states of all sites; a larger"

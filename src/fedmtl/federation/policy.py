@@ -107,7 +107,7 @@ class ExamplePrivacyPolicy(Section):
 
 
 class ClientPrivacyPolicy(Section):
-    """The most that may be told of the site as a whole, over all runs of its folder."""
+    """The most that servers may learn of the site as a whole, over all runs of its folder."""
 
     max_epsilon: Positive = Field(
         8.0, description="The most that all rounds may spend for this site with all its examples, over all runs."

@@ -146,7 +146,7 @@ class ClippedUpdate(UpdateFilter):
             ledger = Ledger(client.folder, LEDGER)
             settings = ClientPrivacyConfig.model_validate(self._planned)
             all_rounds = planned(settings, int(client.job.settings["num_rounds"]))
-            # A run that goes on with another plan counts with both: what was told by the first stays told.
+            # A run that goes on with another plan counts with both: what the first revealed stays revealed.
             entry = f"{PLANNED} {all_rounds.times} of {all_rounds.chance!r} with {all_rounds.noise_multiplier!r}"
             check_required(client.folder, ledger.with_(NAME, entry, all_rounds), client.required)
             ledger.add(entry, {NAME: all_rounds})

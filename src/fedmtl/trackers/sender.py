@@ -37,7 +37,7 @@ POLL_SECONDS = 0.5
 FIRST_WAIT, LONGEST_WAIT = 2.0, 120.0
 # So long a run that is over waits for its trackers; then they go on by themselves.
 LAST_SECONDS = 30.0
-# What libraries would send or store of the machine without being told to.
+# What libraries would send or store of the machine by default.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",
