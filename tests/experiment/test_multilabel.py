@@ -14,9 +14,10 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import DataEvent, EndEvent, EvaluationEvent, RoundEvent, StartEvent
+from fedmtl.runs.events import DataEvent, EvaluationEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from outcomes import digest, scores
 
 WORDS = {"anger": "furious", "fear": "afraid", "joy": "delighted"}
 BASE = (
@@ -64,17 +65,6 @@ def run(settings):
         return start_run(load_config(None, [*settings, *overrides]), name)
 
     return made
-
-
-def digest(folder):
-    return first_of(read_events(folder), EndEvent).weights_sha256
-
-
-def scores(folder):
-    found = {}
-    for event in events_of(read_events(folder), EvaluationEvent):
-        found[event.round, event.task] = {**event.metrics, "loss": event.loss}
-    return found
 
 
 @pytest.mark.slow  # Starts two workers, which import torch.

@@ -12,9 +12,10 @@ from fedmtl.config.file import load_config
 from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import DataEvent, EndEvent, EvaluationEvent, RoundEvent, StartEvent
+from fedmtl.runs.events import DataEvent, EvaluationEvent, RoundEvent, StartEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from outcomes import digest, scores
 
 BASE = (
     "defaults=plain",
@@ -37,17 +38,6 @@ def run(tmp_path):
         return start_run(load_config(None, [*BASE, f"output={tmp_path}", *overrides]), name)
 
     return made
-
-
-def digest(folder):
-    return first_of(read_events(folder), EndEvent).weights_sha256
-
-
-def scores(folder):
-    found = {}
-    for event in events_of(read_events(folder), EvaluationEvent):
-        found[event.round, event.task] = {**event.metrics, "loss": event.loss}
-    return found
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from fedmtl.errors import ConfigError
 from fedmtl.experiment.run import resume_run, start_run
 from fedmtl.predict.run import evaluate_validation, load_run, predict_texts
 from fedmtl.runs.event_lines import events_of, first_of
-from fedmtl.runs.events import BaselineEvent, DataEvent, EndEvent, EvaluationEvent, RoundEvent
+from fedmtl.runs.events import BaselineEvent, DataEvent, EndEvent, RoundEvent
 from fedmtl.runs.folder import RunFolder
 from fedmtl.runs.log import read_events
+from outcomes import digest, scores
 
 LENGTH = 12
 BASE = (
@@ -44,17 +45,6 @@ def run(tmp_path):
         return start_run(load_config(None, [*BASE, *tasks, f"output={tmp_path}", *overrides]), name)
 
     return made
-
-
-def digest(folder):
-    return first_of(read_events(folder), EndEvent).weights_sha256
-
-
-def scores(folder):
-    found = {}
-    for event in events_of(read_events(folder), EvaluationEvent):
-        found[event.round, event.task] = {**event.metrics, "loss": event.loss}
-    return found
 
 
 def test_the_end_of_a_long_text_is_read(run):

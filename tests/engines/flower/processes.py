@@ -9,9 +9,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from engines.flower.deployment import make_certs
+from fedmtl.config import Config
+from fedmtl.config.file import dump_config
+from fedmtl.experiment.run import start_run
+from fedmtl.runs.folder import RunFolder
 
 COMMAND = (sys.executable, "-m", "fedmtl")
 
@@ -109,3 +115,26 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def deployed_and_alone(folder: Path, config: Config, sites: Mapping[str, tuple[str, Path | None]]) -> list[RunFolder]:
+    """The run of a config over sites, each with its task and file, in processes over TLS, and on one machine."""
+    (folder / "run.yaml").write_text(dump_config(config))
+    programs = Programs(folder)
+    try:
+        make_certs(folder / "certs", {name: [task] for name, (task, _) in sites.items()})
+        port = free_port()
+        server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}",
+                                "--certs", "certs", "--name", "sites")  # fmt: skip
+        started = [
+            programs.start(name, "client", "--client-id", name, "--tasks", task, "--server", f"127.0.0.1:{port}",
+                           "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key",
+                           *(["--data", str(data)] if data else []))
+            for name, (task, data) in sites.items()
+        ]  # fmt: skip
+        alone = start_run(config, "alone")
+        assert [site.wait() for site in started] == [0] * len(sites), started[0].text()
+        assert server.wait() == 0, server.text()
+    finally:
+        programs.end()
+    return [RunFolder(Path(config.output) / "sites"), alone]

@@ -2,17 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from engines.flower.deployment import make_certs, of_kind
-from engines.flower.processes import Programs, free_port
+from engines.flower.deployment import of_kind
+from engines.flower.processes import deployed_and_alone
 from experiment.test_multilabel import write_moods
-from fedmtl.config.file import dump_config, load_config
-from fedmtl.experiment.run import start_run
+from fedmtl.config.file import load_config
 from fedmtl.predict.run import load_run
-from fedmtl.runs.folder import RunFolder
 
 pytestmark = [
     # A server and two sites are processes that import torch.
@@ -30,25 +27,7 @@ def test_sites_give_the_weights_and_the_scores_of_one_machine(tmp_path):
         "compute.workers=1", f"output={tmp_path / 'runs'}",
     ]  # fmt: skip
     config = load_config(None, [*overrides, f"clients={json.dumps(clients)}"])
-    (tmp_path / "run.yaml").write_text(dump_config(config))
-    programs = Programs(tmp_path)
-    try:
-        make_certs(tmp_path / "certs", {name: ["moods"] for name in sites})
-        port = free_port()
-        server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}",
-                                "--certs", "certs", "--name", "sites")  # fmt: skip
-        started = [
-            programs.start(name, "client", "--client-id", name, "--tasks", "moods", "--server", f"127.0.0.1:{port}",
-                           "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key",
-                           "--data", str(path))
-            for name, path in sites.items()
-        ]  # fmt: skip
-        alone = start_run(config, "alone")
-        assert [site.wait() for site in started] == [0, 0], started[0].text()
-        assert server.wait() == 0, server.text()
-    finally:
-        programs.end()
-    deployed = RunFolder(Path(config.output) / "sites")
+    deployed, alone = deployed_and_alone(tmp_path, config, {name: ("moods", path) for name, path in sites.items()})
     assert of_kind(deployed, "end")[0]["weights_sha256"] == of_kind(alone, "end")[0]["weights_sha256"]
     assert of_kind(deployed, "evaluation") == of_kind(alone, "evaluation")
     assert {event["by_label"] is not None for event in of_kind(deployed, "evaluation")} == {True}

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.flower.deployment import make_certs, of_kind
-from engines.flower.processes import Programs, free_port
-from fedmtl.config.file import dump_config, load_config
-from fedmtl.experiment.run import start_run
-from fedmtl.runs.folder import RunFolder
+from engines.flower.deployment import of_kind
+from engines.flower.processes import deployed_and_alone
+from fedmtl.config.file import load_config
 
 pytestmark = [
     # A server and two sites are processes that import torch.
@@ -43,25 +41,7 @@ def test_sites_give_the_weights_and_the_scores_of_one_machine(tmp_path):
         f"output={tmp_path / 'runs'}",
     ]  # fmt: skip
     config = load_config(None, [*overrides, f"clients={json.dumps(clients)}"])
-    (tmp_path / "run.yaml").write_text(dump_config(config))
-    programs = Programs(tmp_path)
-    try:
-        make_certs(tmp_path / "certs", {name: ["moods"] for name in sites})
-        port = free_port()
-        server = programs.start("server", "server", "--config", "run.yaml", "--listen", f"127.0.0.1:{port}",
-                                "--certs", "certs", "--name", "sites")  # fmt: skip
-        started = [
-            programs.start(name, "client", "--client-id", name, "--tasks", "moods", "--server", f"127.0.0.1:{port}",
-                           "--ca", "certs/ca.crt", "--key", f"certs/sites/{name}.key",
-                           "--data", str(path))
-            for name, path in sites.items()
-        ]  # fmt: skip
-        alone = start_run(config, "alone")
-        assert [site.wait() for site in started] == [0, 0], started[0].text()
-        assert server.wait() == 0, server.text()
-    finally:
-        programs.end()
-    deployed = RunFolder(Path(config.output) / "sites")
+    deployed, alone = deployed_and_alone(tmp_path, config, {name: ("moods", path) for name, path in sites.items()})
     assert of_kind(deployed, "end")[0]["weights_sha256"] == of_kind(alone, "end")[0]["weights_sha256"]
     assert of_kind(deployed, "evaluation") == of_kind(alone, "evaluation")
     ours, theirs = of_kind(deployed, "data")[0], of_kind(alone, "data")[0]
